@@ -1,0 +1,129 @@
+//! What can go wrong, in one line each: what, where, expected and got, what to do.
+
+use std::path::{Path, PathBuf};
+
+/// The library's result type.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything the library refuses. A limit that was reached is a status, never an error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two shapes that should agree do not.
+    #[error("{what}: expected {expected}, got {got}")]
+    Shape {
+        /// The array or object, by name.
+        what: String,
+        /// The shape or size it should have.
+        expected: String,
+        /// The shape or size it has.
+        got: String,
+    },
+    /// A NaN or an infinity in the data.
+    #[error("{array}: {value} at row {row}, column {column}; every value must be finite, so clean or drop that sample")]
+    NotFinite {
+        /// The array, by name.
+        array: String,
+        /// Row (sample) of the first offender.
+        row: usize,
+        /// Column (feature) of the first offender.
+        column: usize,
+        /// The offending value.
+        value: f64,
+    },
+    /// A setting outside its range, or two settings that exclude each other.
+    #[error("{setting}: expected {expected}, got {got}")]
+    Setting {
+        /// The setting's public name.
+        setting: String,
+        /// What it accepts.
+        expected: String,
+        /// What it was given.
+        got: String,
+    },
+    /// A file that is not what it should be.
+    #[error("{}: {problem}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it and what to do.
+        problem: String,
+    },
+    /// The operating system refused.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// Something this library does not do, and what it does instead.
+    #[error("{what} is not supported: {why}")]
+    Unsupported {
+        /// The thing met, with its name and place.
+        what: String,
+        /// The reason, and what would work.
+        why: String,
+    },
+    /// Rows of an exact-matching problem that no weights can satisfy.
+    #[error("exact matching is infeasible for {}", describe_rows(rows))]
+    Infeasible {
+        /// Each row by name, with the smallest residual that can be reached.
+        rows: Vec<InfeasibleRow>,
+    },
+    /// The caller asked to stop.
+    #[error("stopped on request")]
+    Cancelled,
+}
+
+/// A row that cannot be matched exactly.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InfeasibleRow {
+    /// The row's name, such as `z[17]` or `y[3]`.
+    pub name: String,
+    /// The smallest achievable ‖z − Ũᵀw‖ / ‖z‖ under the row's constraints.
+    pub relative_residual: f64,
+}
+
+fn describe_rows(rows: &[InfeasibleRow]) -> String {
+    const SHOWN: usize = 5;
+    let mut text = format!("{} row(s): ", rows.len());
+    for (k, row) in rows.iter().take(SHOWN).enumerate() {
+        if k > 0 {
+            text.push_str(", ");
+        }
+        text.push_str(&format!("{} (best residual {:.2e} of its norm)", row.name, row.relative_residual));
+    }
+    if rows.len() > SHOWN {
+        text.push_str(&format!(" and {} more", rows.len() - SHOWN));
+    }
+    text.push_str("; raise kappa, allow more connections, add the bias, or use relaxed matching");
+    text
+}
+
+impl Error {
+    /// A shape mismatch, both sides given.
+    pub fn shape(what: impl Into<String>, expected: impl ToString, got: impl ToString) -> Self {
+        Error::Shape { what: what.into(), expected: expected.to_string(), got: got.to_string() }
+    }
+
+    /// A setting outside its range.
+    pub fn setting(setting: impl Into<String>, expected: impl ToString, got: impl ToString) -> Self {
+        Error::Setting { setting: setting.into(), expected: expected.to_string(), got: got.to_string() }
+    }
+
+    /// A file that is not what it should be.
+    pub fn file(path: impl AsRef<Path>, problem: impl Into<String>) -> Self {
+        Error::File { path: path.as_ref().to_path_buf(), problem: problem.into() }
+    }
+
+    /// The operating system's refusal, with the path it concerns.
+    pub fn io(path: impl AsRef<Path>, source: std::io::Error) -> Self {
+        Error::Io { path: path.as_ref().to_path_buf(), source }
+    }
+
+    /// Something not supported, with the reason and the way out.
+    pub fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Error::Unsupported { what: what.into(), why: why.into() }
+    }
+}

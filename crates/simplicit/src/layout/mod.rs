@@ -1,0 +1,138 @@
+//! Which rows of Z and X belong to which layer, and what its activation is.
+
+mod activation;
+
+pub use activation::Activation;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// Channels × height × width of a feature map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct MapShape {
+    /// Channels.
+    pub channels: usize,
+    /// Rows of pixels.
+    pub height: usize,
+    /// Columns of pixels.
+    pub width: usize,
+}
+
+impl MapShape {
+    /// Number of units.
+    pub fn size(self) -> usize {
+        self.channels * self.height * self.width
+    }
+
+    /// Number of positions, height × width.
+    pub fn positions(self) -> usize {
+        self.height * self.width
+    }
+}
+
+impl std::fmt::Display for MapShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} × {} × {}", self.channels, self.height, self.width)
+    }
+}
+
+/// One layer of states: consecutive rows of Z and X with one activation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Layer {
+    /// The layer's name in the baseline, such as the ONNX name of its activation.
+    pub name: String,
+    /// Number of units.
+    pub size: usize,
+    /// φ on these units.
+    pub activation: Activation,
+    /// The feature map these units form, for convolutions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub map: Option<MapShape>,
+}
+
+impl Layer {
+    /// A dense layer.
+    pub fn dense(name: impl Into<String>, size: usize, activation: Activation) -> Self {
+        Self { name: name.into(), size, activation, map: None }
+    }
+
+    /// A feature map.
+    pub fn map(name: impl Into<String>, shape: MapShape, activation: Activation) -> Self {
+        Self { name: name.into(), size: shape.size(), activation, map: Some(shape) }
+    }
+}
+
+/// The layers of a state vector, **last layer first** as in the paper: row 0 is the first unit of the last hidden layer.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Layout {
+    layers: Vec<Layer>,
+}
+
+impl Layout {
+    /// Layers from the last to the first.
+    pub fn new(layers: Vec<Layer>) -> Self {
+        Self { layers }
+    }
+
+    /// From the JSON of a states or model file, with sizes checked.
+    pub fn from_json(text: &str) -> Result<Self> {
+        let layout: Self = serde_json::from_str(text).map_err(|e| {
+            Error::shape("layout", "a JSON list of {name, size, activation}, last layer first", e.to_string())
+        })?;
+        let mut total = 0usize;
+        for layer in &layout.layers {
+            let map = layer
+                .map
+                .map(|m| m.channels.checked_mul(m.height).and_then(|v| v.checked_mul(m.width)).unwrap_or(usize::MAX));
+            if map.is_some_and(|size| size != layer.size) {
+                return Err(Error::shape(
+                    format!("layout, layer {}", layer.name),
+                    format!("{} units", layer.size),
+                    "a map of another size",
+                ));
+            }
+            total = total.saturating_add(layer.size);
+        }
+        if total > u32::MAX as usize {
+            return Err(Error::shape("layout", "at most 2^32 − 1 units", total));
+        }
+        Ok(layout)
+    }
+
+    /// The JSON that states and model files carry.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// The layers, last first.
+    pub fn layers(&self) -> &[Layer] {
+        &self.layers
+    }
+
+    /// Number of units n.
+    pub fn size(&self) -> usize {
+        self.layers.iter().map(|l| l.size).sum()
+    }
+
+    /// Rows of layer k (in this order, last layer first).
+    pub fn range(&self, k: usize) -> std::ops::Range<usize> {
+        let start = self.layers[..k].iter().map(|l| l.size).sum();
+        start..start + self.layers[k].size
+    }
+
+    /// The layer a unit belongs to.
+    pub fn layer_of(&self, unit: usize) -> Option<usize> {
+        let mut end = 0;
+        self.layers.iter().position(|l| {
+            end += l.size;
+            unit < end
+        })
+    }
+
+    /// Whether every activation is positively homogeneous, as the diagonal rescaling needs.
+    pub fn is_positively_homogeneous(&self) -> bool {
+        self.layers.iter().all(|l| l.activation.is_positively_homogeneous())
+    }
+}

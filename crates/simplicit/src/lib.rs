@@ -1,0 +1,10 @@
+//! Sparse, well-posed implicit models from trained networks, by convex optimisation.
+
+mod error;
+pub mod layout;
+pub mod linalg;
+pub mod parallel;
+pub mod random;
+pub mod states;
+
+pub use error::{Error, InfeasibleRow, Result};

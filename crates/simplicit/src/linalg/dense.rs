@@ -1,0 +1,278 @@
+//! The seam to the dense kernels (faer), always single-threaded: see [`crate::parallel`].
+
+use faer::dyn_stack::{MemBuffer, MemStack};
+use faer::linalg::matmul::{self, triangular};
+use faer::linalg::{cholesky::llt, triangular_solve};
+use faer::traits::ComplexField;
+use faer::{Accum, MatMut, MatRef, Par, Side};
+
+use super::{Matrix, Scalar};
+
+/// A borrowed row-major matrix, possibly read as its transpose.
+#[derive(Debug, Clone, Copy)]
+pub struct View<'a, T> {
+    data: &'a [T],
+    rows: usize,
+    cols: usize,
+    stride: usize,
+    transposed: bool,
+}
+
+impl<'a, T> View<'a, T> {
+    /// `rows × cols` values, consecutive rows `stride` apart.
+    ///
+    /// # Panics
+    /// If the slice is too short; sizes are the caller's own arithmetic, never data.
+    pub fn new(data: &'a [T], rows: usize, cols: usize, stride: usize) -> Self {
+        assert!(rows == 0 || (cols <= stride || rows == 1) && (rows - 1) * stride + cols <= data.len());
+        Self { data, rows, cols, stride, transposed: false }
+    }
+
+    /// The transpose, without copying.
+    pub fn t(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+}
+
+impl<T: Scalar> Matrix<T> {
+    /// The whole matrix as an operand of [`gemm`].
+    pub fn view(&self) -> View<'_, T> {
+        View::new(self.as_slice(), self.rows(), self.cols(), self.cols())
+    }
+
+    /// Some rows as an operand of [`gemm`].
+    pub fn rows_view(&self, rows: std::ops::Range<usize>) -> View<'_, T> {
+        let cols = self.cols();
+        View::new(&self.as_slice()[rows.start * cols..rows.end * cols], rows.len(), cols, cols)
+    }
+}
+
+fn faer_view<T: ComplexField>(view: View<'_, T>) -> MatRef<'_, T> {
+    let used = if view.rows == 0 || view.cols == 0 { 0 } else { (view.rows - 1) * view.stride + view.cols };
+    let stride = view.stride.max(view.cols).max(1);
+    let m = MatRef::from_row_major_slice_with_stride(&view.data[..used], view.rows, view.cols, stride);
+    if view.transposed { m.transpose() } else { m }
+}
+
+/// `out = alpha·a·b` (or `out += …`), `out` row-major with rows `stride` apart.
+///
+/// # Panics
+/// If the shapes do not agree.
+pub fn gemm<T: Scalar + ComplexField>(
+    out: &mut [T],
+    stride: usize,
+    accumulate: bool,
+    alpha: T,
+    a: View<'_, T>,
+    b: View<'_, T>,
+) {
+    let (a, b) = (faer_view(a), faer_view(b));
+    let (rows, cols) = (a.nrows(), b.ncols());
+    if rows == 0 || cols == 0 {
+        return;
+    }
+    let used = (rows - 1) * stride + cols;
+    // faer 0.24.4's from_row_major_slice_with_stride_mut swaps the strides and writes out of bounds.
+    let out = MatMut::from_column_major_slice_with_stride_mut(&mut out[..used], cols, rows, stride).transpose_mut();
+    matmul::matmul(out, if accumulate { Accum::Add } else { Accum::Replace }, a, b, alpha, Par::Seq);
+}
+
+/// Adds FᵀF to the lower triangle of the d × d matrix `gram` (the rest is left alone), F having d columns.
+pub fn gram_lower(gram: &mut Matrix, f: &Matrix) {
+    let d = f.cols();
+    assert_eq!((gram.rows(), gram.cols()), (d, d));
+    if d == 0 || f.rows() == 0 {
+        return;
+    }
+    let f = faer_view(f.view());
+    triangular::matmul(
+        MatMut::from_row_major_slice_mut(gram.as_mut_slice(), d, d),
+        triangular::BlockStructure::TriangularLower,
+        Accum::Add,
+        f.transpose(),
+        triangular::BlockStructure::Rectangular,
+        f,
+        triangular::BlockStructure::Rectangular,
+        1.0,
+        Par::Seq,
+    );
+}
+
+/// Eigenvalues (ascending) and eigenvectors (as columns) of a symmetric matrix, read from its lower triangle.
+/// `None` if the iteration fails, which takes a NaN.
+pub fn symmetric_eigen(a: &Matrix) -> Option<(Vec<f64>, Matrix)> {
+    let n = a.rows();
+    let eigen = faer_view(a.view()).self_adjoint_eigen(Side::Lower).ok()?;
+    let values = (0..n).map(|i| eigen.S()[i]).collect();
+    let vectors = Matrix::from_fn(n, n, |i, j| eigen.U()[(i, j)]);
+    Some((values, vectors))
+}
+
+/// A Cholesky factor with the room to compute it: L Lᵀ = A, factored in place again and again without allocating.
+pub struct Cholesky {
+    size: usize,
+    factor: Vec<f64>,
+    scratch: MemBuffer,
+    capacity: usize,
+}
+
+impl std::fmt::Debug for Cholesky {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cholesky").field("size", &self.size).field("capacity", &self.capacity).finish()
+    }
+}
+
+impl Cholesky {
+    /// Room for matrices of up to `capacity` rows.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { size: 0, factor: vec![0.0; capacity * capacity], scratch: Self::room(capacity), capacity }
+    }
+
+    fn room(size: usize) -> MemBuffer {
+        MemBuffer::new(llt::factor::cholesky_in_place_scratch::<f64>(size, Par::Seq, Default::default()))
+    }
+
+    /// Rows of the matrix factored last.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Factors the `size × size` matrix that `fill` writes into the lower triangle (row i, columns 0..=i of a row-major
+    /// buffer). False if it is not numerically positive definite; the factor is then unusable.
+    #[must_use]
+    pub fn factor(&mut self, size: usize, fill: impl FnOnce(&mut [f64])) -> bool {
+        if size > self.capacity {
+            self.capacity = size;
+            self.factor.resize(size * size, 0.0);
+            self.scratch = Self::room(size);
+        }
+        self.size = size;
+        if size == 0 {
+            return true;
+        }
+        let buffer = &mut self.factor[..size * size];
+        fill(buffer);
+        let a = MatMut::from_row_major_slice_mut(buffer, size, size);
+        let stack = MemStack::new(&mut self.scratch);
+        llt::factor::cholesky_in_place(a, Default::default(), Par::Seq, stack, Default::default()).is_ok()
+            && (0..size).all(|i| self.factor[i * size + i].is_finite())
+    }
+
+    /// Solves A x = b for `columns` right-hand sides; `b` is row-major `size × columns`.
+    pub fn solve(&self, b: &mut [f64], columns: usize) {
+        self.solve_lower(b, columns);
+        let n = self.size;
+        if n == 0 || columns == 0 {
+            return;
+        }
+        let l = MatRef::from_row_major_slice(&self.factor[..n * n], n, n);
+        let b = MatMut::from_row_major_slice_mut(&mut b[..n * columns], n, columns);
+        triangular_solve::solve_upper_triangular_in_place(l.transpose(), b, Par::Seq);
+    }
+
+    /// Solves L x = b.
+    pub fn solve_lower(&self, b: &mut [f64], columns: usize) {
+        let n = self.size;
+        if n == 0 || columns == 0 {
+            return;
+        }
+        let l = MatRef::from_row_major_slice(&self.factor[..n * n], n, n);
+        let b = MatMut::from_row_major_slice_mut(&mut b[..n * columns], n, columns);
+        triangular_solve::solve_lower_triangular_in_place(l, b, Par::Seq);
+    }
+}
+
+/// Runs a loop compiled for the best vector instructions this processor has.
+#[inline(always)]
+pub fn vectorised<R>(work: impl FnOnce() -> R) -> R {
+    pulp::Arch::new().dispatch(work)
+}
+
+/// Σ aᵢbᵢ over 8 running sums, so that the order of additions does not depend on the processor.
+#[inline]
+pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    vectorised(
+        #[inline(always)]
+        || {
+            let mut sums = [0.0; 16];
+            let (a16, a_rest) = a.as_chunks::<16>();
+            let (b16, b_rest) = b.as_chunks::<16>();
+            for (x, y) in a16.iter().zip(b16) {
+                for k in 0..16 {
+                    sums[k] += x[k] * y[k];
+                }
+            }
+            let mut rest = 0.0;
+            for (x, y) in a_rest.iter().zip(b_rest) {
+                rest += x * y;
+            }
+            sums.iter().sum::<f64>() + rest
+        },
+    )
+}
+
+/// y += alpha·x.
+#[inline]
+pub fn axpy(y: &mut [f64], alpha: f64, x: &[f64]) {
+    vectorised(
+        #[inline(always)]
+        || {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y += alpha * x;
+            }
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    fn random(rows: usize, cols: usize, seed: u64) -> Matrix {
+        let mut r = Random::new(seed);
+        Matrix::from_fn(rows, cols, |_, _| r.normal())
+    }
+
+    #[test]
+    fn products_of_views_match_the_definition() {
+        let (a, b) = (random(7, 5, 1), random(5, 9, 2));
+        let mut out = vec![1.0; 7 * 9];
+        gemm(&mut out, 9, false, 2.0, a.view(), b.view());
+        let (at, bt) = (a.transposed(), b.transposed());
+        let mut other = vec![0.0; 7 * 9];
+        gemm(&mut other, 9, false, 2.0, at.view().t(), bt.view().t());
+        for i in 0..7 {
+            for j in 0..9 {
+                let expected: f64 = (0..5).map(|k| 2.0 * a[(i, k)] * b[(k, j)]).sum();
+                assert!((out[i * 9 + j] - expected).abs() < 1e-12);
+                assert!((other[i * 9 + j] - expected).abs() < 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn gram_cholesky_and_eigen_agree() {
+        let f = random(60, 40, 3);
+        let mut g = Matrix::zeros(40, 40);
+        gram_lower(&mut g, &f);
+        let mut chol = Cholesky::with_capacity(10);
+        assert!(chol.factor(40, |a| a.copy_from_slice(g.as_slice())));
+        let x = random(40, 3, 4);
+        let full = Matrix::from_fn(40, 40, |i, j| g[(i.max(j), i.min(j))]);
+        let mut b = vec![0.0; 120];
+        gemm(&mut b, 3, false, 1.0, full.view(), x.view());
+        chol.solve(&mut b, 3);
+        for (got, want) in b.iter().zip(x.as_slice()) {
+            assert!((got - want).abs() < 1e-9);
+        }
+        let (values, vectors) = symmetric_eigen(&g).unwrap();
+        for i in 0..40 {
+            let column: Vec<f64> = (0..40).map(|k| vectors[(k, i)]).collect();
+            for r in 0..40 {
+                assert!((dot(full.row(r), &column) - values[i] * column[r]).abs() < 1e-9);
+            }
+        }
+        assert!(!chol.factor(2, |a| a.copy_from_slice(&[1.0, 0.0, 2.0, 1.0])));
+    }
+}

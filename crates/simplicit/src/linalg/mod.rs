@@ -1,0 +1,12 @@
+//! Plain matrices, sparse rows, and the one seam to the dense kernels.
+//!
+//! No other module names the matrix crate: products, factorisations and eigenvalues are asked for here, always
+//! single-threaded, because parallelism lives in [`crate::parallel`] and must not multiply.
+
+mod csr;
+mod dense;
+mod matrix;
+
+pub use csr::Csr;
+pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, symmetric_eigen, vectorised};
+pub use matrix::{Matrix, Scalar};

@@ -1,0 +1,48 @@
+//! States: what a baseline computes on some inputs, block by block.
+//!
+//! A [`StateMap`] is a function (a network, an implicit model) from inputs to states; a [`StateSource`] is a finite
+//! number of samples with their states, wherever they come from. Everything later reads sources, in fixed blocks of
+//! samples, so that nothing ever holds all samples.
+
+mod block;
+mod collect;
+
+pub use block::StateBlock;
+pub use collect::{Collected, InputSource};
+
+use crate::Result;
+use crate::layout::Layout;
+use crate::linalg::Matrix;
+
+/// Sizes of a state space: p inputs, n states, q outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateShape {
+    /// p, inputs per sample.
+    pub inputs: usize,
+    /// n, states per sample.
+    pub states: usize,
+    /// q, outputs per sample.
+    pub outputs: usize,
+}
+
+/// A function from inputs to pre-activations, states and outputs: a trained network or an implicit model.
+pub trait StateMap: Sync {
+    /// Which states belong to which layer, last layer first.
+    fn layout(&self) -> &Layout;
+    /// p, n and q.
+    fn shape(&self) -> StateShape;
+    /// Runs a batch (one sample a row) on the calling thread.
+    fn states(&self, u: &Matrix<f32>) -> Result<StateBlock>;
+}
+
+/// Samples with their states, readable in any order and from several threads at once.
+pub trait StateSource: Sync {
+    /// Which states belong to which layer, last layer first.
+    fn layout(&self) -> &Layout;
+    /// p, n and q.
+    fn shape(&self) -> StateShape;
+    /// Number of samples m.
+    fn samples(&self) -> usize;
+    /// States of some consecutive samples; every value is finite.
+    fn block(&self, samples: std::ops::Range<usize>) -> Result<StateBlock>;
+}
