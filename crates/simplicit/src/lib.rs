@@ -4,7 +4,10 @@ mod error;
 pub mod layout;
 pub mod linalg;
 pub mod parallel;
+pub mod problem;
 pub mod random;
+pub mod solver;
 pub mod states;
+pub mod statistics;
 
 pub use error::{Error, InfeasibleRow, Result};

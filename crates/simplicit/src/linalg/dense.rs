@@ -182,6 +182,30 @@ impl Cholesky {
     }
 }
 
+impl Cholesky {
+    /// A⁻¹, full symmetric.
+    pub fn inverse(&self) -> Matrix {
+        let n = self.size;
+        let mut out = Matrix::zeros(n, n);
+        if n == 0 {
+            return out;
+        }
+        let mut scratch = MemBuffer::new(llt::inverse::inverse_scratch::<f64>(n, Par::Seq));
+        llt::inverse::inverse(
+            MatMut::from_row_major_slice_mut(out.as_mut_slice(), n, n),
+            MatRef::from_row_major_slice(&self.factor[..n * n], n, n),
+            Par::Seq,
+            MemStack::new(&mut scratch),
+        );
+        for i in 0..n {
+            for j in 0..i {
+                out[(j, i)] = out[(i, j)];
+            }
+        }
+        out
+    }
+}
+
 /// Runs a loop compiled for the best vector instructions this processor has.
 #[inline(always)]
 pub fn vectorised<R>(work: impl FnOnce() -> R) -> R {
@@ -265,6 +289,12 @@ mod tests {
         chol.solve(&mut b, 3);
         for (got, want) in b.iter().zip(x.as_slice()) {
             assert!((got - want).abs() < 1e-9);
+        }
+        let inverse = chol.inverse();
+        let mut identity = vec![0.0; 1600];
+        gemm(&mut identity, 40, false, 1.0, full.view(), inverse.view());
+        for (k, v) in identity.iter().enumerate() {
+            assert!((v - f64::from(u8::from(k / 40 == k % 40))).abs() < 1e-9);
         }
         let (values, vectors) = symmetric_eigen(&g).unwrap();
         for i in 0..40 {

@@ -1,0 +1,135 @@
+//! What is solved: one convex problem per row of M = (A B; C D).
+//!
+//! With features Ũ (d × m) and the row's target z,
+//!
+//! $$ \min_w \ \frac{\Lambda}{m} \lVert z - \tilde U^\top w \rVert^2 + \sum_j \omega_j\, f(s_j w_j)
+//!    \quad\text{s.t.}\quad \sum_{j \in A} c_j |w_j| \le \kappa, \quad l_j \le w_j \le u_j. $$
+
+mod connectivity;
+pub mod penalty;
+
+pub use connectivity::Connectivity;
+pub use penalty::Penalty;
+
+use crate::{Error, Result};
+
+/// How states and outputs are to be matched.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Matching {
+    /// Z = AX + BU and Y = CX + DU, or an error that names the rows where this cannot be.
+    Exact,
+    /// The squared mismatch is penalised.
+    Relaxed {
+        /// λ₁, on state rows.
+        states: f64,
+        /// λ₂, on output rows.
+        outputs: f64,
+    },
+}
+
+impl Default for Matching {
+    fn default() -> Self {
+        Matching::Relaxed { states: 1.0, outputs: 1.0 }
+    }
+}
+
+/// In which coordinates f sees a weight.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Units {
+    /// As stored: f(w_j).
+    Stored,
+    /// f(w_j · rms_j · factor) with rms_j the feature's root mean square, so that rescaling an input changes nothing.
+    /// `factor` = 1/rms(z) is the normalised problem; √λ_i of an output-aware weight λ_i puts all rows in one unit.
+    Rms {
+        /// The row's factor.
+        factor: f64,
+    },
+}
+
+/// Σ c_j|w_j| ≤ radius, over the entries with c_j > 0.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ball {
+    /// κ.
+    pub radius: f64,
+    /// c_j per feature; zero for entries outside the ball.
+    pub weights: Vec<f64>,
+}
+
+impl Ball {
+    /// ‖a‖₁ ≤ κ on the first `states` of `features` features.
+    pub fn on_states(radius: f64, states: usize, features: usize) -> Self {
+        Self { radius, weights: (0..features).map(|j| f64::from(u8::from(j < states))).collect() }
+    }
+}
+
+/// One row's problem over the features of a [`Design`](crate::solver::Design).
+#[derive(Debug, Clone)]
+pub struct RowProblem {
+    /// Which target of the statistics.
+    pub target: usize,
+    /// Λ, the weight of the mean squared mismatch (the paper's λ times m); ignored in exact matching.
+    pub fit: f64,
+    /// Coordinates of the penalty's argument.
+    pub units: Units,
+    /// ω_j per feature; absent means all ones. Infinity forbids the entry, zero leaves it unpenalised.
+    pub weights: Option<Vec<f64>>,
+    /// The well-posedness ball.
+    pub ball: Option<Ball>,
+    /// [l_j, u_j] per feature, in stored coordinates; each interval must contain 0.
+    pub bounds: Option<Vec<(f64, f64)>>,
+    /// Weights to start from.
+    pub start: Option<Vec<f64>>,
+}
+
+impl RowProblem {
+    /// The relaxed problem of one target with weight Λ on the mean squared mismatch and nothing else.
+    pub fn new(target: usize, fit: f64) -> Self {
+        Self { target, fit, units: Units::Stored, weights: None, ball: None, bounds: None, start: None }
+    }
+
+    /// Everything a solver relies on; `features` and `targets` are the design's.
+    pub fn check(&self, features: usize, targets: usize) -> Result<()> {
+        let name = |what: &str| format!("{what} of row {}", self.target);
+        if self.target >= targets {
+            return Err(Error::shape("target", format!("below {targets}"), self.target));
+        }
+        if !(self.fit > 0.0 && self.fit.is_finite()) {
+            return Err(Error::setting(name("lambda"), "a positive number", self.fit));
+        }
+        if let Units::Rms { factor } = self.units
+            && !(factor > 0.0 && factor.is_finite())
+        {
+            return Err(Error::setting(name("unit factor"), "a positive number", factor));
+        }
+        for (what, length) in [
+            ("entry weights", self.weights.as_ref().map(Vec::len)),
+            ("ball weights", self.ball.as_ref().map(|b| b.weights.len())),
+            ("bounds", self.bounds.as_ref().map(Vec::len)),
+            ("start", self.start.as_ref().map(Vec::len)),
+        ] {
+            if let Some(length) = length
+                && length != features
+            {
+                return Err(Error::shape(name(what), features, length));
+            }
+        }
+        if let Some(w) = self.weights.iter().flatten().find(|w| !(**w >= 0.0)) {
+            return Err(Error::setting(name("entry weight"), "zero or more", w));
+        }
+        if let Some(ball) = &self.ball {
+            if !(ball.radius >= 0.0 && ball.radius.is_finite()) {
+                return Err(Error::setting("kappa", "zero or a positive number", ball.radius));
+            }
+            if let Some(c) = ball.weights.iter().find(|c| !(**c >= 0.0 && c.is_finite())) {
+                return Err(Error::setting(name("ball weight"), "zero or a positive number", c));
+            }
+        }
+        if let Some((l, u)) = self.bounds.iter().flatten().find(|(l, u)| !(*l <= 0.0 && *u >= 0.0)) {
+            return Err(Error::setting(name("bounds"), "intervals that contain 0", format!("[{l}, {u}]")));
+        }
+        if let Some(w) = self.start.iter().flatten().find(|w| !w.is_finite()) {
+            return Err(Error::setting(name("start"), "finite weights", w));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,147 @@
+//! How it is solved: set up once per design, solve every row, certify every answer.
+
+mod batch;
+mod canonical;
+mod design;
+mod newton_system;
+
+pub use design::Design;
+
+use canonical::{Gap, Row};
+
+use crate::Result;
+use crate::parallel::{self, Cancel, Threads};
+use crate::problem::{Penalty, RowProblem};
+
+/// Rows solved side by side in one matrix product.
+pub const ROW_BLOCK: usize = 32;
+
+/// When to stop.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SolverSettings {
+    /// Largest accepted gap / max(|P(w)|, 1e-10·P(0)). Default 1e-6.
+    pub tolerance: f64,
+    /// Operator-splitting steps of a cold start. Default 40.
+    pub splitting_steps: usize,
+    /// The same when every row of a block has a start. Default 10.
+    pub warm_splitting_steps: usize,
+    /// Newton steps before a row is returned at its limit. Default 200.
+    pub max_newton_steps: usize,
+    /// Newton steps without a better certificate before a row is returned at its limit. Default 60.
+    pub max_stalled_steps: usize,
+}
+
+impl Default for SolverSettings {
+    fn default() -> Self {
+        Self { tolerance: 1e-6, splitting_steps: 40, warm_splitting_steps: 10, max_newton_steps: 200, max_stalled_steps: 60 }
+    }
+}
+
+/// How a row ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// The certificate is within the tolerance.
+    Solved,
+    /// A limit was reached first; the gap says how far the answer is from optimal.
+    Limit,
+}
+
+/// A row's weights and what is known about them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RowSolution {
+    /// One weight per feature of the design, in stored coordinates; zeros are exact.
+    pub weights: Vec<f64>,
+    /// The objective at these weights.
+    pub primal: f64,
+    /// Proven bound on the objective's distance from its optimum.
+    pub gap: f64,
+    /// gap / max(|primal|, 1e-10·objective at zero).
+    pub relative_gap: f64,
+    /// Operator-splitting steps taken.
+    pub splitting_steps: usize,
+    /// Newton steps taken.
+    pub newton_steps: usize,
+    /// How it ended.
+    pub status: Status,
+}
+
+/// What a block hands back, in canonical coordinates.
+pub(crate) struct RowOutcome {
+    weights: Vec<f64>,
+    gap: Gap,
+    status: Status,
+    splitting_steps: usize,
+    newton_steps: usize,
+}
+
+/// Solves relaxed row problems over one design on `threads` threads. Solutions come in the order of `problems` and are
+/// bit-identical for any number of threads; `progress` is told how many rows are finished.
+pub fn solve_rows(
+    design: &Design,
+    penalty: &dyn Penalty,
+    problems: &[RowProblem],
+    settings: &SolverSettings,
+    threads: Threads,
+    cancel: &Cancel,
+    mut progress: impl FnMut(usize),
+) -> Result<Vec<RowSolution>> {
+    for problem in problems {
+        problem.check(design.features(), design.targets())?;
+    }
+    let mut out = Vec::with_capacity(problems.len());
+    parallel::fold(
+        threads,
+        problems.len().div_ceil(ROW_BLOCK),
+        |block| {
+            cancel.check()?;
+            let problems = &problems[block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(problems.len())];
+            solve_block(design, penalty, problems, settings, cancel)
+        },
+        |_, block| {
+            out.extend(block);
+            progress(out.len());
+            Ok(())
+        },
+    )?;
+    Ok(out)
+}
+
+fn solve_block(
+    design: &Design,
+    penalty: &dyn Penalty,
+    problems: &[RowProblem],
+    settings: &SolverSettings,
+    cancel: &Cancel,
+) -> Result<Vec<RowSolution>> {
+    let rows: Vec<Option<Row>> = problems
+        .iter()
+        .map(|p| Row::new(design, p, penalty, &design.cross(p.target), design.energy(p.target)))
+        .collect();
+    let live: Vec<(&Row, Option<Vec<f64>>)> = rows
+        .iter()
+        .zip(problems)
+        .filter_map(|(row, p)| row.as_ref().map(|r| (r, p.start.as_ref().map(|s| r.canonical(design, s)))))
+        .collect();
+    let mut outcomes = batch::solve(design, penalty, settings, &live, cancel)?.into_iter();
+    let solution = |row: &Option<Row>| match row.as_ref().and_then(|row| Some((row, outcomes.next()?))) {
+        Some((row, outcome)) => RowSolution {
+            weights: row.stored(design, &outcome.weights),
+            primal: outcome.gap.primal * row.value_scale,
+            gap: outcome.gap.gap * row.value_scale,
+            relative_gap: outcome.gap.relative(),
+            splitting_steps: outcome.splitting_steps,
+            newton_steps: outcome.newton_steps,
+            status: outcome.status,
+        },
+        None => RowSolution {
+            weights: vec![0.0; design.features()],
+            primal: 0.0,
+            gap: 0.0,
+            relative_gap: 0.0,
+            splitting_steps: 0,
+            newton_steps: 0,
+            status: Status::Solved,
+        },
+    };
+    Ok(rows.iter().map(solution).collect())
+}

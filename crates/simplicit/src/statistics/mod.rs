@@ -1,0 +1,289 @@
+//! One pass over the samples, three statistics, and the samples are never needed again.
+//!
+//! For features F (one sample a row, the last feature optionally the constant 1) and targets T,
+//!
+//! $$ G = F^\top F, \qquad H = F^\top T, \qquad e_i = \lVert t_i \rVert^2, $$
+//!
+//! are all that a relaxed row problem needs. They add up over samples, so they can be streamed, split over threads or
+//! machines, and merged. Samples are cut into fixed blocks of [`BLOCK`] whose statistics are summed in a fixed binary
+//! tree: the result is bit-identical for any number of threads or shards cut at multiples of the block.
+//!
+//! Peak memory, whatever the number of samples: with d features and r targets one accumulator takes
+//! 8·(d² + dr + r) bytes, and at most ⌈log₂(blocks)⌉ + 3·threads of them live at once, plus one block of samples
+//! (8·`BLOCK`·(2d + r) bytes) per thread.
+
+use crate::linalg::{Matrix, gemm, gram_lower};
+use crate::parallel::{self, Cancel, Threads};
+use crate::states::StateSource;
+use crate::{Error, Result};
+
+/// Samples in a leaf of the summation tree.
+pub const BLOCK: usize = 1024;
+
+/// G, H, e and the number of samples m, accumulated in f64 (exact for products of f32).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Statistics {
+    samples: usize,
+    /// Full symmetric, d × d.
+    gram: Matrix,
+    /// One target a row, r × d.
+    cross: Matrix,
+    energy: Vec<f64>,
+}
+
+impl Statistics {
+    /// Of no samples.
+    pub fn empty(features: usize, targets: usize) -> Self {
+        Self {
+            samples: 0,
+            gram: Matrix::zeros(features, features),
+            cross: Matrix::zeros(targets, features),
+            energy: vec![0.0; targets],
+        }
+    }
+
+    /// Of a few samples: features and targets with one sample a row.
+    pub fn of(features: &Matrix, targets: &Matrix) -> Result<Self> {
+        if features.rows() != targets.rows() {
+            return Err(Error::shape(
+                "targets",
+                format!("{} samples", features.rows()),
+                format!("{} samples", targets.rows()),
+            ));
+        }
+        features.require_finite("features", 0)?;
+        targets.require_finite("targets", 0)?;
+        let mut out = Self::empty(features.cols(), targets.cols());
+        out.samples = features.rows();
+        gram_lower(&mut out.gram, features);
+        let d = features.cols();
+        for i in 0..d {
+            for j in 0..i {
+                out.gram[(j, i)] = out.gram[(i, j)];
+            }
+        }
+        gemm(out.cross.as_mut_slice(), d, false, 1.0, targets.view().t(), features.view());
+        for row in 0..targets.rows() {
+            for (e, t) in out.energy.iter_mut().zip(targets.row(row)) {
+                *e += t * t;
+            }
+        }
+        Ok(out)
+    }
+
+    /// Sums statistics of disjoint samples.
+    pub fn merge(mut self, other: &Self) -> Result<Self> {
+        if self.features() != other.features() || self.targets() != other.targets() {
+            return Err(Error::shape(
+                "statistics to merge",
+                format!("{} features, {} targets", self.features(), self.targets()),
+                format!("{} features, {} targets", other.features(), other.targets()),
+            ));
+        }
+        self.samples += other.samples;
+        for (a, b) in [
+            (self.gram.as_mut_slice(), other.gram.as_slice()),
+            (self.cross.as_mut_slice(), other.cross.as_slice()),
+            (&mut self.energy, &other.energy),
+        ] {
+            for (a, b) in a.iter_mut().zip(b) {
+                *a += b;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Streams `samples` samples in blocks. `read` returns features and targets of a range of samples; it is called
+    /// from several threads.
+    pub fn stream(
+        samples: usize,
+        threads: Threads,
+        cancel: &Cancel,
+        read: impl Fn(std::ops::Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
+        mut progress: impl FnMut(usize),
+    ) -> Result<Self> {
+        if samples == 0 {
+            return Err(Error::shape("samples", "at least one", 0));
+        }
+        let mut tree = Tree::default();
+        parallel::fold(
+            threads,
+            samples.div_ceil(BLOCK),
+            |block| {
+                cancel.check()?;
+                let range = block * BLOCK..((block + 1) * BLOCK).min(samples);
+                let (features, targets) = read(range)?;
+                Self::of(&features, &targets)
+            },
+            |block, leaf| {
+                progress(((block + 1) * BLOCK).min(samples));
+                tree.push(leaf)
+            },
+        )?;
+        tree.finish()
+    }
+
+    /// Of the paper's problem: features Ũ = [X; U] (and the constant, last, if `constant`), targets Ỹ = [Z; Y].
+    pub fn of_states(
+        source: &dyn StateSource,
+        constant: bool,
+        threads: Threads,
+        cancel: &Cancel,
+        progress: impl FnMut(usize),
+    ) -> Result<Self> {
+        Self::stream(
+            source.samples(),
+            threads,
+            cancel,
+            |range| {
+                let block = source.block(range)?;
+                let one = constant.then(|| Matrix::from_fn(block.samples(), 1, |_, _| 1.0));
+                let mut features = vec![&block.x, &block.u];
+                features.extend(&one);
+                Ok((beside(&features), beside(&[&block.z, &block.y])))
+            },
+            progress,
+        )
+    }
+
+    /// Number of samples m.
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+
+    /// Number of features d.
+    pub fn features(&self) -> usize {
+        self.gram.rows()
+    }
+
+    /// Number of targets r.
+    pub fn targets(&self) -> usize {
+        self.cross.rows()
+    }
+
+    /// G, d × d.
+    pub fn gram(&self) -> &Matrix {
+        &self.gram
+    }
+
+    /// h of one target, d values.
+    pub fn cross(&self, target: usize) -> &[f64] {
+        self.cross.row(target)
+    }
+
+    /// e = ‖t‖² of one target.
+    pub fn energy(&self, target: usize) -> f64 {
+        self.energy[target]
+    }
+
+    /// Root mean square of feature j; zero for a feature that is always zero.
+    pub fn rms(&self, j: usize) -> f64 {
+        (self.gram[(j, j)] / self.samples as f64).sqrt()
+    }
+}
+
+/// Matrices with the same number of rows, side by side.
+pub(crate) fn beside(parts: &[&Matrix]) -> Matrix {
+    let rows = parts.first().map_or(0, |m| m.rows());
+    let cols = parts.iter().map(|m| m.cols()).sum();
+    let mut data = Vec::with_capacity(rows * cols);
+    for i in 0..rows {
+        for part in parts {
+            data.extend_from_slice(part.row(i));
+        }
+    }
+    Matrix::from_vec(rows, cols, data).unwrap_or_default()
+}
+
+/// Binary-counter summation: leaf b joins trees of equal size, so the shape depends on the number of leaves alone.
+#[derive(Default)]
+struct Tree {
+    /// (number of leaves, sum), sizes strictly falling.
+    parts: Vec<(usize, Statistics)>,
+}
+
+impl Tree {
+    fn push(&mut self, leaf: Statistics) -> Result<()> {
+        let mut carry = (1, leaf);
+        while let Some((leaves, sum)) = self.parts.pop_if(|(leaves, _)| *leaves == carry.0) {
+            carry = (2 * leaves, sum.merge(&carry.1)?);
+        }
+        self.parts.push(carry);
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Statistics> {
+        let Some((_, mut total)) = self.parts.pop() else {
+            return Err(Error::shape("samples", "at least one", 0));
+        };
+        while let Some((_, sum)) = self.parts.pop() {
+            total = sum.merge(&total)?;
+        }
+        Ok(total)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    fn data(samples: usize) -> (Matrix, Matrix) {
+        let mut r = Random::new(5);
+        (Matrix::from_fn(samples, 7, |_, _| r.normal()), Matrix::from_fn(samples, 3, |_, _| r.normal()))
+    }
+
+    fn rows(m: &Matrix, range: std::ops::Range<usize>) -> Matrix {
+        Matrix::from_fn(range.len(), m.cols(), |i, j| m[(range.start + i, j)])
+    }
+
+    #[test]
+    fn streamed_statistics_equal_the_definition_and_do_not_depend_on_threads() {
+        let samples = 5 * BLOCK + 17;
+        let (f, t) = data(samples);
+        let stream = |threads| {
+            let read = |range: std::ops::Range<usize>| Ok((rows(&f, range.clone()), rows(&t, range)));
+            Statistics::stream(samples, Threads::new(threads), &Cancel::new(), read, |_| {}).unwrap()
+        };
+        let one = stream(1);
+        assert_eq!(one, stream(2));
+        assert_eq!(one, stream(5));
+        for i in 0..7 {
+            for j in 0..7 {
+                let g: f64 = (0..samples).map(|k| f[(k, i)] * f[(k, j)]).sum();
+                assert!((one.gram()[(i, j)] - g).abs() < 1e-9);
+            }
+            let h: f64 = (0..samples).map(|k| f[(k, i)] * t[(k, 2)]).sum();
+            assert!((one.cross(2)[i] - h).abs() < 1e-9);
+        }
+        let e: f64 = (0..samples).map(|k| t[(k, 1)].powi(2)).sum();
+        assert!((one.energy(1) - e).abs() < 1e-9);
+        assert_eq!(one.samples(), samples);
+    }
+
+    #[test]
+    fn shards_cut_at_tree_nodes_merge_to_the_same_bits() {
+        let (f, t) = data(4 * BLOCK);
+        let of = |range: std::ops::Range<usize>| {
+            let start = range.start;
+            let read = |r: std::ops::Range<usize>| {
+                let r = start + r.start..start + r.end;
+                Ok((rows(&f, r.clone()), rows(&t, r)))
+            };
+            Statistics::stream(range.len(), Threads::one(), &Cancel::new(), read, |_| {}).unwrap()
+        };
+        let whole = of(0..4 * BLOCK);
+        let halves = of(0..2 * BLOCK).merge(&of(2 * BLOCK..4 * BLOCK)).unwrap();
+        assert_eq!(whole, halves);
+    }
+
+    #[test]
+    fn no_samples_and_cancelled_runs_are_errors() {
+        let read = |_: std::ops::Range<usize>| Ok((Matrix::zeros(1, 1), Matrix::zeros(1, 1)));
+        assert!(Statistics::stream(0, Threads::one(), &Cancel::new(), read, |_| {}).is_err());
+        let cancel = Cancel::new();
+        cancel.cancel();
+        let out = Statistics::stream(9, Threads::one(), &cancel, read, |_| {});
+        assert!(matches!(out, Err(Error::Cancelled)));
+    }
+}
