@@ -137,8 +137,8 @@ impl Cholesky {
         self.size
     }
 
-    /// Factors the `size × size` matrix that `fill` writes into the lower triangle (row i, columns 0..=i of a row-major
-    /// buffer). False if it is not numerically positive definite; the factor is then unusable.
+    /// Factors the `size × size` matrix that `fill` writes into the upper triangle (row i, columns i.. of a row-major
+    /// buffer, which is the lower triangle column by column, as the kernels want it). False if it is not numerically positive definite; the factor is then unusable.
     #[must_use]
     pub fn factor(&mut self, size: usize, fill: impl FnOnce(&mut [f64])) -> bool {
         if size > self.capacity {
@@ -152,7 +152,7 @@ impl Cholesky {
         }
         let buffer = &mut self.factor[..size * size];
         fill(buffer);
-        let a = MatMut::from_row_major_slice_mut(buffer, size, size);
+        let a = MatMut::from_column_major_slice_mut(buffer, size, size);
         let stack = MemStack::new(&mut self.scratch);
         llt::factor::cholesky_in_place(a, Default::default(), Par::Seq, stack, Default::default()).is_ok()
             && (0..size).all(|i| self.factor[i * size + i].is_finite())
@@ -165,7 +165,7 @@ impl Cholesky {
         if n == 0 || columns == 0 {
             return;
         }
-        let l = MatRef::from_row_major_slice(&self.factor[..n * n], n, n);
+        let l = MatRef::from_column_major_slice(&self.factor[..n * n], n, n);
         let b = MatMut::from_row_major_slice_mut(&mut b[..n * columns], n, columns);
         triangular_solve::solve_upper_triangular_in_place(l.transpose(), b, Par::Seq);
     }
@@ -176,7 +176,7 @@ impl Cholesky {
         if n == 0 || columns == 0 {
             return;
         }
-        let l = MatRef::from_row_major_slice(&self.factor[..n * n], n, n);
+        let l = MatRef::from_column_major_slice(&self.factor[..n * n], n, n);
         let b = MatMut::from_row_major_slice_mut(&mut b[..n * columns], n, columns);
         triangular_solve::solve_lower_triangular_in_place(l, b, Par::Seq);
     }
@@ -192,14 +192,14 @@ impl Cholesky {
         }
         let mut scratch = MemBuffer::new(llt::inverse::inverse_scratch::<f64>(n, Par::Seq));
         llt::inverse::inverse(
-            MatMut::from_row_major_slice_mut(out.as_mut_slice(), n, n),
-            MatRef::from_row_major_slice(&self.factor[..n * n], n, n),
+            MatMut::from_column_major_slice_mut(out.as_mut_slice(), n, n),
+            MatRef::from_column_major_slice(&self.factor[..n * n], n, n),
             Par::Seq,
             MemStack::new(&mut scratch),
         );
         for i in 0..n {
             for j in 0..i {
-                out[(j, i)] = out[(i, j)];
+                out[(i, j)] = out[(j, i)];
             }
         }
         out
@@ -281,9 +281,9 @@ mod tests {
         let mut g = Matrix::zeros(40, 40);
         gram_lower(&mut g, &f);
         let mut chol = Cholesky::with_capacity(10);
-        assert!(chol.factor(40, |a| a.copy_from_slice(g.as_slice())));
-        let x = random(40, 3, 4);
         let full = Matrix::from_fn(40, 40, |i, j| g[(i.max(j), i.min(j))]);
+        assert!(chol.factor(40, |a| a.copy_from_slice(full.as_slice())));
+        let x = random(40, 3, 4);
         let mut b = vec![0.0; 120];
         gemm(&mut b, 3, false, 1.0, full.view(), x.view());
         chol.solve(&mut b, 3);
@@ -303,6 +303,6 @@ mod tests {
                 assert!((dot(full.row(r), &column) - values[i] * column[r]).abs() < 1e-9);
             }
         }
-        assert!(!chol.factor(2, |a| a.copy_from_slice(&[1.0, 0.0, 2.0, 1.0])));
+        assert!(!chol.factor(2, |a| a.copy_from_slice(&[1.0, 2.0, 0.0, 1.0])));
     }
 }

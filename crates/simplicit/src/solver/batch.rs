@@ -44,7 +44,10 @@ struct State<'a> {
     splitting_steps: usize,
     best: Option<(Gap, Vec<f64>)>,
     stalled: usize,
-    easy: bool,
+    /// The anchor moved and w was taken anew: Ĝw is stale.
+    moved: bool,
+    /// Newton steps since the anchor moved.
+    inner_steps: usize,
     done: Option<Status>,
 }
 
@@ -94,14 +97,18 @@ pub(crate) fn solve(
             splitting_steps: 0,
             best: None,
             stalled: 0,
-            easy: true,
+            moved: false,
+            inner_steps: 0,
             done: None,
         })
         .collect();
+    let t0 = std::time::Instant::now();
     choose_levels(design, penalty, &mut states, &mut room);
     let warm = rows.iter().all(|(_, start)| start.is_some());
     split(design, penalty, if warm { settings.warm_splitting_steps } else { settings.splitting_steps }, &mut states, &mut room, cancel)?;
+    eprintln!("split {:?}", t0.elapsed());
     newton(design, penalty, settings, &mut states, &mut room, cancel)?;
+    eprintln!("newton {:?}", t0.elapsed());
     Ok(states
         .into_iter()
         .map(|s| {
@@ -243,7 +250,7 @@ fn newton(
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.move_anchor_if_solved(penalty, room);
         }
-        multiply(gram, states, room, |s| s.done.is_none(), |s| &s.w, |s, out| s.gw.copy_from_slice(out));
+        multiply(gram, states, room, |s| s.done.is_none() && s.moved, |s| &s.w, |s, out| s.gw.copy_from_slice(out));
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.prepare(design, penalty);
         }
@@ -251,6 +258,7 @@ fn newton(
         multiply(gram, states, room, |s| s.done.is_none(), |s| &s.step, |s, out| s.g_step.copy_from_slice(out));
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.newton_steps += 1;
+            s.inner_steps += 1;
             s.certify(design, penalty, settings, room);
             if s.done.is_none() {
                 s.search(penalty, room);
@@ -328,12 +336,13 @@ impl State<'_> {
             let step = self.w[j] - self.anchor[j];
             moved += step * (self.gw[j] - self.g_anchor[j] + eps * step);
         }
-        if inner <= INNER * INNER * moved + 1e-30 {
+        self.moved = inner <= INNER * INNER * moved + 1e-30;
+        if self.moved {
             self.anchor.copy_from_slice(&self.w);
             self.g_anchor.copy_from_slice(&self.gw);
-            if self.easy && self.level + 1 < LEVELS {
-                self.level += 1;
-            }
+            let jump = if self.inner_steps <= 1 { 2 } else { 1 };
+            self.level = (self.level + jump).min(LEVELS - 1);
+            self.inner_steps = 0;
             self.evaluate(penalty, room);
         }
     }

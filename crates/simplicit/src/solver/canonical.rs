@@ -197,7 +197,7 @@ impl Row {
                 let mut step: Vec<f64> = free.iter().map(|&j| self.h[j] - gw[j]).collect();
                 let filled = factor.factor(k, |a| {
                     for (r, &i) in free.iter().enumerate() {
-                        for (s, &j) in free.iter().enumerate().take(r + 1) {
+                        for (s, &j) in free.iter().enumerate().skip(r) {
                             a[r * k + s] = design.gram()[(i, j)] + if i == j { 1e-14 } else { 0.0 };
                         }
                     }

@@ -115,7 +115,10 @@ impl<'a> Design<'a> {
                         a[i * d + i] += epsilon(level);
                     }
                 });
-                filled.then(|| factor.inverse())
+                let t0 = std::time::Instant::now();
+                let out = filled.then(|| factor.inverse());
+                eprintln!("inverse {level} {:?}", t0.elapsed());
+                out
             })
             .as_ref()
     }

@@ -14,7 +14,7 @@ use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Penalty, RowProblem};
 
 /// Rows solved side by side in one matrix product.
-pub const ROW_BLOCK: usize = 32;
+pub const ROW_BLOCK: usize = 64;
 
 /// When to stop.
 #[derive(Debug, Clone, PartialEq)]

@@ -78,11 +78,11 @@ impl NewtonSystem {
         self.valid = self.factor.factor(k, |a| {
             for (r, &i) in entries.iter().enumerate() {
                 let row = matrix.row(i);
-                let line = &mut a[r * k..r * k + r + 1];
-                for (value, &j) in line.iter_mut().zip(entries) {
+                let line = &mut a[r * k + r..(r + 1) * k];
+                for (value, &j) in line.iter_mut().zip(&entries[r..]) {
                     *value = row[j];
                 }
-                line[r] += if direct {
+                line[0] += if direct {
                     epsilon(level) + diagonal[i]
                 } else if diagonal[i] > 0.0 {
                     1.0 / diagonal[i]
