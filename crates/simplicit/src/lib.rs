@@ -3,6 +3,7 @@
 mod error;
 pub mod layout;
 pub mod linalg;
+mod onnx;
 pub mod parallel;
 pub mod random;
 pub mod states;
