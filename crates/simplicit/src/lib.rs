@@ -3,6 +3,7 @@
 mod error;
 pub mod layout;
 pub mod linalg;
+pub mod network;
 mod onnx;
 pub mod parallel;
 pub mod random;
