@@ -11,6 +11,9 @@ use crate::layout::{Activation, MapShape};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
+/// Most parameters a batch norm may have once it is repeated for every position.
+const MAX_NORMS: usize = 1 << 22;
+
 /// A value of a network under construction, to come back to: see [`NetworkBuilder::here`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeId(pub(crate) usize);
@@ -38,6 +41,7 @@ pub struct NetworkBuilder {
     nodes: Vec<Node>,
     here: usize,
     layers: usize,
+    parameters: usize,
 }
 
 impl NetworkBuilder {
@@ -47,6 +51,7 @@ impl NetworkBuilder {
             nodes: vec![Node { name: "input".into(), op: Op::Input, inputs: vec![], shape }],
             here: 0,
             layers: 0,
+            parameters: 0,
         })
     }
 
@@ -151,6 +156,11 @@ impl NetworkBuilder {
         }
     }
 
+    /// Weights pushed so far, dropped copies included: what an importer bounds.
+    pub(crate) fn parameters(&self) -> usize {
+        self.parameters
+    }
+
     pub(crate) fn shape_of(&self, node: usize) -> Shape {
         self.nodes[node].shape
     }
@@ -195,6 +205,9 @@ impl NetworkBuilder {
             }
             other => format!("{} ({id})", other.name()),
         };
+        if let Op::Linear { weights, .. } | Op::Convolution { weights, .. } = &op {
+            self.parameters = self.parameters.saturating_add(weights.as_slice().len());
+        }
         self.nodes.push(Node { name, op, inputs, shape });
         Ok(id)
     }
@@ -320,7 +333,7 @@ impl NetworkBuilder {
             return Err(Error::shape("reshape", format!("{} units", old.size()), shape));
         }
         match (self.waiting(input), shape) {
-            (Some((source, scale, shift)), Shape::Vector(_)) => {
+            (Some((source, scale, shift)), Shape::Vector(size)) if size <= MAX_NORMS => {
                 let (scale, shift) = (fold::per_unit(&scale, old), fold::per_unit(&shift, old));
                 let flat = self.push(Op::Reshape, vec![source], shape)?;
                 self.push(Op::ScaleShift { scale, shift }, vec![flat], shape)

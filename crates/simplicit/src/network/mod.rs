@@ -23,7 +23,7 @@
 //! # Ok(())
 //! # }
 //! ```
-//! Trained networks come from ONNX files: `Network::from_onnx`.
+//! Trained networks come from ONNX files: [`Network::from_onnx`].
 
 mod builder;
 mod convolution;

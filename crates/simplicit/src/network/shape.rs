@@ -8,7 +8,7 @@ use crate::layout::MapShape;
 use crate::{Error, Result};
 
 /// Most units a single value of a single sample may have: files from outside must not ask for more.
-const MAX_UNITS: usize = 1 << 28;
+const MAX_UNITS: usize = 1 << 26;
 
 /// The shape of one sample's value. Maps are stored channel by channel, row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ impl Shape {
         }
     }
 
-    /// An error unless the size is positive and below 2^28.
+    /// An error unless the size is positive and below 2^26.
     pub(crate) fn require_sane(self, what: &str) -> Result<Self> {
         let size = match self {
             Shape::Vector(size) => Some(size),
@@ -50,7 +50,7 @@ impl Shape {
         };
         match size {
             Some(1..=MAX_UNITS) => Ok(self),
-            _ => Err(Error::shape(what, "between 1 and 2^28 units per sample", self)),
+            _ => Err(Error::shape(what, "between 1 and 2^26 units per sample", self)),
         }
     }
 }

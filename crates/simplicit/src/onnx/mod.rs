@@ -1,3 +1,8 @@
-//! ONNX files: the schema.
+//! ONNX files: the schema, and reading networks.
 
+mod attributes;
+mod dimensions;
+mod import;
+mod nodes;
 pub(crate) mod proto;
+mod tensor;
