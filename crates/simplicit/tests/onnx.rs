@@ -1,4 +1,5 @@
 //! Networks read from ONNX files compute what ONNX Runtime computes; files that cannot be read say why.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -31,7 +31,7 @@ pub struct NodeId(pub(crate) usize);
 /// let start = Network::builder(Shape::map(2, 5, 5))?.activation(Relu)?;
 /// let skip = start.here();
 /// let network =
-///     start.convolution(taps, Window::square(3, 1, 1), None)?.add(skip)?.activation(Relu)?.global_average()?.build()?;
+///     start.convolution(taps, Window::square(3, 1, 1), None)?.plus(skip)?.activation(Relu)?.global_average()?.build()?;
 /// assert_eq!(network.output_shape(), Shape::Vector(2));
 /// # Ok(())
 /// # }
@@ -104,7 +104,7 @@ impl NetworkBuilder {
     }
 
     /// The current value plus another of the same shape.
-    pub fn add(mut self, other: NodeId) -> Result<Self> {
+    pub fn plus(mut self, other: NodeId) -> Result<Self> {
         let other = self.known(other)?;
         self.here = self.push_add(self.here, other)?;
         Ok(self)

@@ -149,12 +149,12 @@ fn zoo() -> Vec<(&'static str, Network)> {
     let skip = start.here();
     let block = start.convolution(random(4, 36, r), Window::square(3, 1, 1), None).unwrap().activation(Relu).unwrap();
     let block = block.convolution(random(4, 36, r), Window::square(3, 1, 1), bias(4, r)).unwrap();
-    let block = block.add(skip).unwrap().activation(Relu).unwrap();
+    let block = block.plus(skip).unwrap().activation(Relu).unwrap();
     let skip = block.here();
     let block = block.convolution(random(5, 36, r), Window::square(3, 2, 1), bias(5, r)).unwrap();
     let main = block.here();
     let block = block.at(skip).unwrap().convolution(random(5, 4, r), Window::square(1, 2, 0), bias(5, r)).unwrap();
-    let block = block.add(main).unwrap().activation(Relu).unwrap();
+    let block = block.plus(main).unwrap().activation(Relu).unwrap();
     let residual = block.global_average().unwrap().linear(random(3, 5, r), bias(3, r)).unwrap().build().unwrap();
 
     // Pooling and sums where no activation stands, a sum read twice, an activation at the output.
@@ -163,12 +163,12 @@ fn zoo() -> Vec<(&'static str, Network)> {
     let odd = odd.max_pool(Window::square(2, 2, 0)).unwrap().activation(Relu).unwrap();
     let odd = odd.convolution(random(3, 3, r), Window::square(1, 1, 0), None).unwrap();
     let twice = odd.here();
-    let odd = odd.activation(Relu).unwrap().add(twice).unwrap().average_pool(Window::square(2, 1, 0), false).unwrap();
+    let odd = odd.activation(Relu).unwrap().plus(twice).unwrap().average_pool(Window::square(2, 1, 0), false).unwrap();
     let odd = odd.flatten().unwrap().linear(random(4, 12, r), bias(4, r)).unwrap();
     let odd = odd.linear(random(4, 4, r), None).unwrap().activation(Identity).unwrap();
     let odd = odd.activation(Tanh).unwrap();
     let same = odd.here();
-    let odd = odd.add(same).unwrap().activation(Sigmoid).unwrap().build().unwrap();
+    let odd = odd.plus(same).unwrap().activation(Sigmoid).unwrap().build().unwrap();
 
     vec![("dense", dense), ("conv", conv), ("residual", residual), ("odd", odd)]
 }
@@ -334,7 +334,7 @@ fn a_folded_batch_norm_leaves_other_readers_alone() {
     let r = &mut Random::new(9);
     let start = Network::builder(Shape::Vector(3)).unwrap().linear(random(3, 3, r), None).unwrap();
     let plain = start.here();
-    let network = start.batch_norm(&norm(3, r)).unwrap().add(plain).unwrap().build().unwrap();
+    let network = start.batch_norm(&norm(3, r)).unwrap().plus(plain).unwrap().build().unwrap();
     let terms = &network.output().terms;
     assert_eq!(terms.len(), 2);
     assert_ne!(terms[0].weights, terms[1].weights);

@@ -98,7 +98,7 @@ impl NodeProto {
             // Harmless where the windows end exactly at the border.
             let exact = (0..2).all(|axis| {
                 let padded = [input.height, input.width][axis] + padding[axis] + padding[axis + 2];
-                padded >= kernel[axis] && (padded - kernel[axis]) % stride[axis] == 0
+                padded >= kernel[axis] && (padded - kernel[axis]).is_multiple_of(stride[axis])
             });
             if !exact {
                 return Err(Error::unsupported(

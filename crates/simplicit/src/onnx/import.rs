@@ -12,7 +12,7 @@ use super::tensor::{self, Constant, Tensor};
 use crate::network::{Network, NetworkBuilder, Shape};
 use crate::{Error, Result};
 
-/// Largest file that is read: twice what ONNX itself can store in one.
+/// Largest file that is read: half of what a protocol buffer can hold.
 const MAX_BYTES: u64 = 1 << 30;
 
 impl Network {
@@ -131,7 +131,7 @@ impl<'a> Importer<'a> {
     fn value(&mut self, name: &str) -> Result<Value> {
         let value = match (self.values.get(name), self.initializers.get(name)) {
             (Some(value), _) => value.clone(),
-            (None, Some(tensor)) => constant(tensor, self.budget)?,
+            (None, Some(tensor)) => constant(tensor)?,
             (None, None) => {
                 return Err(Error::shape("input", "a value computed before this node", format!("{name:?}")));
             }
@@ -161,7 +161,7 @@ impl<'a> Importer<'a> {
             inputs.push(if name.is_empty() { None } else { Some(self.value(name)?) });
         }
         if node.op_type == "Constant" {
-            return constant_node(node, self.budget);
+            return constant_node(node);
         }
         let before = self.builder.parameters();
         let value = self.apply(node, &inputs)?;
@@ -205,14 +205,14 @@ fn input_dims(input: &ValueInfoProto) -> Result<(Option<i64>, Vec<usize>)> {
     Ok((batch, dims))
 }
 
-fn constant(tensor: &TensorProto, limit: usize) -> Result<Value> {
-    Ok(match tensor::read(tensor, limit)? {
+fn constant(tensor: &TensorProto) -> Result<Value> {
+    Ok(match tensor::read(tensor)? {
         Constant::Floats(tensor) => Value::Floats(tensor),
         Constant::Ints(tensor) => Value::Dimensions(Dimensions::from_constant(&tensor)?),
     })
 }
 
-fn constant_node(node: &NodeProto, limit: usize) -> Result<Value> {
+fn constant_node(node: &NodeProto) -> Result<Value> {
     let [attribute] = &node.attribute[..] else {
         return Err(Error::shape("constant", "one attribute", node.attribute.len()));
     };
@@ -225,7 +225,7 @@ fn constant_node(node: &NodeProto, limit: usize) -> Result<Value> {
         |values: Vec<f32>, is_scalar| Ok(Value::Floats(Tensor { dims: scalar(is_scalar, values.len()), values }));
     match attribute.name.as_str() {
         "value" => match &attribute.t {
-            Some(tensor) => constant(tensor, limit),
+            Some(tensor) => constant(tensor),
             None => Err(Error::shape("constant", "a tensor", "none")),
         },
         "value_float" => floats(vec![attribute.f.unwrap_or(0.0)], true),

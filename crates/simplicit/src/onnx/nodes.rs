@@ -1,20 +1,19 @@
 //! What each supported operator adds to the network.
 
+use super::axes::{flatten, squeeze};
 use super::dimensions::{Dimension, Dimensions, place};
 use super::import::{Importer, Value, product};
 use super::proto::NodeProto;
 use super::tensor::Tensor;
+use super::weights::{matrix, per_channel, real_bias, reshape_weights};
 use crate::layout::{Activation, MapShape};
 use crate::linalg::Matrix;
 use crate::network::{BatchNorm, FixedMap, Shape, Window};
 use crate::{Error, Result};
 
-const SUPPORTED: &str = "supported are Gemm, MatMul, Conv, BatchNormalization, Relu, LeakyRelu, Tanh, Sigmoid, Add (and Sub, \
+pub(super) const SUPPORTED: &str = "supported are Gemm, MatMul, Conv, BatchNormalization, Relu, LeakyRelu, Tanh, Sigmoid, Add (and Sub, \
                          Mul, Div by constants), AveragePool, MaxPool, GlobalAveragePool, GlobalMaxPool, ReduceMean over \
                          positions, Flatten, Reshape, Squeeze, Unsqueeze, Transpose of weights, Identity, Cast, Dropout";
-
-/// Most channels a single constant is repeated for.
-const MAX_CHANNELS: usize = 1 << 22;
 
 /// A batch of values: the node that computes it, and its dimensions without the batch.
 struct Batch<'v> {
@@ -23,7 +22,7 @@ struct Batch<'v> {
 }
 
 /// The inputs of one node.
-struct Inputs<'v>(&'v [Option<Value>]);
+pub(super) struct Inputs<'v>(&'v [Option<Value>]);
 
 impl<'v> Inputs<'v> {
     fn batch(&self, k: usize) -> Result<Batch<'v>> {
@@ -47,7 +46,7 @@ impl<'v> Inputs<'v> {
         }
     }
 
-    fn dimensions(&self, k: usize) -> Result<&'v Dimensions> {
+    pub(super) fn dimensions(&self, k: usize) -> Result<&'v Dimensions> {
         match self.0.get(k) {
             Some(Some(Value::Dimensions(dimensions))) => Ok(dimensions),
             other => Err(Error::shape(format!("input {k}"), "a constant list of integers", describe(other))),
@@ -55,7 +54,7 @@ impl<'v> Inputs<'v> {
     }
 
     /// Axes from input `k` or, before opset 13 or 18, from the attribute.
-    fn axes(&self, node: &NodeProto, k: usize) -> Result<Option<Vec<i64>>> {
+    pub(super) fn axes(&self, node: &NodeProto, k: usize) -> Result<Option<Vec<i64>>> {
         match self.0.get(k) {
             None | Some(None) => Ok(node.ints("axes").map(<[i64]>::to_vec)),
             _ => self.dimensions(k)?.known().map(Some),
@@ -361,7 +360,7 @@ impl Importer<'_> {
 }
 
 /// The part of a shape that a Shape node asks for.
-fn shape_range(node: &NodeProto, all: Vec<Dimension>) -> Dimensions {
+pub(super) fn shape_range(node: &NodeProto, all: Vec<Dimension>) -> Dimensions {
     let length = all.len() as i64;
     let clamp = |v: i64| (if v < 0 { v.saturating_add(length) } else { v }).clamp(0, length) as usize;
     let (start, end) = (clamp(node.int("start", 0)), clamp(node.int("end", length)));
@@ -371,133 +370,4 @@ fn shape_range(node: &NodeProto, all: Vec<Dimension>) -> Dimensions {
 /// The name of a layer: that of its node or, where there is none, of its value.
 fn name(node: &NodeProto) -> &str {
     if node.name.is_empty() { node.output.first().map_or("", String::as_str) } else { &node.name }
-}
-
-/// Exporters write zeros where a layer has no bias.
-fn real_bias(bias: Vec<f32>) -> Option<Vec<f32>> {
-    bias.iter().any(|&b| b != 0.0).then_some(bias)
-}
-
-fn matrix(tensor: &Tensor<f32>) -> Result<Matrix<f32>> {
-    match tensor.dims[..] {
-        [rows, cols] => Matrix::from_vec(rows, cols, tensor.values.clone()),
-        _ => Err(Error::shape("weights", "two axes", format!("{:?}", tensor.dims))),
-    }
-}
-
-/// A constant that is broadcast over the batch and over positions, as one number per channel.
-fn per_channel(tensor: &Tensor<f32>, dims: &[usize]) -> Result<Vec<f64>> {
-    let channels = dims.first().copied().unwrap_or(0);
-    let mut full = vec![1; (dims.len() + 1).saturating_sub(tensor.dims.len())];
-    full.extend(&tensor.dims);
-    // full: batch, channels, positions...
-    let fits = channels <= MAX_CHANNELS
-        && full.len() == dims.len() + 1
-        && full[0] == 1
-        && (full[1] == channels || full[1] == 1)
-        && full[2..].iter().all(|&d| d == 1);
-    if !fits {
-        return Err(Error::shape(
-            "constant",
-            format!("one number per channel of batch × {dims:?}"),
-            format!("{:?}", tensor.dims),
-        ));
-    }
-    let values = tensor.values.iter().map(|&v| f64::from(v));
-    Ok(if full[1] == channels { values.collect() } else { values.cycle().take(channels).collect() })
-}
-
-/// Operators on constant weights.
-fn reshape_weights(node: &NodeProto, inputs: &Inputs<'_>, tensor: &Tensor<f32>) -> Result<Value> {
-    match node.op_type.as_str() {
-        "Identity" | "Cast" | "CastLike" => Ok(Value::Floats(tensor.clone())),
-        "Shape" => {
-            let dims = tensor.dims.iter().map(|&d| Dimension::Known(d as i64)).collect();
-            Ok(Value::Dimensions(shape_range(node, dims)))
-        }
-        "Expand" => match (&tensor.values[..], &inputs.dimensions(1)?.known()?[..]) {
-            (&[value], &[size]) if (1..=MAX_CHANNELS as i64).contains(&size) => {
-                Ok(Value::Floats(Tensor { dims: vec![size as usize], values: vec![value; size as usize] }))
-            }
-            (_, target) => Err(Error::unsupported(
-                format!("an expansion of constant {:?} to {target:?}", tensor.dims),
-                "only a single number may be repeated, into a vector",
-            )),
-        },
-        "Transpose" => match (&tensor.dims[..], node.ints("perm")) {
-            ([_] | [], _) | ([_, _], Some([0, 1])) => Ok(Value::Floats(tensor.clone())),
-            ([rows, cols], None | Some([1, 0])) => {
-                let values = matrix(tensor)?.transposed().into_vec();
-                Ok(Value::Floats(Tensor { dims: vec![*cols, *rows], values }))
-            }
-            (dims, perm) => Err(Error::unsupported(
-                format!("a transpose of constant {dims:?} by {perm:?}"),
-                "only matrices of weights are transposed",
-            )),
-        },
-        "Squeeze" | "Unsqueeze" | "Reshape" => {
-            let target = match node.op_type.as_str() {
-                "Reshape" => {
-                    let target = inputs.dimensions(1)?.known()?;
-                    target.iter().map(|&d| usize::try_from(d).ok()).collect::<Option<Vec<_>>>()
-                }
-                _ => squeeze_axes(node, inputs.axes(node, 1)?, &tensor.dims).ok(),
-            };
-            match target.filter(|dims| product(dims) == Some(tensor.values.len())) {
-                Some(dims) => Ok(Value::Floats(Tensor { dims, values: tensor.values.clone() })),
-                None => Err(Error::unsupported(
-                    format!("{} of a constant {:?}", node.op_type, tensor.dims),
-                    "constants may only be reshaped to fixed positive sizes",
-                )),
-            }
-        }
-        _ => Err(Error::unsupported("this operator on constants", SUPPORTED)),
-    }
-}
-
-fn flatten(node: &NodeProto, dims: &[usize]) -> Result<Vec<usize>> {
-    let axis = node.int("axis", 1);
-    let rank = dims.len() as i64 + 1;
-    if axis != 1 && axis.saturating_add(rank) != 1 {
-        return Err(Error::unsupported(format!("axis = {axis}"), "the batch must stay the first axis; use axis 1"));
-    }
-    Ok(vec![product(dims).unwrap_or(0)])
-}
-
-/// Dimensions of one sample after axes of size one are removed or added; the batch stays.
-fn squeeze(node: &NodeProto, axes: Option<Vec<i64>>, dims: &[usize]) -> Result<Vec<usize>> {
-    // The batch, whatever its size, must neither be removed nor get an axis in front of it.
-    let full: Vec<usize> = std::iter::once(usize::MAX).chain(dims.iter().copied()).collect();
-    let out = squeeze_axes(node, axes, &full)?;
-    match out.split_first() {
-        Some((&usize::MAX, rest)) => Ok(rest.to_vec()),
-        _ => Err(Error::unsupported("an axis in front of the batch", "the batch must stay the first axis")),
-    }
-}
-
-fn squeeze_axes(node: &NodeProto, axes: Option<Vec<i64>>, dims: &[usize]) -> Result<Vec<usize>> {
-    let axes = axes.filter(|axes| !axes.is_empty()).ok_or_else(|| Error::shape("axes", "at least one", "none"))?;
-    let mut out = dims.to_vec();
-    if node.op_type == "Squeeze" {
-        let mut places = axes.iter().map(|&a| place(a, dims.len())).collect::<Result<Vec<_>>>()?;
-        places.sort_unstable();
-        places.dedup();
-        for k in places.into_iter().rev() {
-            if out[k] != 1 {
-                return Err(Error::shape(format!("axis {k}"), "size 1", out[k]));
-            }
-            out.remove(k);
-        }
-    } else {
-        let rank = dims.len().saturating_add(axes.len());
-        if rank > 8 {
-            return Err(Error::shape("unsqueeze", "at most 8 axes", rank));
-        }
-        let mut places = axes.iter().map(|&a| place(a, rank)).collect::<Result<Vec<_>>>()?;
-        places.sort_unstable();
-        for k in places {
-            out.insert(k.min(out.len()), 1);
-        }
-    }
-    Ok(out)
 }

@@ -158,7 +158,6 @@ pub(crate) mod data_type {
     pub(crate) const FLOAT: i32 = 1;
     pub(crate) const INT32: i32 = 6;
     pub(crate) const INT64: i32 = 7;
-    #[allow(dead_code)] // the condition of an exported Loop
     pub(crate) const BOOL: i32 = 9;
     pub(crate) const FLOAT16: i32 = 10;
     pub(crate) const DOUBLE: i32 = 11;

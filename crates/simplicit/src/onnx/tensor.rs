@@ -17,8 +17,8 @@ pub(crate) enum Constant {
     Ints(Tensor<i64>),
 }
 
-/// Reads a tensor of at most `limit` values.
-pub(crate) fn read(tensor: &TensorProto, limit: usize) -> Result<Constant> {
+/// Reads a tensor; nothing is allocated that the file does not hold.
+pub(crate) fn read(tensor: &TensorProto) -> Result<Constant> {
     let what = || format!("tensor {:?}", tensor.name);
     if tensor.data_location.unwrap_or(0) != 0 || !tensor.external_data.is_empty() {
         return Err(Error::unsupported(
@@ -33,10 +33,7 @@ pub(crate) fn read(tensor: &TensorProto, limit: usize) -> Result<Constant> {
         count = count.and_then(|c| c.checked_mul(dim));
         dims.push(dim);
     }
-    let count = match count {
-        Some(count) if count <= limit => count,
-        _ => return Err(Error::shape(what(), format!("at most {limit} values"), format!("{:?}", tensor.dims))),
-    };
+    let count = count.ok_or_else(|| Error::shape(what(), "fewer values", format!("{:?}", tensor.dims)))?;
     let kind = tensor.data_type.unwrap_or(0);
     let source = Data { tensor, count };
     let floats = |values| Ok(Constant::Floats(Tensor { dims: dims.clone(), values }));
@@ -120,7 +117,7 @@ mod tests {
     }
 
     fn floats(tensor: &TensorProto) -> Vec<f32> {
-        match read(tensor, 100).unwrap() {
+        match read(tensor).unwrap() {
             Constant::Floats(t) => t.values,
             other => panic!("{other:?}"),
         }
@@ -140,7 +137,7 @@ mod tests {
         let field = TensorProto { int32_data: vec![0x3e00, 0xb400], ..tensor(data_type::FLOAT16, &[2]) };
         assert_eq!(floats(&field), expected);
         let ints = TensorProto { int64_data: vec![-1, 400], ..tensor(data_type::INT64, &[2]) };
-        assert_eq!(read(&ints, 2).unwrap(), Constant::Ints(Tensor { dims: vec![2], values: vec![-1, 400] }));
+        assert_eq!(read(&ints).unwrap(), Constant::Ints(Tensor { dims: vec![2], values: vec![-1, 400] }));
     }
 
     #[test]
@@ -155,12 +152,12 @@ mod tests {
     #[test]
     fn tensors_that_lie_about_their_size_are_errors() {
         let short = TensorProto { raw_data: Some(vec![0; 7]), ..tensor(data_type::FLOAT, &[2]) };
-        assert!(read(&short, 100).is_err());
-        assert!(read(&tensor(data_type::FLOAT, &[1 << 40, 1 << 40]), 100).is_err());
-        assert!(read(&tensor(data_type::FLOAT, &[-1]), 100).is_err());
-        assert!(read(&tensor(data_type::FLOAT, &[101]), 100).is_err());
-        assert!(read(&tensor(3, &[1]), 100).is_err());
+        assert!(read(&short).is_err());
+        assert!(read(&tensor(data_type::FLOAT, &[1 << 40, 1 << 40])).is_err());
+        assert!(read(&tensor(data_type::FLOAT, &[-1])).is_err());
+        assert!(read(&tensor(data_type::FLOAT, &[101])).is_err());
+        assert!(read(&tensor(3, &[1])).is_err());
         let external = TensorProto { data_location: Some(1), ..tensor(data_type::FLOAT, &[1]) };
-        assert!(read(&external, 100).unwrap_err().to_string().contains("one file"));
+        assert!(read(&external).unwrap_err().to_string().contains("one file"));
     }
 }
