@@ -126,4 +126,16 @@ impl Error {
     pub fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Unsupported { what: what.into(), why: why.into() }
     }
+
+    /// The same error with the place it happened at in front of its subject.
+    pub(crate) fn within(mut self, place: &str) -> Self {
+        match &mut self {
+            Error::Shape { what: subject, .. }
+            | Error::NotFinite { array: subject, .. }
+            | Error::Setting { setting: subject, .. }
+            | Error::Unsupported { what: subject, .. } => subject.insert_str(0, &format!("{place}: ")),
+            Error::File { .. } | Error::Io { .. } | Error::Infeasible { .. } | Error::Cancelled => {}
+        }
+        self
+    }
 }

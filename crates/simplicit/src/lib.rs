@@ -3,6 +3,8 @@
 mod error;
 pub mod layout;
 pub mod linalg;
+pub mod network;
+mod onnx;
 pub mod parallel;
 pub mod problem;
 pub mod random;

@@ -1,0 +1,359 @@
+//! Writing a network down in Rust, node after node.
+
+use std::sync::Arc;
+
+use super::fixed::FixedMap;
+use super::fold::{self, BatchNorm};
+use super::graph::{Node, Op};
+use super::shape::{Shape, Window};
+use super::{Network, normalise};
+use crate::layout::{Activation, MapShape};
+use crate::linalg::Matrix;
+use crate::{Error, Result};
+
+/// Most parameters a batch norm may have once it is repeated for every position.
+const MAX_NORMS: usize = 1 << 22;
+
+/// A value of a network under construction, to come back to: see [`NetworkBuilder::here`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeId(pub(crate) usize);
+
+/// Builds a [`Network`]: every method appends a node after the current one and makes it the current one.
+///
+/// A residual block keeps the place it comes back to:
+/// ```
+/// use simplicit::layout::Activation::Relu;
+/// use simplicit::linalg::Matrix;
+/// use simplicit::network::{Network, Shape, Window};
+///
+/// # fn main() -> simplicit::Result<()> {
+/// let taps = Matrix::from_fn(2, 2 * 9, |i, j| ((i + j) % 3) as f32 - 1.0);
+/// let start = Network::builder(Shape::map(2, 5, 5))?.activation(Relu)?;
+/// let skip = start.here();
+/// let network =
+///     start.convolution(taps, Window::square(3, 1, 1), None)?.plus(skip)?.activation(Relu)?.global_average()?.build()?;
+/// assert_eq!(network.output_shape(), Shape::Vector(2));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct NetworkBuilder {
+    nodes: Vec<Node>,
+    here: usize,
+    layers: usize,
+    parameters: usize,
+}
+
+impl NetworkBuilder {
+    pub(crate) fn new(input: Shape) -> Result<Self> {
+        let shape = input.require_sane("input")?;
+        Ok(Self {
+            nodes: vec![Node { name: "input".into(), op: Op::Input, inputs: vec![], shape }],
+            here: 0,
+            layers: 0,
+            parameters: 0,
+        })
+    }
+
+    /// The current value.
+    pub fn here(&self) -> NodeId {
+        NodeId(self.here)
+    }
+
+    /// Makes an earlier value the current one.
+    pub fn at(mut self, node: NodeId) -> Result<Self> {
+        self.here = self.known(node)?;
+        Ok(self)
+    }
+
+    /// The shape of the current value.
+    pub fn shape(&self) -> Shape {
+        self.nodes[self.here].shape
+    }
+
+    /// Names the current node; activations pass their name on to their layer.
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.nodes[self.here].name = name.into();
+        self
+    }
+
+    /// W x + bias, W being out × in.
+    pub fn linear(mut self, weights: Matrix<f32>, bias: Option<Vec<f32>>) -> Result<Self> {
+        self.here = self.push_linear(self.here, weights, bias)?;
+        Ok(self)
+    }
+
+    /// A convolution: weights are out × (in·kh·kw), column (c·kh + dy)·kw + dx, one bias per output channel.
+    pub fn convolution(mut self, weights: Matrix<f32>, window: Window, bias: Option<Vec<f32>>) -> Result<Self> {
+        self.here = self.push_convolution(self.here, weights, window, bias)?;
+        Ok(self)
+    }
+
+    /// An inference batch norm, folded into the linear map or convolution before it, or else into the one after it. One
+    /// that cannot be folded is refused by what follows it.
+    pub fn batch_norm(mut self, norm: &BatchNorm) -> Result<Self> {
+        let (scale, shift) = norm.scale_shift(self.shape().channels())?;
+        self.here = self.push_scale_shift(self.here, scale, shift)?;
+        Ok(self)
+    }
+
+    /// φ of every unit: a layer of states.
+    pub fn activation(mut self, activation: Activation) -> Result<Self> {
+        self.here = self.push_activation(self.here, activation)?;
+        Ok(self)
+    }
+
+    /// The current value plus another of the same shape.
+    pub fn plus(mut self, other: NodeId) -> Result<Self> {
+        let other = self.known(other)?;
+        self.here = self.push_add(self.here, other)?;
+        Ok(self)
+    }
+
+    /// The mean over a sliding window; `count_padding` says whether zeros of the padding count as values.
+    pub fn average_pool(mut self, window: Window, count_padding: bool) -> Result<Self> {
+        let input = self.require_map(self.here, "average pooling")?;
+        self.here = self.push_fixed(self.here, FixedMap::AveragePool { input, window, count_padding })?;
+        Ok(self)
+    }
+
+    /// The maximum over a sliding window.
+    pub fn max_pool(mut self, window: Window) -> Result<Self> {
+        let input = self.require_map(self.here, "max pooling")?;
+        self.here = self.push_fixed(self.here, FixedMap::MaxPool { input, window })?;
+        Ok(self)
+    }
+
+    /// The mean over all positions, a vector with one number per channel.
+    pub fn global_average(mut self) -> Result<Self> {
+        let input = self.require_map(self.here, "a global average")?;
+        self.here = self.push_fixed(self.here, FixedMap::GlobalAverage { input })?;
+        Ok(self)
+    }
+
+    /// The map as a vector.
+    pub fn flatten(self) -> Result<Self> {
+        let size = self.shape().size();
+        self.reshape(Shape::Vector(size))
+    }
+
+    /// The same numbers under another shape.
+    pub fn reshape(mut self, shape: Shape) -> Result<Self> {
+        self.here = self.push_reshape(self.here, shape)?;
+        Ok(self)
+    }
+
+    /// The network whose output is the current value.
+    pub fn build(self) -> Result<Network> {
+        Network::new(normalise::normalise(self.nodes, self.here)?)
+    }
+
+    fn known(&self, node: NodeId) -> Result<usize> {
+        if node.0 < self.nodes.len() {
+            Ok(node.0)
+        } else {
+            Err(Error::shape("node", format!("one of the {} of this network", self.nodes.len()), node.0))
+        }
+    }
+
+    /// Weights pushed so far, dropped copies included: what an importer bounds.
+    pub(crate) fn parameters(&self) -> usize {
+        self.parameters
+    }
+
+    pub(crate) fn shape_of(&self, node: usize) -> Shape {
+        self.nodes[node].shape
+    }
+
+    pub(crate) fn rename(&mut self, node: usize, name: &str) {
+        self.nodes[node].name = name.to_string();
+    }
+
+    pub(crate) fn require_map(&self, node: usize, what: &str) -> Result<MapShape> {
+        match self.nodes[node].shape {
+            Shape::Map(map) => Ok(map),
+            other => Err(Error::shape(what, "a map (channels × height × width)", other)),
+        }
+    }
+
+    /// A batch norm waiting at a node, with the node it waits on.
+    fn waiting(&self, node: usize) -> Option<(usize, Vec<f64>, Vec<f64>)> {
+        match &self.nodes[node].op {
+            Op::ScaleShift { scale, shift } => Some((self.nodes[node].inputs[0], scale.clone(), shift.clone())),
+            _ => None,
+        }
+    }
+
+    fn push(&mut self, op: Op, inputs: Vec<usize>, shape: Shape) -> Result<usize> {
+        let shape = shape.require_sane(op.name())?;
+        let id = self.nodes.len();
+        for &input in &inputs {
+            let from = &self.nodes[input];
+            if matches!(from.op, Op::ScaleShift { .. }) {
+                let norm = &self.nodes[from.inputs[0]];
+                return Err(Error::unsupported(
+                    format!("batch norm {} between {} and {}", from.name, norm.op.name(), op.name()),
+                    "it folds only into a linear map or convolution right before it, or into a linear map or unpadded \
+                     convolution right after it; export the network with batch norm behind its convolutions",
+                ));
+            }
+        }
+        let name = match &op {
+            Op::Activation(_) => {
+                self.layers += 1;
+                format!("layer_{}", self.layers)
+            }
+            other => format!("{} ({id})", other.name()),
+        };
+        if let Op::Linear { weights, .. } | Op::Convolution { weights, .. } = &op {
+            self.parameters = self.parameters.saturating_add(weights.as_slice().len());
+        }
+        self.nodes.push(Node { name, op, inputs, shape });
+        Ok(id)
+    }
+
+    pub(crate) fn push_linear(&mut self, input: usize, weights: Matrix<f32>, bias: Option<Vec<f32>>) -> Result<usize> {
+        let Shape::Vector(size) = self.nodes[input].shape else {
+            return Err(Error::shape("linear map", "a vector (flatten the map first)", self.nodes[input].shape));
+        };
+        if weights.cols() != size {
+            return Err(Error::shape("weights of a linear map", format!("out × {size}"), dims(&weights)));
+        }
+        require_parameters("linear map", &weights, bias.as_deref())?;
+        let (input, weights, bias) = match self.waiting(input) {
+            Some((source, scale, shift)) => {
+                let (weights, bias) = fold::before(&weights, bias.as_deref(), 1, &scale, &shift);
+                (source, weights, Some(bias))
+            }
+            None => (input, weights, bias),
+        };
+        let shape = Shape::Vector(weights.rows());
+        self.push(Op::Linear { weights: Arc::new(weights), bias }, vec![input], shape)
+    }
+
+    pub(crate) fn push_convolution(
+        &mut self,
+        input: usize,
+        weights: Matrix<f32>,
+        window: Window,
+        bias: Option<Vec<f32>>,
+    ) -> Result<usize> {
+        let map = self.require_map(input, "convolution")?;
+        let [height, width] = window.output(map)?;
+        if window.area().checked_mul(map.channels) != Some(weights.cols()) {
+            let expected = format!("out × ({} · {} · {})", map.channels, window.kernel[0], window.kernel[1]);
+            return Err(Error::shape("weights of a convolution", expected, dims(&weights)));
+        }
+        require_parameters("convolution", &weights, bias.as_deref())?;
+        let (input, weights, bias) = match self.waiting(input) {
+            Some((source, scale, shift)) if fold::survives_padding(window, &shift) => {
+                let (weights, bias) = fold::before(&weights, bias.as_deref(), window.area(), &scale, &shift);
+                (source, weights, Some(bias))
+            }
+            _ => (input, weights, bias),
+        };
+        let shape = Shape::map(weights.rows(), height, width);
+        self.push(Op::Convolution { weights: Arc::new(weights), window, bias }, vec![input], shape)
+    }
+
+    /// scale·x + shift per channel: into a copy of the node before, or waiting for the node after.
+    pub(crate) fn push_scale_shift(&mut self, input: usize, scale: Vec<f64>, shift: Vec<f64>) -> Result<usize> {
+        let shape = self.nodes[input].shape;
+        for values in [&scale, &shift] {
+            if values.len() != shape.channels() {
+                return Err(Error::shape("scale or shift", shape.channels(), values.len()));
+            }
+        }
+        let inputs = self.nodes[input].inputs.clone();
+        // A copy, because others may use the unscaled value; what nobody uses is dropped when the network is built.
+        let op = match &self.nodes[input].op {
+            Op::Linear { weights, bias } => {
+                let (weights, bias) = fold::after(weights, bias.as_deref(), &scale, &shift);
+                Some(Op::Linear { weights: Arc::new(weights), bias: Some(bias) })
+            }
+            Op::Convolution { weights, window, bias } => {
+                let (weights, bias) = fold::after(weights, bias.as_deref(), &scale, &shift);
+                Some(Op::Convolution { weights: Arc::new(weights), window: *window, bias: Some(bias) })
+            }
+            Op::ScaleShift { scale: first, shift: moved } => {
+                let shift = shift.iter().zip(&scale).zip(moved).map(|((t, s), m)| s * m + t).collect();
+                Some(Op::ScaleShift { scale: scale.iter().zip(first).map(|(s, f)| s * f).collect(), shift })
+            }
+            _ => None,
+        };
+        match op {
+            Some(op) => {
+                if let Op::Linear { weights, bias } | Op::Convolution { weights, bias, .. } = &op {
+                    require_parameters("batch norm folded into its neighbour", weights, bias.as_deref())?;
+                }
+                self.push(op, inputs, shape)
+            }
+            None => self.push(Op::ScaleShift { scale, shift }, vec![input], shape),
+        }
+    }
+
+    pub(crate) fn push_activation(&mut self, input: usize, activation: Activation) -> Result<usize> {
+        if let Activation::LeakyRelu { slope } = activation {
+            Activation::leaky_relu(slope)?;
+        }
+        self.push(Op::Activation(activation), vec![input], self.nodes[input].shape)
+    }
+
+    pub(crate) fn push_add(&mut self, a: usize, b: usize) -> Result<usize> {
+        let (left, right) = (self.nodes[a].shape, self.nodes[b].shape);
+        if left != right {
+            return Err(Error::shape("addition", left, right));
+        }
+        self.push(Op::Add, vec![a, b], left)
+    }
+
+    pub(crate) fn push_fixed(&mut self, input: usize, map: FixedMap) -> Result<usize> {
+        let out = map.output()?;
+        if let FixedMap::GlobalAverage { .. } = map {
+            let shape = Shape::Vector(out.channels);
+            // A mean of scaled values is the scaled mean.
+            return match self.waiting(input) {
+                Some((source, scale, shift)) => {
+                    let mean = self.push(Op::Fixed(map), vec![source], shape)?;
+                    self.push(Op::ScaleShift { scale, shift }, vec![mean], shape)
+                }
+                None => self.push(Op::Fixed(map), vec![input], shape),
+            };
+        }
+        self.push(Op::Fixed(map), vec![input], Shape::Map(out))
+    }
+
+    pub(crate) fn push_reshape(&mut self, input: usize, shape: Shape) -> Result<usize> {
+        let old = self.nodes[input].shape;
+        if old == shape {
+            return Ok(input);
+        }
+        shape.require_sane("reshape")?;
+        if old.size() != shape.size() {
+            return Err(Error::shape("reshape", format!("{} units", old.size()), shape));
+        }
+        match (self.waiting(input), shape) {
+            (Some((source, scale, shift)), Shape::Vector(size)) if size <= MAX_NORMS => {
+                let (scale, shift) = (fold::per_unit(&scale, old), fold::per_unit(&shift, old));
+                let flat = self.push(Op::Reshape, vec![source], shape)?;
+                self.push(Op::ScaleShift { scale, shift }, vec![flat], shape)
+            }
+            _ => self.push(Op::Reshape, vec![input], shape),
+        }
+    }
+}
+
+fn dims(weights: &Matrix<f32>) -> String {
+    format!("{} × {}", weights.rows(), weights.cols())
+}
+
+fn require_parameters(what: &str, weights: &Matrix<f32>, bias: Option<&[f32]>) -> Result<()> {
+    weights.require_finite(&format!("weights of a {what}"), 0)?;
+    if let Some(bias) = bias {
+        if bias.len() != weights.rows() {
+            return Err(Error::shape(format!("bias of a {what}"), weights.rows(), bias.len()));
+        }
+        Matrix::from_vec(1, bias.len(), bias.to_vec())?.require_finite(&format!("bias of a {what}"), 0)?;
+    }
+    Ok(())
+}

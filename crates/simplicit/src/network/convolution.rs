@@ -1,0 +1,113 @@
+//! Convolution as a product: windows are copied into the columns of a small matrix, a bounded block at a time.
+
+use super::shape::Window;
+use crate::layout::MapShape;
+use crate::linalg::{Matrix, View, gemm};
+
+/// Values in a block of columns: small enough for the second-level cache.
+const BLOCK: usize = 1 << 16;
+
+/// The geometry of one convolution.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Convolution {
+    pub(crate) input: MapShape,
+    pub(crate) output: MapShape,
+    pub(crate) window: Window,
+}
+
+impl Convolution {
+    /// Taps per output channel; column (c·kh + dy)·kw + dx of the weights.
+    fn taps(self) -> usize {
+        self.input.channels * self.window.area()
+    }
+
+    /// Output positions handled at once.
+    fn block(self) -> usize {
+        (BLOCK / self.taps()).clamp(8, self.output.positions().max(8))
+    }
+
+    /// Room for one block of columns.
+    pub(crate) fn scratch(self) -> Vec<f32> {
+        vec![0.0; if self.is_plain() { 0 } else { self.taps() * self.block() }]
+    }
+
+    /// A 1 × 1 window at every position: the input already is the matrix of columns.
+    fn is_plain(self) -> bool {
+        self.window == Window::square(1, 1, 0)
+    }
+
+    /// out += W · columns(x), out already holding the bias.
+    pub(crate) fn add(self, weights: &Matrix<f32>, x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
+        let (positions, taps) = (self.output.positions(), self.taps());
+        if self.is_plain() {
+            return gemm(out, positions, true, 1.0, weights.view(), View::new(x, taps, positions, positions));
+        }
+        for start in (0..positions).step_by(self.block()) {
+            let count = self.block().min(positions - start);
+            let columns = &mut scratch[..taps * count];
+            columns.fill(0.0);
+            self.for_runs(start, count, |at, from, run| {
+                let stride = self.window.stride[1];
+                if stride == 1 {
+                    columns[at..at + run].copy_from_slice(&x[from..from + run]);
+                } else {
+                    for i in 0..run {
+                        columns[at + i] = x[from + i * stride];
+                    }
+                }
+            });
+            let columns = View::new(columns, taps, count, count);
+            gemm(&mut out[start..], positions, true, 1.0, weights.view(), columns);
+        }
+    }
+
+    /// dx += columnsᵀ(Wᵀ · dout): the transpose of [`Convolution::add`].
+    pub(crate) fn pull_back(self, weights: &Matrix<f32>, dout: &[f32], scratch: &mut [f32], dx: &mut [f32]) {
+        let (positions, taps) = (self.output.positions(), self.taps());
+        let channels = self.output.channels;
+        if self.is_plain() {
+            let dout = View::new(dout, channels, positions, positions);
+            return gemm(dx, positions, true, 1.0, weights.view().t(), dout);
+        }
+        for start in (0..positions).step_by(self.block()) {
+            let count = self.block().min(positions - start);
+            let columns = &mut scratch[..taps * count];
+            let part = View::new(&dout[start..], channels, count, positions);
+            gemm(columns, count, false, 1.0, weights.view().t(), part);
+            self.for_runs(start, count, |at, from, run| {
+                let stride = self.window.stride[1];
+                for i in 0..run {
+                    dx[from + i * stride] += columns[at + i];
+                }
+            });
+        }
+    }
+
+    /// Runs of the columns of `count` positions from `start` that lie inside the map: (place in the columns, place in
+    /// the input, length); consecutive places in the input are one stride apart.
+    fn for_runs(self, start: usize, count: usize, mut visit: impl FnMut(usize, usize, usize)) {
+        let Self { input, output, window } = self;
+        let end = start + count;
+        let (first_row, last_row) = (start / output.width, (end - 1) / output.width);
+        for c in 0..input.channels {
+            for dy in 0..window.kernel[0] {
+                let rows = window.inside(0, dy, input.height, output.height);
+                for dx in 0..window.kernel[1] {
+                    let tap = (c * window.kernel[0] + dy) * window.kernel[1] + dx;
+                    let columns = window.inside(1, dx, input.width, output.width);
+                    for oy in first_row.max(rows.start)..(last_row + 1).min(rows.end) {
+                        let row = oy * output.width;
+                        let from = (row + columns.start).max(start);
+                        let to = (row + columns.end).min(end);
+                        if from < to {
+                            let iy = oy * window.stride[0] + dy - window.padding[0];
+                            let ix = (from - row) * window.stride[1] + dx - window.padding[1];
+                            let place = (c * input.height + iy) * input.width + ix;
+                            visit(tap * count + from - start, place, to - from);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Baselines: small feed-forward graphs of linear maps, convolutions, sums, activations and poolings.
+//!
+//! ```text
+//! z = Σ W · pool(x or u) + bias,   x = φ(z)        for every layer, and y the same without φ
+//! ```
+//!
+//! A layered network is written in five lines:
+//! ```
+//! use simplicit::layout::Activation::Relu;
+//! use simplicit::linalg::Matrix;
+//! use simplicit::network::{Network, Shape};
+//!
+//! # fn main() -> simplicit::Result<()> {
+//! # let (w1, w2) = (Matrix::from_fn(3, 4, |i, j| (i + j) as f32), Matrix::from_fn(2, 3, |i, j| (i * j) as f32));
+//! # let bias = vec![0.5, -0.5, 1.0];
+//! let network = Network::builder(Shape::Vector(4))?
+//!     .linear(w1, Some(bias))?
+//!     .activation(Relu)?
+//!     .linear(w2, None)?
+//!     .build()?;
+//! let y = network.forward(&Matrix::from_vec(1, 4, vec![0.1, 0.2, 0.3, 0.4])?)?;
+//! # assert_eq!((y.rows(), y.cols()), (1, 2));
+//! # Ok(())
+//! # }
+//! ```
+//! Trained networks come from ONNX files: [`Network::from_onnx`].
+
+mod builder;
+mod convolution;
+mod fixed;
+mod fold;
+mod graph;
+mod normalise;
+mod shape;
+mod terms;
+mod trace;
+
+pub use builder::{NetworkBuilder, NodeId};
+pub use fixed::FixedMap;
+pub use fold::BatchNorm;
+pub use shape::{Shape, Window};
+pub use terms::{PreActivation, Source, Term, Weights};
+pub use trace::{Gradient, Trace};
+
+use graph::Op;
+use normalise::Graph;
+
+use crate::layout::{Layer, Layout};
+use crate::linalg::Matrix;
+use crate::states::{StateBlock, StateMap, StateShape};
+use crate::{Error, Result};
+
+/// A trained network, batch norm folded, with its layers and what feeds them.
+///
+/// A layer is an activation of the graph. Two things differ from the graph as written, neither changes an output bit: an
+/// activation behind a max pooling is applied in front of it, and a sum that is pooled, multiplied or read twice without
+/// an activation becomes a layer with the identity.
+#[derive(Debug)]
+pub struct Network {
+    graph: Graph,
+    /// How many readers each node has.
+    uses: Vec<usize>,
+    /// The nodes of the layers, last layer first.
+    activations: Vec<usize>,
+    layout: Layout,
+    pre_activations: Vec<PreActivation>,
+    output: PreActivation,
+}
+
+impl Network {
+    /// Starts a network with one input of this shape.
+    pub fn builder(input: Shape) -> Result<NetworkBuilder> {
+        NetworkBuilder::new(input)
+    }
+
+    fn new(graph: Graph) -> Result<Self> {
+        let (pre_activations, output) = terms::resolve(&graph);
+        let mut activations = Vec::with_capacity(pre_activations.len());
+        let mut layers = Vec::with_capacity(pre_activations.len());
+        let mut states = 0usize;
+        for (id, node) in graph.nodes.iter().enumerate().rev() {
+            if let Op::Activation(activation) = node.op {
+                let layer = match pre_activations[activations.len()].shape {
+                    Shape::Vector(size) => Layer::dense(&node.name, size, activation),
+                    Shape::Map(map) => Layer::map(&node.name, map, activation),
+                };
+                states = states.saturating_add(layer.size);
+                activations.push(id);
+                layers.push(layer);
+            }
+        }
+        if states > u32::MAX as usize {
+            return Err(Error::shape("network", "at most 2^32 − 1 states", states));
+        }
+        let uses = graph::count_uses(&graph.nodes, graph.output);
+        Ok(Self { graph, uses, activations, layout: Layout::new(layers), pre_activations, output })
+    }
+
+    /// The shape of a sample.
+    pub fn input_shape(&self) -> Shape {
+        self.graph.nodes[0].shape
+    }
+
+    /// The shape of an output.
+    pub fn output_shape(&self) -> Shape {
+        self.graph.nodes[self.graph.output].shape
+    }
+
+    /// What feeds every layer, in the order of the layout (last layer first).
+    pub fn pre_activations(&self) -> &[PreActivation] {
+        &self.pre_activations
+    }
+
+    /// What feeds the output.
+    pub fn output(&self) -> &PreActivation {
+        &self.output
+    }
+
+    /// Non-zero weights and biases, batch norm folded; tap weights once each, biases of one row once.
+    pub fn nonzeros(&self) -> usize {
+        self.all_rows().map(PreActivation::nonzeros).sum()
+    }
+
+    /// Multiply-adds per sample: non-zero weights of the unrolled matrices (taps on padding do not exist).
+    pub fn multiply_adds(&self) -> u64 {
+        self.all_rows().flat_map(|rows| &rows.terms).map(|term| term.weights.multiply_adds()).sum()
+    }
+
+    fn all_rows(&self) -> impl Iterator<Item = &PreActivation> {
+        self.pre_activations.iter().chain(std::iter::once(&self.output))
+    }
+
+    /// Columns of Z and X of every layer, last layer first.
+    fn ranges(&self) -> impl Iterator<Item = std::ops::Range<usize>> {
+        self.layout.layers().iter().scan(0, |start, layer| {
+            let range = *start..*start + layer.size;
+            *start = range.end;
+            Some(range)
+        })
+    }
+}
+
+impl StateMap for Network {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    fn shape(&self) -> StateShape {
+        StateShape {
+            inputs: self.input_shape().size(),
+            states: self.layout.size(),
+            outputs: self.output_shape().size(),
+        }
+    }
+
+    fn states(&self, u: &Matrix<f32>) -> Result<StateBlock> {
+        Ok(self.trace(u)?.states())
+    }
+}
+
+#[cfg(test)]
+mod tests;

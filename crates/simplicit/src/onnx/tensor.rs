@@ -1,0 +1,163 @@
+//! Constants of an ONNX file: checked, and converted to what the library computes with.
+
+use super::proto::{TensorProto, data_type};
+use crate::{Error, Result};
+
+/// Values in row-major order under their dimensions.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Tensor<T> {
+    pub(crate) dims: Vec<usize>,
+    pub(crate) values: Vec<T>,
+}
+
+/// A constant: weights, or integers that describe shapes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Constant {
+    Floats(Tensor<f32>),
+    Ints(Tensor<i64>),
+}
+
+/// Reads a tensor; nothing is allocated that the file does not hold.
+pub(crate) fn read(tensor: &TensorProto) -> Result<Constant> {
+    let what = || format!("tensor {:?}", tensor.name);
+    if tensor.data_location.unwrap_or(0) != 0 || !tensor.external_data.is_empty() {
+        return Err(Error::unsupported(
+            format!("{} with its data in another file", what()),
+            "save the model in one file, e.g. torch.onnx.export(..., external_data=False)",
+        ));
+    }
+    let mut dims = Vec::with_capacity(tensor.dims.len());
+    let mut count = Some(1usize);
+    for &dim in &tensor.dims {
+        let dim = usize::try_from(dim).map_err(|_| Error::shape(what(), "dimensions ≥ 0", dim))?;
+        count = count.and_then(|c| c.checked_mul(dim));
+        dims.push(dim);
+    }
+    let count = count.ok_or_else(|| Error::shape(what(), "fewer values", format!("{:?}", tensor.dims)))?;
+    let kind = tensor.data_type.unwrap_or(0);
+    let source = Data { tensor, count };
+    let floats = |values| Ok(Constant::Floats(Tensor { dims: dims.clone(), values }));
+    let ints = |values| Ok(Constant::Ints(Tensor { dims: dims.clone(), values }));
+    match kind {
+        data_type::FLOAT => floats(source.read(&tensor.float_data, f32::from_le_bytes, |&v| v)?),
+        data_type::DOUBLE => {
+            floats(source.read(&tensor.double_data, |b| f64::from_le_bytes(b) as f32, |&v| v as f32)?)
+        }
+        data_type::FLOAT16 => {
+            floats(source.read(&tensor.int32_data, |b| half(u16::from_le_bytes(b)), |&v| half(v as u16))?)
+        }
+        data_type::BFLOAT16 => {
+            floats(source.read(&tensor.int32_data, |b| brain(u16::from_le_bytes(b)), |&v| brain(v as u16))?)
+        }
+        data_type::INT64 => ints(source.read(&tensor.int64_data, i64::from_le_bytes, |&v| v)?),
+        data_type::INT32 => {
+            ints(source.read(&tensor.int32_data, |b| i64::from(i32::from_le_bytes(b)), |&v| i64::from(v))?)
+        }
+        data_type::BOOL => ints(source.read(&tensor.int32_data, |b: [u8; 1]| i64::from(b[0]), |&v| i64::from(v))?),
+        other => Err(Error::unsupported(
+            format!("{} of ONNX type {other}", what()),
+            "weights may be float, double, float16 or bfloat16 and shapes int64 or int32; convert a quantised model back",
+        )),
+    }
+}
+
+struct Data<'a> {
+    tensor: &'a TensorProto,
+    count: usize,
+}
+
+impl Data<'_> {
+    /// From `raw_data`, `N` bytes a value, or else from the field of the type.
+    fn read<const N: usize, S, T>(
+        &self,
+        field: &[S],
+        from_bytes: impl Fn([u8; N]) -> T,
+        from_field: impl Fn(&S) -> T,
+    ) -> Result<Vec<T>> {
+        let what = || format!("tensor {:?} of dimensions {:?}", self.tensor.name, self.tensor.dims);
+        match &self.tensor.raw_data {
+            Some(raw) => {
+                let (values, rest) = raw.as_chunks::<N>();
+                if values.len() != self.count || !rest.is_empty() {
+                    let expected = format!("{} values of {N} byte(s)", self.count);
+                    return Err(Error::shape(what(), expected, format!("{} bytes", raw.len())));
+                }
+                Ok(values.iter().map(|&v| from_bytes(v)).collect())
+            }
+            None if field.len() == self.count => Ok(field.iter().map(from_field).collect()),
+            None => Err(Error::shape(what(), format!("{} values", self.count), format!("{} values", field.len()))),
+        }
+    }
+}
+
+/// IEEE half precision: exact in f32.
+fn half(bits: u16) -> f32 {
+    let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
+    let exponent = i32::from(bits >> 10 & 0x1f);
+    let fraction = f32::from(bits & 0x3ff);
+    sign * match exponent {
+        0 => fraction * 2f32.powi(-24),
+        31 if fraction == 0.0 => f32::INFINITY,
+        31 => f32::NAN,
+        _ => (1.0 + fraction / 1024.0) * 2f32.powi(exponent - 15),
+    }
+}
+
+/// The upper half of an f32.
+fn brain(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(kind: i32, dims: &[i64]) -> TensorProto {
+        TensorProto { dims: dims.to_vec(), data_type: Some(kind), name: "w".into(), ..Default::default() }
+    }
+
+    fn floats(tensor: &TensorProto) -> Vec<f32> {
+        match read(tensor).unwrap() {
+            Constant::Floats(t) => t.values,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_type_in_both_places() {
+        let expected = [1.5f32, -0.25];
+        let raw = |bytes: Vec<u8>, kind| floats(&TensorProto { raw_data: Some(bytes), ..tensor(kind, &[2]) });
+        assert_eq!(raw(expected.iter().flat_map(|v| v.to_le_bytes()).collect(), data_type::FLOAT), expected);
+        let doubles = expected.iter().flat_map(|&v| f64::from(v).to_le_bytes()).collect();
+        assert_eq!(raw(doubles, data_type::DOUBLE), expected);
+        assert_eq!(raw(vec![0x00, 0x3e, 0x00, 0xb4], data_type::FLOAT16), expected);
+        assert_eq!(raw(vec![0xc0, 0x3f, 0x80, 0xbe], data_type::BFLOAT16), expected);
+        let field = TensorProto { float_data: expected.to_vec(), ..tensor(data_type::FLOAT, &[2]) };
+        assert_eq!(floats(&field), expected);
+        let field = TensorProto { int32_data: vec![0x3e00, 0xb400], ..tensor(data_type::FLOAT16, &[2]) };
+        assert_eq!(floats(&field), expected);
+        let ints = TensorProto { int64_data: vec![-1, 400], ..tensor(data_type::INT64, &[2]) };
+        assert_eq!(read(&ints).unwrap(), Constant::Ints(Tensor { dims: vec![2], values: vec![-1, 400] }));
+    }
+
+    #[test]
+    fn half_precision_at_its_edges() {
+        assert_eq!(half(0x0001), 2f32.powi(-24));
+        assert_eq!(half(0x7bff), 65504.0);
+        assert_eq!(half(0x0400), 2f32.powi(-14));
+        assert_eq!(half(0xfc00), f32::NEG_INFINITY);
+        assert!(half(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn tensors_that_lie_about_their_size_are_errors() {
+        let short = TensorProto { raw_data: Some(vec![0; 7]), ..tensor(data_type::FLOAT, &[2]) };
+        assert!(read(&short).is_err());
+        assert!(read(&tensor(data_type::FLOAT, &[1 << 40, 1 << 40])).is_err());
+        assert!(read(&tensor(data_type::FLOAT, &[-1])).is_err());
+        assert!(read(&tensor(data_type::FLOAT, &[101])).is_err());
+        assert!(read(&tensor(3, &[1])).is_err());
+        let external = TensorProto { data_location: Some(1), ..tensor(data_type::FLOAT, &[1]) };
+        assert!(read(&external).unwrap_err().to_string().contains("one file"));
+    }
+}
