@@ -1,5 +1,6 @@
 //! Sparse, well-posed implicit models from trained networks, by convex optimisation.
 
+pub mod arrays;
 mod error;
 pub mod layout;
 pub mod linalg;
