@@ -4,6 +4,7 @@ pub mod arrays;
 mod error;
 pub mod layout;
 pub mod linalg;
+pub mod output;
 pub mod parallel;
 pub mod random;
 pub mod states;

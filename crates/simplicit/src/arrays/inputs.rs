@@ -1,0 +1,98 @@
+//! Inputs of a network: an array, preprocessed, all samples or some.
+
+use std::ops::Range;
+
+use super::array::{Array, Shape};
+use super::preprocessing::{PerFeature, Preprocessing};
+use super::selection::Selection;
+use crate::linalg::Matrix;
+use crate::states::InputSource;
+use crate::{Error, Result};
+
+/// Samples as a network expects them, read in blocks from a file or from memory.
+#[derive(Debug, Clone)]
+pub struct Inputs {
+    array: Array,
+    preprocessing: Preprocessing,
+    per_feature: PerFeature,
+    /// Rows of the array in the order used; all in order if `None`.
+    indices: Option<Vec<usize>>,
+}
+
+impl Inputs {
+    /// `preprocessing` defaults to u = raw / 255 for IDX and CIFAR files and u = raw for other arrays.
+    pub fn new(array: Array, preprocessing: Option<Preprocessing>, selection: &Selection) -> Result<Self> {
+        let default = || if array.is_image_file() { Preprocessing::bytes() } else { Preprocessing::identity() };
+        let preprocessing = preprocessing.unwrap_or_else(default);
+        if array.samples() == 0 || array.features() == 0 {
+            return Err(Error::shape(
+                format!("inputs {}", array.path().display()),
+                "at least one sample of at least one value",
+                Shape(array.shape()),
+            ));
+        }
+        let per_feature = preprocessing.per_feature(&array.shape()[1..])?;
+        let indices = selection.indices(array.samples())?;
+        Ok(Self { array, preprocessing, per_feature, indices })
+    }
+
+    /// The preprocessing in use.
+    pub fn preprocessing(&self) -> &Preprocessing {
+        &self.preprocessing
+    }
+
+    /// The same, spread over the values of a sample.
+    pub fn per_feature(&self) -> &PerFeature {
+        &self.per_feature
+    }
+
+    /// Axes of one sample, such as 3 × 32 × 32.
+    pub fn sample_shape(&self) -> &[usize] {
+        &self.array.shape()[1..]
+    }
+
+    fn append(&self, rows: Range<usize>, out: &mut Vec<f32>) -> Result<()> {
+        let raw: Matrix<f64> = self.array.rows(rows.clone())?;
+        let mut u = vec![0.0; raw.cols()];
+        for i in 0..raw.rows() {
+            self.per_feature.apply(raw.row(i), &mut u);
+            if let Some(column) = u.iter().position(|v| !v.is_finite()) {
+                return Err(Error::NotFinite {
+                    array: format!("inputs {}", self.array.path().display()),
+                    row: rows.start + i,
+                    column,
+                    value: f64::from(u[column]),
+                });
+            }
+            out.extend_from_slice(&u);
+        }
+        Ok(())
+    }
+}
+
+impl InputSource for Inputs {
+    fn samples(&self) -> usize {
+        self.indices.as_ref().map_or(self.array.samples(), Vec::len)
+    }
+
+    fn features(&self) -> usize {
+        self.array.features()
+    }
+
+    fn rows(&self, samples: Range<usize>) -> Result<Matrix<f32>> {
+        let count = samples.len();
+        let mut out = Vec::new();
+        match &self.indices {
+            None => self.append(samples, &mut out)?,
+            Some(indices) => {
+                let chosen = indices.get(samples.clone()).ok_or_else(|| {
+                    Error::shape("inputs", format!("a range within 0..{}", indices.len()), format!("{samples:?}"))
+                })?;
+                for &row in chosen {
+                    self.append(row..row + 1, &mut out)?;
+                }
+            }
+        }
+        Matrix::from_vec(count, self.array.features(), out)
+    }
+}
