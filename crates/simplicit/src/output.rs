@@ -21,17 +21,22 @@ impl OutputFile {
     pub fn create(target: impl AsRef<Path>) -> Result<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let target = target.as_ref();
+        let ordinary = std::fs::metadata(target).map_or(true, |m| m.is_file());
         let name = target
             .file_name()
-            .filter(|_| !target.is_dir())
-            .ok_or_else(|| Error::file(target, "expected the name of a file to write, got a directory"))?;
-        // Process and count keep apart what several writers make at once; a stale one of a killed run is replaced.
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let temporary = format!(".{}.{}.{count}.part", name.to_string_lossy(), std::process::id());
-        let temporary = target.with_file_name(temporary);
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
-        let file = file.map_err(|e| Error::io(target, e))?;
-        Ok(Self { file, temporary, target: target.to_path_buf(), finished: false })
+            .filter(|_| ordinary)
+            .ok_or_else(|| Error::file(target, "expected the name of a file to write, got a directory or a device"))?;
+        loop {
+            // Process and count keep apart what several writers make at once, and from what a killed one left.
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let temporary = format!(".{}.{}.{count}.part", name.to_string_lossy(), std::process::id());
+            let temporary = target.with_file_name(temporary);
+            match OpenOptions::new().write(true).create_new(true).open(&temporary) {
+                Ok(file) => return Ok(Self { file, temporary, target: target.to_path_buf(), finished: false }),
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(Error::io(target, e)),
+            }
+        }
     }
 
     /// Appends, or goes on after the last write.

@@ -178,48 +178,53 @@ impl Array {
 
     /// Some consecutive samples, one a row, trailing axes flattened in row-major order.
     pub fn rows<T: Scalar>(&self, samples: Range<usize>) -> Result<Matrix<T>> {
-        let count = self.require_range(&samples)?;
-        let size = self.element.size();
-        let mut values = vec![T::default(); count * self.features];
-        if values.is_empty() {
-            return Matrix::from_vec(count, self.features, values);
+        self.require_range(&samples)?;
+        let mut out = Matrix::zeros(samples.len(), self.features);
+        self.read_rows(samples, &mut Vec::new(), out.as_mut_slice())?;
+        Ok(out)
+    }
+
+    /// The same into `out`, which has the right length, through the buffer `raw`.
+    pub(super) fn read_rows<T: Scalar>(&self, samples: Range<usize>, raw: &mut Vec<u8>, out: &mut [T]) -> Result<()> {
+        self.require_range(&samples)?;
+        if out.is_empty() {
+            return Ok(());
         }
         match self.order {
             Order::Rows { first, stride } => {
-                let raw = self.raw_rows(first, stride, samples)?;
-                for (row, out) in raw.chunks(stride as usize).zip(values.chunks_exact_mut(self.features)) {
+                self.read_records(first, stride, samples, raw)?;
+                for (row, out) in raw.chunks(stride as usize).zip(out.chunks_exact_mut(self.features)) {
                     self.element.decode(row, out);
                 }
             }
             Order::Columns => {
-                let mut raw = vec![0; count * size];
-                let mut column = vec![T::default(); count];
+                let size = self.element.size();
                 for j in 0..self.features {
                     let at = (self.column_of(j) * self.samples() + samples.start) * size;
-                    self.data.read_at(at as u64, &mut raw)?;
-                    if self.big_endian {
-                        self.element.swap_bytes(&mut raw);
-                    }
-                    self.element.decode(&raw, &mut column);
-                    for (i, value) in column.iter().enumerate() {
-                        values[i * self.features + j] = *value;
+                    self.read_little_endian(at as u64, (samples.len() * size) as u64, raw)?;
+                    for (value, row) in raw.chunks_exact(size).zip(out.chunks_exact_mut(self.features)) {
+                        self.element.decode(value, &mut row[j..=j]);
                     }
                 }
             }
         }
-        Matrix::from_vec(count, self.features, values)
+        Ok(())
     }
 
-    /// Little-endian bytes of some rows (at least one), from the first value of the first to the last of the last.
-    fn raw_rows(&self, first: u64, stride: u64, samples: Range<usize>) -> Result<Vec<u8>> {
+    /// Some rows (at least one), from the first value of the first to the last value of the last.
+    fn read_records(&self, first: u64, stride: u64, samples: Range<usize>, raw: &mut Vec<u8>) -> Result<()> {
         let row = (self.features * self.element.size()) as u64;
         let len = (samples.len() as u64 - 1) * stride + row;
-        let mut raw = self.data.read_vec(first + samples.start as u64 * stride, len)?;
+        // What lies between rows is not turned round properly, but only records of bytes have anything there.
+        self.read_little_endian(first + samples.start as u64 * stride, len, raw)
+    }
+
+    fn read_little_endian(&self, at: u64, len: u64, raw: &mut Vec<u8>) -> Result<()> {
+        self.data.read_into(at, len, raw)?;
         if self.big_endian {
-            // Only packed arrays are big-endian: records with labels between rows hold bytes.
-            self.element.swap_bytes(&mut raw);
+            self.element.swap_bytes(raw);
         }
-        Ok(raw)
+        Ok(())
     }
 
     /// Labels: the first value of every sample, as small integers.
@@ -231,7 +236,8 @@ impl Array {
                 Order::Rows { first, stride } => (first, stride),
                 Order::Columns => (0, size as u64),
             };
-            let raw = self.raw_rows(first, stride, 0..self.samples())?;
+            let mut raw = Vec::new();
+            self.read_records(first, stride, 0..self.samples(), &mut raw)?;
             labels = raw.chunks(stride as usize).flat_map(|row| &row[..size]).copied().collect();
         }
         self.element.decode_small_integers(&labels).map_err(|(row, value)| {
@@ -252,7 +258,7 @@ impl Array {
         column
     }
 
-    fn require_range(&self, samples: &Range<usize>) -> Result<usize> {
+    fn require_range(&self, samples: &Range<usize>) -> Result<()> {
         if samples.start > samples.end || samples.end > self.samples() {
             return Err(Error::shape(
                 format!("rows of {}", self.path().display()),
@@ -260,7 +266,7 @@ impl Array {
                 format!("{samples:?}"),
             ));
         }
-        Ok(samples.len())
+        Ok(())
     }
 }
 

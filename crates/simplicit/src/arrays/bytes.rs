@@ -108,15 +108,21 @@ impl Bytes {
 
     /// `len` bytes from `offset` on; allocates only what is there.
     pub(super) fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
+        let mut out = Vec::new();
+        self.read_into(offset, len, &mut out)?;
+        Ok(out)
+    }
+
+    /// The same into a buffer that is used again.
+    pub(super) fn read_into(&self, offset: u64, len: u64, out: &mut Vec<u8>) -> Result<()> {
         let part = self.slice(offset, len)?;
         let len = usize::try_from(len).map_err(|_| self.truncated(u64::MAX))?;
-        let mut out = Vec::new();
+        out.clear();
         out.try_reserve_exact(len).map_err(|_| {
             Error::file(&self.path, format!("{len} bytes do not fit into memory; read fewer samples at a time"))
         })?;
         out.resize(len, 0);
-        part.read_at(0, &mut out)?;
-        Ok(out)
+        part.read_at(0, out)
     }
 
     /// The first bytes, fewer if there are fewer.

@@ -51,20 +51,20 @@ impl Inputs {
         &self.array.shape()[1..]
     }
 
-    fn append(&self, rows: Range<usize>, out: &mut Vec<f32>) -> Result<()> {
-        let raw: Matrix<f64> = self.array.rows(rows.clone())?;
-        let mut u = vec![0.0; raw.cols()];
-        for i in 0..raw.rows() {
-            self.per_feature.apply(raw.row(i), &mut u);
+    /// Consecutive rows of the array into as many rows of `out`; `raw` and `values` are buffers.
+    fn read(&self, rows: Range<usize>, raw: &mut Vec<u8>, values: &mut [f64], out: &mut [f32]) -> Result<()> {
+        let features = self.array.features();
+        self.array.read_rows(rows.clone(), raw, values)?;
+        for ((row, values), u) in rows.zip(values.chunks_exact(features)).zip(out.chunks_exact_mut(features)) {
+            self.per_feature.apply(values, u);
             if let Some(column) = u.iter().position(|v| !v.is_finite()) {
                 return Err(Error::NotFinite {
                     array: format!("inputs {}", self.array.path().display()),
-                    row: rows.start + i,
+                    row,
                     column,
                     value: f64::from(u[column]),
                 });
             }
-            out.extend_from_slice(&u);
         }
         Ok(())
     }
@@ -80,19 +80,25 @@ impl InputSource for Inputs {
     }
 
     fn rows(&self, samples: Range<usize>) -> Result<Matrix<f32>> {
-        let count = samples.len();
-        let mut out = Vec::new();
+        if samples.start > samples.end || samples.end > self.samples() {
+            let expected = format!("a range within 0..{}", self.samples());
+            return Err(Error::shape("rows of the inputs", expected, format!("{samples:?}")));
+        }
+        let features = self.array.features();
+        let mut out = Matrix::zeros(samples.len(), features);
+        let mut raw = Vec::new();
         match &self.indices {
-            None => self.append(samples, &mut out)?,
+            None => {
+                let mut values = vec![0.0; samples.len() * features];
+                self.read(samples, &mut raw, &mut values, out.as_mut_slice())?;
+            }
             Some(indices) => {
-                let chosen = indices.get(samples.clone()).ok_or_else(|| {
-                    Error::shape("inputs", format!("a range within 0..{}", indices.len()), format!("{samples:?}"))
-                })?;
-                for &row in chosen {
-                    self.append(row..row + 1, &mut out)?;
+                let mut values = vec![0.0; features];
+                for (i, &row) in indices[samples].iter().enumerate() {
+                    self.read(row..row + 1, &mut raw, &mut values, out.row_mut(i))?;
                 }
             }
         }
-        Matrix::from_vec(count, self.array.features(), out)
+        Ok(out)
     }
 }

@@ -33,5 +33,6 @@ pub use file::ArrayFile;
 pub use hash::content_hash;
 pub use inputs::Inputs;
 pub use labels::Labels;
+pub use npy::write_npy;
 pub use preprocessing::{PerFeature, Preprocessing};
 pub use selection::Selection;

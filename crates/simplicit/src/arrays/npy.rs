@@ -2,6 +2,8 @@
 
 use super::bytes::Bytes;
 use super::element::Element;
+use crate::linalg::Matrix;
+use crate::output::OutputFile;
 use crate::{Error, Result};
 
 /// What `\x93NUMPY` files begin with.
@@ -45,6 +47,28 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Bytes)> {
         parse_header(&text).map_err(|problem| bad(format!("{problem} in the header {:?}", text.trim_end())))?;
     let data = bytes.slice(start + len, bytes.len() - start - len)?;
     Ok((header, data))
+}
+
+/// Writes a matrix as a float32 `.npy` file that appears whole or not at all.
+pub fn write_npy(path: impl AsRef<std::path::Path>, matrix: &Matrix<f32>) -> Result<()> {
+    let (rows, cols) = (matrix.rows(), matrix.cols());
+    let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
+    // The numbers begin at a multiple of 64 bytes, as NumPy has it; the last byte before them is a line end.
+    let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
+    header.extend(std::iter::repeat_n(' ', padding));
+    header.push('\n');
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend([1, 0]);
+    bytes.extend((header.len() as u16).to_le_bytes());
+    bytes.extend(header.as_bytes());
+    let mut output = OutputFile::create(path)?;
+    output.write(&bytes)?;
+    for rows in matrix.as_slice().chunks(1 << 16) {
+        bytes.clear();
+        bytes.extend(rows.iter().flat_map(|v| v.to_le_bytes()));
+        output.write(&bytes)?;
+    }
+    output.finish()
 }
 
 fn parse_header(text: &str) -> Result<Header, String> {
