@@ -4,11 +4,15 @@
 //! number of samples with their states, wherever they come from. Everything later reads sources, in fixed blocks of
 //! samples, so that nothing ever holds all samples.
 
+mod arrays;
 mod block;
 mod collect;
+mod file;
 
+pub use arrays::ArrayStates;
 pub use block::StateBlock;
 pub use collect::{Collected, InputSource};
+pub use file::{StatesMetadata, write_states};
 
 use crate::Result;
 use crate::layout::Layout;

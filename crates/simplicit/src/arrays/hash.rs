@@ -1,0 +1,26 @@
+//! What a file contained, for manifests and checkpoints.
+
+use std::io::Read;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
+
+use super::bytes::Bytes;
+use crate::{Error, Result};
+
+/// SHA-256 of a file's bytes as 64 hexadecimal digits, the same that `sha256sum` prints. Reads the file once.
+pub fn content_hash(path: impl AsRef<Path>) -> Result<String> {
+    let path = path.as_ref();
+    let bytes = Bytes::open(path)?;
+    let mut reader = bytes.reader();
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    loop {
+        let count = reader.read(&mut buffer).map_err(|e| Error::io(path, e))?;
+        if count == 0 {
+            break;
+        }
+        hash.update(&buffer[..count]);
+    }
+    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+}

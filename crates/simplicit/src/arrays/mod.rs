@@ -1,0 +1,38 @@
+//! Arrays from files: where the walk starts.
+//!
+//! | file | read as | in memory |
+//! |---|---|---|
+//! | `.npy` | one array, C or Fortran order, either byte order | nothing but the rows asked for |
+//! | `.npz` | `file.npz:key`; without a key exactly one array | stored members nothing, deflated members whole |
+//! | `.safetensors` | `file.safetensors:key`; without a key exactly one array | nothing |
+//! | IDX | N × H × W images or N labels | nothing |
+//! | CIFAR-10 and CIFAR-100 binary | N × 3 × 32 × 32 images, with their (fine) labels | nothing |
+//! | any of them as `.gz` | the same | whole, at most 1 GiB |
+//!
+//! The first axis is samples, the others are flattened. An [`Array`] knows its shape and type without loading anything
+//! and reads any rows from several threads at once. Files are hostile: a header's sizes are checked against the file
+//! before anything is allocated.
+
+mod array;
+mod bytes;
+mod element;
+mod file;
+mod hash;
+mod image;
+mod inputs;
+mod labels;
+mod npy;
+mod preprocessing;
+mod safetensors;
+mod selection;
+mod zip;
+
+pub use array::Array;
+pub use element::Element;
+pub use file::ArrayFile;
+pub use hash::content_hash;
+pub use inputs::Inputs;
+pub use labels::Labels;
+pub use npy::write_npy;
+pub use preprocessing::{PerFeature, Preprocessing};
+pub use selection::Selection;
