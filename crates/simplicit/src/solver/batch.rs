@@ -10,19 +10,31 @@
 //! Every row depends on its own data alone, but sits in a block of fixed size: the result does not depend on threads.
 
 use super::canonical::{Gap, Row};
-use super::design::{Design, LEVELS, epsilon};
+use super::design::{DECADES, Design, LEVELS, epsilon};
 use super::newton_system::{INACTIVE, Method, NewtonSystem};
 use super::{RowOutcome, SolverSettings, Status};
-use crate::linalg::{Matrix, View, dot, gemm};
+use crate::linalg::{Matrix, Scalar, View, dot, gemm, vectorised};
 use crate::parallel::Cancel;
 use crate::problem::Penalty;
 
+/// The smallest ε the splitting may use: below it single precision does not reach.
+const SPLITTING_LEVELS: usize = 7;
 /// Over-relaxation of the splitting.
 const RELAXATION: f64 = 1.6;
 /// Splitting steps between two looks at the step size.
 const ADAPT_EVERY: usize = 10;
-/// The inner problem is solved when ‖w − y‖_G is below this share of ‖w − anchor‖_G.
-const INNER: f64 = 0.1;
+/// The last splitting steps are in double precision: the dual they leave is what Newton starts from.
+const DOUBLE_STEPS: usize = 10;
+/// First ρ: this share of (typical kink) / (typical ridge weight).
+const FIRST_STEP: f64 = 0.3;
+/// The inner problem is solved when ‖w − y‖_G is below this share of ‖w − anchor‖ in the metric Ĝ + εI.
+const INNER: f64 = 0.3;
+/// Accepted share of the first derivative in the search along a Newton step.
+const SEARCH: f64 = 0.5;
+/// Trials of that search.
+const MAX_TRIALS: usize = 20;
+/// Inner Newton steps after which ε was too small for this anchor, and grows again.
+const MAX_INNER_STEPS: usize = 12;
 
 /// One row's state. Vectors have one entry per live feature.
 struct State<'a> {
@@ -44,7 +56,7 @@ struct State<'a> {
     splitting_steps: usize,
     best: Option<(Gap, Vec<f64>)>,
     stalled: usize,
-    /// The anchor moved and w was taken anew: Ĝw is stale.
+    /// The anchor moved to w: the next step is the prediction from there.
     moved: bool,
     /// Newton steps since the anchor moved.
     inner_steps: usize,
@@ -56,8 +68,16 @@ struct Room {
     v: Vec<f64>,
     shifted: Vec<f64>,
     trial: Vec<f64>,
-    left: Vec<f64>,
-    right: Vec<f64>,
+    double: Buffers<f64>,
+    single: Buffers<f32>,
+}
+
+/// Both sides of a product.
+#[derive(Default)]
+struct Buffers<T> {
+    picked: Vec<usize>,
+    left: Vec<T>,
+    right: Vec<T>,
 }
 
 /// Solves a block of rows; rows that are `None` (zero targets) are skipped.
@@ -73,8 +93,8 @@ pub(crate) fn solve(
         v: vec![0.0; d],
         shifted: vec![0.0; d],
         trial: vec![0.0; d],
-        left: Vec::new(),
-        right: Vec::new(),
+        double: Buffers::default(),
+        single: Buffers::default(),
     };
     let mut states: Vec<State> = rows
         .iter()
@@ -102,13 +122,17 @@ pub(crate) fn solve(
             done: None,
         })
         .collect();
-    let t0 = std::time::Instant::now();
     choose_levels(design, penalty, &mut states, &mut room);
     let warm = rows.iter().all(|(_, start)| start.is_some());
-    split(design, penalty, if warm { settings.warm_splitting_steps } else { settings.splitting_steps }, &mut states, &mut room, cancel)?;
-    eprintln!("split {:?}", t0.elapsed());
+    split(
+        design,
+        penalty,
+        if warm { settings.warm_splitting_steps } else { settings.splitting_steps },
+        &mut states,
+        &mut room,
+        cancel,
+    )?;
     newton(design, penalty, settings, &mut states, &mut room, cancel)?;
-    eprintln!("newton {:?}", t0.elapsed());
     Ok(states
         .into_iter()
         .map(|s| {
@@ -119,46 +143,72 @@ pub(crate) fn solve(
         .collect())
 }
 
-/// out_i = matrix · in_i for the rows picked by `input`, all at once.
-fn multiply<'s>(
-    matrix: &Matrix,
+/// out_i = matrix · in_i for the rows picked, all at once, in the precision of the matrix.
+fn multiply<'s, T: Scalar>(
+    matrix: &Matrix<T>,
     states: &mut [State<'s>],
-    room: &mut Room,
-    mut pick: impl FnMut(&State<'s>) -> bool,
+    buffers: &mut Buffers<T>,
+    pick: impl Fn(&State<'s>) -> bool,
     input: impl for<'r> Fn(&'r State<'s>) -> &'r [f64],
-    mut output: impl FnMut(&mut State<'s>, &[f64]),
+    mut output: impl FnMut(&mut State<'s>, &[T]),
 ) {
     let d = matrix.rows();
-    room.left.clear();
-    let mut picked = Vec::with_capacity(states.len());
+    buffers.left.clear();
+    buffers.picked.clear();
     for (k, s) in states.iter().enumerate() {
         if pick(s) {
-            picked.push(k);
-            room.left.extend_from_slice(input(s));
+            buffers.picked.push(k);
+            buffers.left.extend(input(s).iter().map(|v| T::from_f64(*v)));
         }
     }
-    room.right.resize(picked.len() * d, 0.0);
-    gemm(&mut room.right, d, false, 1.0, View::new(&room.left, picked.len(), d, d), matrix.view());
-    for (k, out) in picked.into_iter().zip(room.right.chunks_exact(d.max(1))) {
+    let rows = buffers.picked.len();
+    buffers.right.resize(rows * d, T::default());
+    gemm(&mut buffers.right, d, false, T::from_f64(1.0), View::new(&buffers.left, rows, d, d), matrix.view());
+    for (&k, out) in buffers.picked.iter().zip(buffers.right.chunks_exact(d.max(1))) {
         output(&mut states[k], out);
     }
 }
 
+/// out = Σ_k factor_k · vector_k.
+fn combine<const K: usize>(out: &mut [f64], terms: &[(f64, &Vec<f64>); K]) {
+    let d = out.len();
+    let terms = terms.map(|(factor, vector)| (factor, &vector[..d]));
+    vectorised(
+        #[inline(always)]
+        || {
+            for j in 0..d {
+                let mut sum = 0.0;
+                for (factor, vector) in &terms {
+                    sum += factor * vector[j];
+                }
+                out[j] = sum;
+            }
+        },
+    );
+}
+
 /// ρ such that the threshold moves a typical weight by about half of it, from a ridge solution.
 fn choose_levels(design: &Design, penalty: &dyn Penalty, states: &mut [State], room: &mut Room) {
-    const FIRST: usize = 4;
+    const FIRST: usize = 3;
     let Some(inverse) = design.inverse(FIRST) else { return };
-    multiply(inverse, states, room, |_| true, |s| &s.row.h, |s, out| {
-        let kinks: f64 = (0..out.len()).map(|j| s.row.kink(penalty, j).powi(2)).sum();
-        let size = dot(out, out);
-        let rho = if size > 0.0 && kinks > 0.0 { 2.0 * (kinks / size).sqrt() } else { 1e-2 };
-        s.level = nearest_level(rho);
-        s.y.copy_from_slice(out);
-    });
+    multiply(
+        inverse,
+        states,
+        &mut room.double,
+        |_| true,
+        |s| &s.row.h,
+        |s, out| {
+            let kinks: f64 = (0..out.len()).map(|j| s.row.kink(penalty, j).powi(2)).sum();
+            let size = dot(out, out);
+            let rho = if size > 0.0 && kinks > 0.0 { FIRST_STEP * (kinks / size).sqrt() } else { 1e-2 };
+            s.level = nearest_level(rho);
+            s.y.copy_from_slice(out);
+        },
+    );
 }
 
 fn nearest_level(rho: f64) -> usize {
-    (-2.0 * rho.log10()).round().clamp(0.0, (LEVELS - 1) as f64) as usize
+    (-rho.log10() / DECADES).round().clamp(0.0, SPLITTING_LEVELS as f64) as usize
 }
 
 /// Phase 1. `anchor` is v, `g_anchor` the scaled dual s, `y` the dense iterate.
@@ -175,42 +225,47 @@ fn split(
         let adapt = step % ADAPT_EVERY == ADAPT_EVERY - 1 && step + ADAPT_EVERY / 2 < steps;
         for s in states.iter_mut() {
             let rho = epsilon(s.level);
-            for j in 0..s.w.len() {
-                s.step[j] = s.row.h[j] + rho * (s.anchor[j] - s.g_anchor[j]);
-            }
+            combine(&mut s.step, &[(1.0, &s.row.h), (rho, &s.anchor), (-rho, &s.g_anchor)]);
         }
         for level in 0..LEVELS {
             if !states.iter().any(|s| s.level == level) {
                 continue;
             }
-            let Some(inverse) = design.inverse(level) else {
-                for s in states.iter_mut().filter(|s| s.level == level) {
-                    s.level = 8;
-                }
-                continue;
-            };
-            multiply(inverse, states, room, |s| s.level == level, |s| &s.step, |s, out| s.y.copy_from_slice(out));
+            let open = |s: &State| s.level == level;
+            if step + DOUBLE_STEPS < steps {
+                let Some(inverse) = design.single_inverse(level) else { continue };
+                multiply(
+                    inverse,
+                    states,
+                    &mut room.single,
+                    open,
+                    |s| &s.step,
+                    |s, out| {
+                        for (y, out) in s.y.iter_mut().zip(out) {
+                            *y = f64::from(*out);
+                        }
+                    },
+                );
+            } else {
+                let Some(inverse) = design.inverse(level) else { continue };
+                multiply(inverse, states, &mut room.double, open, |s| &s.step, |s, out| s.y.copy_from_slice(out));
+            }
         }
         for s in states.iter_mut() {
             let rho = epsilon(s.level);
-            for j in 0..s.w.len() {
-                s.gw[j] = RELAXATION * s.y[j] + (1.0 - RELAXATION) * s.anchor[j];
-                room.v[j] = s.gw[j] + s.g_anchor[j];
-            }
+            combine(&mut s.gw, &[(RELAXATION, &s.y), (1.0 - RELAXATION, &s.anchor)]);
+            combine(&mut room.v, &[(1.0, &s.gw), (1.0, &s.g_anchor)]);
             s.row.prox(penalty, &room.v, 1.0 / rho, &mut s.w, &mut room.shifted);
-            let (mut primal, mut dual, mut size, mut dual_size) = (0.0, 0.0, 0.0, 0.0);
-            for j in 0..s.w.len() {
-                s.g_anchor[j] += s.gw[j] - s.w[j];
-                if adapt {
-                    primal += (s.y[j] - s.w[j]).powi(2);
-                    dual += (s.w[j] - s.anchor[j]).powi(2);
-                    size += s.w[j].powi(2);
-                    dual_size += s.g_anchor[j].powi(2);
-                }
-            }
+            combine(&mut s.g_anchor, &[(1.0, &room.v), (-1.0, &s.w)]);
             std::mem::swap(&mut s.anchor, &mut s.w);
             s.splitting_steps += 1;
             if adapt {
+                let (mut primal, mut dual) = (0.0, 0.0);
+                for j in 0..s.w.len() {
+                    primal += (s.y[j] - s.anchor[j]).powi(2);
+                    dual += (s.w[j] - s.anchor[j]).powi(2);
+                }
+                let (size, dual_size) = (dot(&s.anchor, &s.anchor), dot(&s.g_anchor, &s.g_anchor));
                 let ratio = (primal / size.max(1e-300)).sqrt() / (dual / dual_size.max(1e-300)).sqrt().max(1e-300);
                 let wanted = nearest_level(rho * ratio.clamp(1e-2, 1e2).sqrt());
                 if wanted != s.level {
@@ -236,8 +291,8 @@ fn newton(
     cancel: &Cancel,
 ) -> crate::Result<()> {
     let gram = design.gram();
-    multiply(gram, states, room, |_| true, |s| &s.anchor, |s, out| s.g_anchor.copy_from_slice(out));
-    multiply(gram, states, room, |_| true, |s| &s.y, |s, out| s.gy.copy_from_slice(out));
+    multiply(gram, states, &mut room.double, |_| true, |s| &s.anchor, |s, out| s.g_anchor.copy_from_slice(out));
+    multiply(gram, states, &mut room.double, |_| true, |s| &s.y, |s, out| s.gy.copy_from_slice(out));
     for _ in 0..settings.max_newton_steps {
         if states.iter().all(|s| s.done.is_some()) {
             break;
@@ -246,16 +301,22 @@ fn newton(
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.evaluate(penalty, room);
         }
-        multiply(gram, states, room, |s| s.done.is_none(), |s| &s.w, |s, out| s.gw.copy_from_slice(out));
+        multiply(gram, states, &mut room.double, |s| s.done.is_none(), |s| &s.w, |s, out| s.gw.copy_from_slice(out));
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
-            s.move_anchor_if_solved(penalty, room);
+            s.move_anchor_if_solved();
         }
-        multiply(gram, states, room, |s| s.done.is_none() && s.moved, |s| &s.w, |s, out| s.gw.copy_from_slice(out));
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.prepare(design, penalty);
         }
         directions(design, states, room);
-        multiply(gram, states, room, |s| s.done.is_none(), |s| &s.step, |s, out| s.g_step.copy_from_slice(out));
+        multiply(
+            gram,
+            states,
+            &mut room.double,
+            |s| s.done.is_none(),
+            |s| &s.step,
+            |s, out| s.g_step.copy_from_slice(out),
+        );
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.newton_steps += 1;
             s.inner_steps += 1;
@@ -285,28 +346,49 @@ fn directions(design: &Design, states: &mut [State], room: &mut Room) {
         }
         let Some(inverse) = design.inverse(level) else { continue };
         // t = (Ĝ+εI)⁻¹b, then x = t − (Ĝ+εI)⁻¹q; `g_step` carries q.
-        multiply(inverse, states, room, corrected, |s| &s.step, |s, out| {
-            s.step.copy_from_slice(out);
-            s.system.correction(out, &mut s.g_step);
-        });
-        multiply(inverse, states, room, corrected, |s| &s.g_step, |s, out| s.subtract_and_mask(out));
+        multiply(
+            inverse,
+            states,
+            &mut room.double,
+            corrected,
+            |s| &s.step,
+            |s, out| {
+                s.step.copy_from_slice(out);
+                s.system.correction(out, &mut s.g_step);
+            },
+        );
+        multiply(inverse, states, &mut room.double, corrected, |s| &s.g_step, |s, out| s.subtract_and_mask(out));
         let bordered = |s: &State| corrected(s) && !s.border.is_empty();
         if states.iter().any(bordered) {
             let mut solved: Vec<Vec<f64>> = Vec::new();
-            multiply(inverse, states, room, bordered, |s| &s.border, |s, out| {
-                s.system.correction(out, &mut s.g_step);
-                solved.push(out.to_vec());
-            });
+            multiply(
+                inverse,
+                states,
+                &mut room.double,
+                bordered,
+                |s| &s.border,
+                |s, out| {
+                    s.system.correction(out, &mut s.g_step);
+                    solved.push(out.to_vec());
+                },
+            );
             let mut k = 0;
-            multiply(inverse, states, room, bordered, |s| &s.g_step, |s, out| {
-                let x = &mut solved[k];
-                for j in 0..x.len() {
-                    x[j] = if s.diagonal[j] >= 0.0 { x[j] - out[j] } else { 0.0 };
-                }
-                let x = std::mem::take(x);
-                s.eliminate_border(&x);
-                k += 1;
-            });
+            multiply(
+                inverse,
+                states,
+                &mut room.double,
+                bordered,
+                |s| &s.g_step,
+                |s, out| {
+                    let x = &mut solved[k];
+                    for j in 0..x.len() {
+                        x[j] = if s.diagonal[j] >= 0.0 { x[j] - out[j] } else { 0.0 };
+                    }
+                    let x = std::mem::take(x);
+                    s.eliminate_border(&x);
+                    k += 1;
+                },
+            );
         }
     }
 }
@@ -318,17 +400,19 @@ impl State<'_> {
 
     /// w(y) = prox at the anchor.
     fn evaluate(&mut self, penalty: &dyn Penalty, room: &mut Room) {
-        let sigma = self.sigma();
-        for j in 0..self.w.len() {
-            room.v[j] = self.anchor[j] + sigma * (self.row.h[j] - self.gy[j]);
+        if self.inner_steps > MAX_INNER_STEPS {
+            self.level = self.level.saturating_sub(1);
+            self.inner_steps = 0;
         }
+        let sigma = self.sigma();
+        combine(&mut room.v, &[(1.0, &self.anchor), (sigma, &self.row.h), (-sigma, &self.gy)]);
         self.theta = self.row.prox(penalty, &room.v, sigma, &mut self.w, &mut room.shifted);
     }
 
-    /// Inner problem solved: the anchor moves to w and ε falls by a level. With J kept, the new inner solution differs
-    /// from w by (Ĝ+Δ+ε')⁻¹·ε(w − a) on J; that predicts the next y, where taking w(y) anew at the old y would blow the
-    /// inner error up by ε/ε'.
-    fn move_anchor_if_solved(&mut self, penalty: &dyn Penalty, room: &mut Room) {
+    /// Inner problem solved: the anchor moves to w and ε falls by a level. With J kept, the new inner solution is
+    /// w + (Ĝ+Δ+ε)⁻¹(ĥ − Ĝw − f̂′(w)) on J, which predicts the next y; taking w(y) anew at the old y instead would throw
+    /// every entry by the last move times the ratio of the two ε.
+    fn move_anchor_if_solved(&mut self) {
         let eps = epsilon(self.level);
         let (mut inner, mut moved) = (0.0, 0.0);
         for j in 0..self.w.len() {
@@ -340,10 +424,8 @@ impl State<'_> {
         if self.moved {
             self.anchor.copy_from_slice(&self.w);
             self.g_anchor.copy_from_slice(&self.gw);
-            let jump = if self.inner_steps <= 1 { 2 } else { 1 };
-            self.level = (self.level + jump).min(LEVELS - 1);
+            self.level = (self.level + 1).min(LEVELS - 1);
             self.inner_steps = 0;
-            self.evaluate(penalty, room);
         }
     }
 
@@ -368,7 +450,15 @@ impl State<'_> {
             self.level -= 1;
         }
         for j in 0..self.w.len() {
-            self.step[j] = if self.diagonal[j] >= 0.0 { self.gy[j] - self.gw[j] } else { 0.0 };
+            self.step[j] = if self.diagonal[j] < 0.0 {
+                0.0
+            } else if self.moved {
+                let pull = self.theta * self.row.ball.as_ref().map_or(0.0, |(c, _)| c[j]);
+                let slope = self.row.slope(penalty, j, self.w[j]) + pull.copysign(self.w[j]);
+                self.row.h[j] - self.gw[j] - if self.w[j] == 0.0 { 0.0 } else { slope }
+            } else {
+                self.gy[j] - self.gw[j]
+            };
         }
         self.border.clear();
         if self.theta > 0.0
@@ -431,56 +521,62 @@ impl State<'_> {
         }
     }
 
-    /// y += t·(w − y + x) with t from a backtracking search on the inner dual, which costs one prox a trial.
+    /// y += t·(w − y + x), t from a search on the derivative of the inner dual, (y − w(y))ᵀĜ·step: it is monotone in t,
+    /// free of the cancellation of the values, and costs one prox a trial.
     fn search(&mut self, penalty: &dyn Penalty, room: &mut Room) {
         let sigma = self.sigma();
         let d = self.w.len();
-        let mut slope = 0.0;
+        if self.moved {
+            for j in 0..d {
+                self.y[j] = self.w[j] + self.step[j];
+                self.gy[j] = self.gw[j] + self.g_step[j];
+            }
+            return;
+        }
         for j in 0..d {
-            let r = self.w[j] - self.y[j];
-            let gr = self.gw[j] - self.gy[j];
-            self.step[j] += r;
-            self.g_step[j] += gr;
-            slope -= r * self.g_step[j];
+            self.step[j] += self.w[j] - self.y[j];
+            self.g_step[j] += self.gw[j] - self.gy[j];
         }
-        let yy = 0.5 * dot(&self.y, &self.gy);
-        let ys = dot(&self.y, &self.g_step);
-        let ss = 0.5 * dot(&self.step, &self.g_step);
-        let mut dual = |t: f64, room: &mut Room| {
-            for j in 0..d {
-                room.v[j] = self.anchor[j] + sigma * (self.row.h[j] - self.gy[j] - t * self.g_step[j]);
-            }
+        let y_part = dot(&self.y, &self.g_step);
+        let step_part = dot(&self.step, &self.g_step);
+        let slope = y_part - dot(&self.w, &self.g_step);
+        if !(slope < 0.0) {
+            // Rounding ate the direction: ε is too small here.
+            self.inner_steps = MAX_INNER_STEPS + 1;
+            return;
+        }
+        let derivative = |t: f64, room: &mut Room| {
+            let slope = -sigma * t;
+            combine(
+                &mut room.v,
+                &[(1.0, &self.anchor), (sigma, &self.row.h), (-sigma, &self.gy), (slope, &self.g_step)],
+            );
             self.row.prox(penalty, &room.v, sigma, &mut room.trial, &mut room.shifted);
-            // gᵀx − f(x) − ‖x−a‖²/2σ with g = (v − a)/σ, written as (‖v−a‖² − ‖v−x‖²)/2σ − f(x).
-            let mut envelope = 0.0;
-            for j in 0..d {
-                let (v, x, a) = (room.v[j], room.trial[j], self.anchor[j]);
-                envelope += (x - a) * (2.0 * v - a - x);
-            }
-            let fit = yy + t * ys + t * t * ss;
-            fit + envelope / (2.0 * sigma) + self.linear_at_anchor(t) - penalty.value_slice(&room.trial, &self.row.scale)
+            y_part + t * step_part - dot(&room.trial, &self.g_step)
         };
-        let start = dual(0.0, room);
         let mut t = 1.0;
-        let mut value = dual(t, room);
-        let noise = 1e-14 * (start.abs() + yy.abs());
-        while value > start + 1e-4 * t * slope + noise && t > 1e-3 {
-            t *= 0.5;
-            value = dual(t, room);
+        let mut end = derivative(t, room);
+        let (mut low, mut low_value, mut high, mut high_value) = (0.0, slope, 1.0, end);
+        for _ in 0..MAX_TRIALS {
+            if end.abs() <= SEARCH * slope.abs() || (t == 1.0 && end < 0.0) {
+                break;
+            }
+            // Between the secant's root and the middle: the derivative is monotone but far from linear.
+            let root = low + (high - low) * low_value / (low_value - high_value);
+            t = 0.5 * (root + 0.5 * (low + high));
+            if !(t > low && t < high) {
+                t = 0.5 * (low + high);
+            }
+            end = derivative(t, room);
+            if end < 0.0 {
+                (low, low_value) = (t, end);
+            } else {
+                (high, high_value) = (t, end);
+            }
         }
-        if std::env::var("TRACE").is_ok() { eprintln!("newton {} level {} nnz {} theta {:.1e} t {t} slope {slope:.2e} start {start:.12e} val-start {:.2e} method {:?} best {:?}", self.newton_steps, self.level, self.w.iter().filter(|v| **v != 0.0).count(), self.theta, value-start, self.system.method(), self.best.as_ref().map(|b| b.0.relative())); }
         for j in 0..d {
             self.y[j] += t * self.step[j];
             self.gy[j] += t * self.g_step[j];
         }
-    }
-
-    /// gᵀa with g = ĥ − Ĝ(y + t·step): the part of the inner dual that is linear in the anchor.
-    fn linear_at_anchor(&self, t: f64) -> f64 {
-        let mut sum = 0.0;
-        for j in 0..self.anchor.len() {
-            sum += self.anchor[j] * (self.row.h[j] - self.gy[j] - t * self.g_step[j]);
-        }
-        sum
     }
 }

@@ -45,7 +45,13 @@ impl Gap {
 
 impl Row {
     /// `None` for a target that is always zero: its row is the zero row.
-    pub(crate) fn new(design: &Design, problem: &RowProblem, penalty: &dyn Penalty, h: &[f64], energy: f64) -> Option<Self> {
+    pub(crate) fn new(
+        design: &Design,
+        problem: &RowProblem,
+        penalty: &dyn Penalty,
+        h: &[f64],
+        energy: f64,
+    ) -> Option<Self> {
         let mean_square = energy / design.samples() as f64;
         let t = mean_square.sqrt();
         if !(t > 0.0) {
@@ -176,6 +182,13 @@ impl Row {
         if weight == 0.0 { 0.0 } else { weight * unit * unit * penalty.curvature(unit * x.abs()) }
     }
 
+    /// f̂′ at a non-zero entry, with its sign.
+    #[inline]
+    pub(crate) fn slope(&self, penalty: &dyn Penalty, j: usize, x: f64) -> f64 {
+        let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));
+        if weight == 0.0 { 0.0 } else { (weight * unit * penalty.slope(unit * x.abs())).copysign(x) }
+    }
+
     /// f̂′(0⁺): the kink at zero.
     #[inline]
     pub(crate) fn kink(&self, penalty: &dyn Penalty, j: usize) -> f64 {
@@ -235,7 +248,9 @@ impl Row {
             weight => weight * self.scale.unit(j) * steepest,
         };
         let unbounded = |j: usize, g: f64| {
-            self.bounds.as_ref().is_none_or(|b| if g > 0.0 { b[j].1 == f64::INFINITY } else { b[j].0 == f64::NEG_INFINITY })
+            self.bounds
+                .as_ref()
+                .is_none_or(|b| if g > 0.0 { b[j].1 == f64::INFINITY } else { b[j].0 == f64::NEG_INFINITY })
         };
         let mut tau = 1.0f64;
         let mut free = self.free.iter().copied().peekable();

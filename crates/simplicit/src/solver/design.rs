@@ -6,12 +6,15 @@ use crate::linalg::{Cholesky, Matrix};
 use crate::statistics::Statistics;
 use crate::{Error, Result};
 
-/// ε of the regularised inverses (Ĝ + εI)⁻¹: 10⁰, 10⁻¹, … One ladder serves the step sizes of both phases.
-pub(crate) const LEVELS: usize = 19;
+/// Number of ε of the regularised inverses (Ĝ + εI)⁻¹, from 1 downwards. One ladder serves both phases of the solver,
+/// so that rows share the inverses.
+pub(crate) const LEVELS: usize = 13;
 
+/// Decades between two ε.
+pub(crate) const DECADES: f64 = 0.75;
 /// ε of a level.
 pub(crate) fn epsilon(level: usize) -> f64 {
-    10f64.powf(-0.5 * level as f64)
+    10f64.powf(-DECADES * level as f64)
 }
 
 /// The design of some rows: statistics restricted to the features those rows may use, normalised to unit RMS.
@@ -26,6 +29,8 @@ pub struct Design<'a> {
     /// Ĝ over the live features, unit diagonal.
     gram: Matrix,
     inverses: [OnceLock<Option<Matrix>>; LEVELS],
+    /// The same in single precision, for the phase that needs no more.
+    single_inverses: [OnceLock<Option<Matrix<f32>>>; LEVELS],
 }
 
 impl<'a> Design<'a> {
@@ -53,7 +58,15 @@ impl<'a> Design<'a> {
                 statistics.gram()[(features[live[i]], features[live[j]])] / (m * scales[i] * scales[j])
             }
         });
-        Ok(Self { statistics, features, live, scales, gram, inverses: std::array::from_fn(|_| OnceLock::new()) })
+        Ok(Self {
+            statistics,
+            features,
+            live,
+            scales,
+            gram,
+            inverses: std::array::from_fn(|_| OnceLock::new()),
+            single_inverses: std::array::from_fn(|_| OnceLock::new()),
+        })
     }
 
     /// Number of features, dead ones included.
@@ -115,11 +128,13 @@ impl<'a> Design<'a> {
                         a[i * d + i] += epsilon(level);
                     }
                 });
-                let t0 = std::time::Instant::now();
-                let out = filled.then(|| factor.inverse());
-                eprintln!("inverse {level} {:?}", t0.elapsed());
-                out
+                filled.then(|| factor.inverse())
             })
             .as_ref()
+    }
+
+    /// [`Design::inverse`] rounded to single precision.
+    pub(crate) fn single_inverse(&self, level: usize) -> Option<&Matrix<f32>> {
+        self.single_inverses[level].get_or_init(|| self.inverse(level).map(Matrix::cast)).as_ref()
     }
 }

@@ -21,19 +21,25 @@ pub const ROW_BLOCK: usize = 64;
 pub struct SolverSettings {
     /// Largest accepted gap / max(|P(w)|, 1e-10·P(0)). Default 1e-6.
     pub tolerance: f64,
-    /// Operator-splitting steps of a cold start. Default 40.
+    /// Operator-splitting steps of a cold start. Default 60.
     pub splitting_steps: usize,
     /// The same when every row of a block has a start. Default 10.
     pub warm_splitting_steps: usize,
-    /// Newton steps before a row is returned at its limit. Default 200.
+    /// Newton steps before a row is returned at its limit. Default 300.
     pub max_newton_steps: usize,
-    /// Newton steps without a better certificate before a row is returned at its limit. Default 60.
+    /// Newton steps without a better certificate before a row is returned at its limit. Default 200.
     pub max_stalled_steps: usize,
 }
 
 impl Default for SolverSettings {
     fn default() -> Self {
-        Self { tolerance: 1e-6, splitting_steps: 40, warm_splitting_steps: 10, max_newton_steps: 200, max_stalled_steps: 60 }
+        Self {
+            tolerance: 1e-6,
+            splitting_steps: 60,
+            warm_splitting_steps: 10,
+            max_newton_steps: 300,
+            max_stalled_steps: 200,
+        }
     }
 }
 

@@ -15,6 +15,8 @@ pub(crate) use l1::soft;
 pub use perspective::Perspective;
 pub use ridge::Ridge;
 
+use crate::linalg::vectorised;
+
 /// A convex, even penalty of one weight with f(0) = 0, twice differentiable but for finitely many points.
 pub trait Penalty: std::fmt::Debug + Send + Sync {
     /// f(x).
@@ -63,17 +65,22 @@ pub trait Penalty: std::fmt::Debug + Send + Sync {
 
     /// Σ_j prox over a slice: `out_j` = argmin of `weight_j·f(unit_j·x) + (x − v_j)²/(2τ)`. One dynamic call a row.
     fn prox_slice(&self, v: &[f64], tau: f64, scale: &EntryScale, out: &mut [f64]) {
-        if let Some(units) = &scale.units {
-            for (((out, &v), &weight), &unit) in out.iter_mut().zip(v).zip(&scale.weights).zip(units) {
-                let step = tau * weight * unit * unit;
-                *out = if step > 0.0 { self.prox(unit * v, step) / unit } else { v };
-            }
-        } else {
-            for ((out, &v), &weight) in out.iter_mut().zip(v).zip(&scale.weights) {
-                let step = tau * weight;
-                *out = if step > 0.0 { self.prox(v, step) } else { v };
-            }
-        }
+        vectorised(
+            #[inline(always)]
+            || {
+                if let Some(units) = &scale.units {
+                    for (((out, &v), &weight), &unit) in out.iter_mut().zip(v).zip(&scale.weights).zip(units) {
+                        let step = tau * weight * unit * unit;
+                        *out = if step > 0.0 { self.prox(unit * v, step) / unit } else { v };
+                    }
+                } else {
+                    for ((out, &v), &weight) in out.iter_mut().zip(v).zip(&scale.weights) {
+                        let step = tau * weight;
+                        *out = if step > 0.0 { self.prox(v, step) } else { v };
+                    }
+                }
+            },
+        );
     }
 
     /// Σ_j `weight_j·f(unit_j·x_j)`.
@@ -216,9 +223,8 @@ mod tests {
             let mut out = [0.0; 4];
             f.prox_slice(&v, tau, &scale, &mut out);
             for j in 0..4 {
-                let objective = |x: f64| {
-                    scale.weights[j] * f.value(scale.unit(j) * x) + (x - v[j]).powi(2) / (2.0 * tau)
-                };
+                let objective =
+                    |x: f64| scale.weights[j] * f.value(scale.unit(j) * x) + (x - v[j]).powi(2) / (2.0 * tau);
                 let best = (0..=9000).map(|k| objective(v[j] * f64::from(k) / 9000.0)).fold(f64::INFINITY, f64::min);
                 assert!(objective(out[j]) <= best + 1e-12, "{f:?} entry {j}");
             }
