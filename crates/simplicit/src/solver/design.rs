@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::linalg::{Cholesky, Matrix};
+use crate::linalg::{Cholesky, Matrix, symmetric_eigen};
 use crate::statistics::Statistics;
 use crate::{Error, Result};
 
@@ -31,6 +31,7 @@ pub struct Design<'a> {
     inverses: [OnceLock<Option<Matrix>>; LEVELS],
     /// The same in single precision, for the phase that needs no more.
     single_inverses: [OnceLock<Option<Matrix<f32>>>; LEVELS],
+    eigen: OnceLock<Option<(Vec<f64>, Matrix)>>,
 }
 
 impl<'a> Design<'a> {
@@ -66,6 +67,7 @@ impl<'a> Design<'a> {
             gram,
             inverses: std::array::from_fn(|_| OnceLock::new()),
             single_inverses: std::array::from_fn(|_| OnceLock::new()),
+            eigen: OnceLock::new(),
         })
     }
 
@@ -136,5 +138,13 @@ impl<'a> Design<'a> {
     /// [`Design::inverse`] rounded to single precision.
     pub(crate) fn single_inverse(&self, level: usize) -> Option<&Matrix<f32>> {
         self.single_inverses[level].get_or_init(|| self.inverse(level).map(Matrix::cast)).as_ref()
+    }
+
+    /// Eigenvalues and eigenvectors (columns) of Ĝ.
+    pub(crate) fn eigen(&self) -> Option<(&[f64], &Matrix)> {
+        self.eigen
+            .get_or_init(|| symmetric_eigen(&self.gram))
+            .as_ref()
+            .map(|(values, vectors)| (values.as_slice(), vectors))
     }
 }

@@ -2,10 +2,14 @@
 
 mod batch;
 mod canonical;
+mod cardinality;
 mod design;
 mod newton_system;
+mod refit;
 
+pub use cardinality::{CardinalitySettings, solve_cardinality};
 pub use design::Design;
+pub use refit::Refit;
 
 use canonical::{Gap, Row};
 
