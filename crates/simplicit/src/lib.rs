@@ -1,6 +1,7 @@
 //! Sparse, well-posed implicit models from trained networks, by convex optimisation.
 
 mod error;
+pub mod files;
 pub mod layout;
 pub mod linalg;
 pub mod parallel;
