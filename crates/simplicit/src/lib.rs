@@ -4,6 +4,7 @@ mod error;
 pub mod files;
 pub mod layout;
 pub mod linalg;
+pub mod model;
 pub mod parallel;
 pub mod random;
 pub mod states;
