@@ -1,5 +1,6 @@
 //! Sparse, well-posed implicit models from trained networks, by convex optimisation.
 
+pub mod equilibrium;
 mod error;
 pub mod files;
 pub mod layout;

@@ -263,9 +263,7 @@ mod tests {
         Csr::from_rows(
             cols,
             (0..rows).map(|_| {
-                (0..cols)
-                    .map(|j| (j, if r.uniform() < density { r.normal() as f32 } else { 0.0 }))
-                    .collect::<Vec<_>>()
+                (0..cols).map(|j| (j, if r.uniform() < density { r.normal() as f32 } else { 0.0 })).collect::<Vec<_>>()
             }),
         )
     }

@@ -59,20 +59,14 @@ impl ImplicitModel {
         let metadata = BTreeMap::from([
             ("format".to_string(), FORMAT.to_string()),
             ("version".into(), VERSION.into()),
-            (
-                "shape".into(),
-                json(&Shape { inputs: shape.inputs, states: shape.states, outputs: shape.outputs }),
-            ),
+            ("shape".into(), json(&Shape { inputs: shape.inputs, states: shape.states, outputs: shape.outputs })),
             ("layout".into(), self.layout().to_json()),
             ("preprocessing".into(), json(self.preprocessing())),
             ("kappa".into(), json(&about.kappa)),
             ("scaling".into(), json(&about.scaling)),
             (
                 "baseline".into(),
-                json(&Baseline {
-                    nonzeros: about.baseline_nonzeros,
-                    multiply_adds: about.baseline_multiply_adds,
-                }),
+                json(&Baseline { nonzeros: about.baseline_nonzeros, multiply_adds: about.baseline_multiply_adds }),
             ),
             ("provenance".into(), json(&about.provenance)),
         ]);

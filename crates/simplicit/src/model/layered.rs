@@ -161,8 +161,7 @@ impl ImplicitModel {
         let source = if count == 0 { Source::Input } else { Source::Layer(0) };
         blocks.push(Block { target: Target::Output, source, weights: output.weights.clone() });
         let outputs = output.weights.rows();
-        let model =
-            Self::from_blocks(Layout::new(layers), inputs, outputs, &blocks, state_bias, bias_of(output)?)?;
+        let model = Self::from_blocks(Layout::new(layers), inputs, outputs, &blocks, state_bias, bias_of(output)?)?;
         let all = || hidden.iter().chain([output]);
         let mut parts = model.into_parts();
         parts.metadata = ModelMetadata {

@@ -124,12 +124,7 @@ fn outwards(value: f64, terms: usize) -> f64 {
 }
 
 /// s with |A|s ≤ ρs over all of A: components in topological order, each scaled up until it dominates what it reads.
-pub(super) fn weigh(
-    a: &Csr<f32>,
-    parts: &Components,
-    local: &[Option<Contraction>],
-    rho: f64,
-) -> Result<Contraction> {
+pub(super) fn weigh(a: &Csr<f32>, parts: &Components, local: &[Option<Contraction>], rho: f64) -> Result<Contraction> {
     let mut s = vec![0.0f64; a.rows()];
     for (members, contraction) in parts.members.iter().zip(local) {
         let mut factor = 1.0f64;
@@ -217,7 +212,9 @@ mod tests {
             let n = 1 + r.below(20);
             let density = 0.05 + 0.6 * r.uniform();
             let rows = (0..n)
-                .map(|_| (0..n).map(|j| (j, if r.uniform() < density { r.normal() as f32 * 0.3 } else { 0.0 })).collect())
+                .map(|_| {
+                    (0..n).map(|j| (j, if r.uniform() < density { r.normal() as f32 * 0.3 } else { 0.0 })).collect()
+                })
                 .collect();
             let model = model(n, rows);
             let found = model.well_posedness();
