@@ -6,6 +6,7 @@ pub mod files;
 pub mod layout;
 pub mod linalg;
 pub mod model;
+mod onnx;
 pub mod parallel;
 pub mod random;
 pub mod states;

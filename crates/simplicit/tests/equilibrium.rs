@@ -1,5 +1,7 @@
 //! The equilibrium against a plain double-precision iteration written from the formula.
 
+#![allow(clippy::unwrap_used)] // helpers of tests, outside #[test] functions
+
 use simplicit::Error;
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, not_converged};
 use simplicit::layout::{Activation, Layer, Layout};

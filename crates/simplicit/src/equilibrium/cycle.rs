@@ -4,9 +4,12 @@
 //! the norm that contracts. Anderson only chooses the next x; if its residual is not the smallest so far, the sample goes
 //! back to the best g, which is a plain Picard step and contracts.
 
-use super::program::{Cycle, Norm, StageCode};
+use super::program::{Cycle, StageCode};
 use super::run::apply_f64;
 use crate::linalg::tiles::{TILE, accumulate};
+
+/// Most steps Anderson acceleration may remember.
+pub(super) const MAX_MEMORY: usize = 16;
 
 /// Limits of the iteration.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +94,6 @@ impl CycleRoom {
         &mut self,
         stage: &StageCode,
         cycle: &Cycle,
-        norm: Norm,
         w: &[f64],
         gates: Option<&[f32]>,
         (lanes, count): (usize, usize),
@@ -110,7 +112,7 @@ impl CycleRoom {
             self.z[..n].copy_from_slice(&w[..n]);
             accumulate(&cycle.inside, &mut self.z[..n], &self.x, lanes);
             apply_f64(&stage.segments, gates, &self.z[..n], &mut self.g[..n], lanes);
-            self.measure(cycle, norm, n, lanes);
+            self.measure(cycle, n, lanes);
             let last = iteration == limits.max_iterations.max(1);
             let mut running = false;
             for s in 0..count {
@@ -142,7 +144,8 @@ impl CycleRoom {
     }
 
     /// Residual and size of every sample.
-    fn measure(&mut self, cycle: &Cycle, norm: Norm, n: usize, lanes: usize) {
+    fn measure(&mut self, cycle: &Cycle, n: usize, lanes: usize) {
+        let norm = cycle.norm;
         self.now[..lanes].fill(CycleStatus::default());
         let rows = self.x[..n].chunks_exact(lanes).zip(self.g[..n].chunks_exact(lanes));
         for ((x, g), weight) in rows.zip(&cycle.weights) {
@@ -230,14 +233,13 @@ impl CycleRoom {
 
     /// min ‖f − dF·γ‖ with a small ridge, by Cholesky; γ replaces the right-hand side.
     fn small_system(&mut self, s: usize, lanes: usize, memory: usize) {
-        const MOST: usize = 16;
-        let m = memory.min(MOST);
-        let mut a = [[0.0; MOST]; MOST];
-        let mut b = [0.0; MOST];
+        let m = memory;
+        let mut a = [[0.0; MAX_MEMORY]; MAX_MEMORY];
+        let mut b = [0.0; MAX_MEMORY];
         let trace: f64 = (0..m).map(|k| self.gram[(k * memory + k) * lanes + s]).sum();
         for i in 0..m {
-            for j in 0..m {
-                a[i][j] = self.gram[(i * memory + j) * lanes + s];
+            for (j, entry) in a[i][..m].iter_mut().enumerate() {
+                *entry = self.gram[(i * memory + j) * lanes + s];
             }
             a[i][i] += 1e-14 * trace + f64::MIN_POSITIVE;
             b[i] = self.right[i * lanes + s];
@@ -268,8 +270,8 @@ impl CycleRoom {
             b[i] /= a[i][i];
         }
         let usable = b[..m].iter().all(|v| v.is_finite());
-        for k in 0..memory {
-            self.right[k * lanes + s] = if usable && k < m { b[k] } else { 0.0 };
+        for (k, gamma) in b[..m].iter().enumerate() {
+            self.right[k * lanes + s] = if usable { *gamma } else { 0.0 };
         }
     }
 }

@@ -5,11 +5,13 @@
 
 mod cycle;
 mod gradient;
+mod onnx;
 mod program;
 mod run;
 mod schedule;
 
 pub use gradient::{GradientSolution, InputGradient};
+pub use onnx::{OnnxSettings, export_onnx, to_onnx};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};
 
@@ -64,8 +66,8 @@ impl EquilibriumSettings {
         if self.max_iterations == 0 {
             return Err(Error::setting("max_iterations", "at least 1", 0));
         }
-        if self.memory > 16 {
-            return Err(Error::setting("memory", "at most 16", self.memory));
+        if self.memory > cycle::MAX_MEMORY {
+            return Err(Error::setting("memory", format!("at most {}", cycle::MAX_MEMORY), self.memory));
         }
         Ok(Limits { tolerance: self.tolerance, max_iterations: self.max_iterations, memory: self.memory })
     }

@@ -67,6 +67,7 @@ pub(super) struct Cycle {
     pub(super) bias: Vec<f64>,
     /// Weight of every state in the norm that contracts.
     pub(super) weights: Vec<f64>,
+    pub(super) norm: Norm,
     /// The contraction factor in that norm; at 1 or more nothing can be certified.
     pub(super) rho: f64,
 }
@@ -196,6 +197,7 @@ impl Program {
                     inside_norm: blocks.inside(units, &weights, s),
                     bias: units.iter().map(|&i| f64::from(e.state_bias[i])).collect(),
                     weights: weights.clone(),
+                    norm: e.norm,
                     rho: contraction.rho,
                 });
                 cyclic_units += units.len();

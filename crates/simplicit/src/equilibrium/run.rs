@@ -170,7 +170,7 @@ impl Room {
         }
         let rows = stage.range.start * lanes..stage.range.end * lanes;
         let gates = program.gated.then(|| &self.gates[rows.clone()]);
-        self.cycle.solve(stage, cycle, program.norm, w, gates, (lanes, count), limits);
+        self.cycle.solve(stage, cycle, w, gates, (lanes, count), limits);
         let (z, x) = (&mut self.z[rows.clone()], &mut self.x[rows]);
         for at in 0..n {
             z[at] = self.cycle.z_out[at] as f32;

@@ -239,10 +239,8 @@ impl<'de> Deserialize<'de> for Header {
                         if metadata.replace(pairs).is_some() {
                             return Err(twice(&name));
                         }
-                    } else if entries.contains_key(&name) {
+                    } else if entries.insert(name.clone(), map.next_value::<Entry>()?).is_some() {
                         return Err(twice(&name));
-                    } else {
-                        entries.insert(name, map.next_value::<Entry>()?);
                     }
                 }
                 Ok(Header { metadata: metadata.unwrap_or_default(), entries })

@@ -32,7 +32,7 @@ impl Preprocessing {
             return Err(Error::setting("preprocessing scale", "a positive number", self.scale));
         }
         for (name, values) in [("preprocessing mean", &self.mean), ("preprocessing std", &self.std)] {
-            if values.is_empty() || inputs % values.len() != 0 {
+            if values.is_empty() || !inputs.is_multiple_of(values.len()) {
                 return Err(Error::setting(
                     name,
                     format!("one number, or one per channel of {inputs} inputs"),

@@ -1,0 +1,3 @@
+//! ONNX files: the schema.
+
+pub(crate) mod proto;
