@@ -6,7 +6,7 @@
 
 use super::program::{Cycle, StageCode};
 use super::run::apply_f64;
-use crate::linalg::tiles::{TILE, accumulate};
+use crate::linalg::tiles::{Aligned, TILE, accumulate};
 
 /// Most steps Anderson acceleration may remember.
 pub(super) const MAX_MEMORY: usize = 16;
@@ -34,10 +34,10 @@ pub(super) struct CycleStatus {
 }
 
 /// Room for the largest cycle; feature-major like everything here.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct CycleRoom {
-    x: Vec<f64>,
-    z: Vec<f64>,
+    x: Aligned<f64>,
+    z: Aligned<f64>,
     g: Vec<f64>,
     previous_f: Vec<f64>,
     previous_g: Vec<f64>,
@@ -70,8 +70,8 @@ impl CycleRoom {
     pub(super) fn new(units: usize, lanes: usize, memory: usize) -> Self {
         let n = units * lanes;
         Self {
-            x: vec![0.0; units.next_multiple_of(TILE) * lanes],
-            z: vec![0.0; n],
+            x: Aligned::zeros(units.next_multiple_of(TILE) * lanes),
+            z: Aligned::zeros(n),
             g: vec![0.0; n],
             previous_f: vec![0.0; n],
             previous_g: vec![0.0; n],

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::cycle::{CycleRoom, Limits, certified};
 use super::program::{Norm, Program, Reads, StageCode};
 use crate::layout::Activation;
-use crate::linalg::tiles::{Lane, TILE, accumulate, from_lanes, to_lanes};
+use crate::linalg::tiles::{Aligned, Lane, MAX_LANES, TILE, accumulate, from_lanes, largest_magnitudes, to_lanes};
 use crate::linalg::vectorised;
 
 /// Relative size of one rounding, with the margin that covers the order of summation.
@@ -32,12 +32,12 @@ pub struct SampleDiagnostics {
 /// Everything a thread needs to run a block; nothing is allocated while running.
 #[derive(Debug)]
 pub(super) struct Room {
-    tile: Vec<f32>,
-    wide_tile: Vec<f64>,
+    tile: Aligned<f32>,
+    wide_tile: Aligned<f64>,
     /// Pre-activations in schedule order, then the outputs.
-    pub(super) z: Vec<f32>,
-    pub(super) x: Vec<f32>,
-    w: Vec<f64>,
+    pub(super) z: Aligned<f32>,
+    pub(super) x: Aligned<f32>,
+    w: Aligned<f64>,
     cycle: CycleRoom,
     /// Gates of an adjoint, in schedule order.
     pub(super) gates: Vec<f32>,
@@ -58,11 +58,11 @@ impl Room {
         let cyclic = program.cyclic_units > 0;
         let gates = if program.gated { program.units() * lanes } else { 0 };
         Self {
-            tile: vec![0.0; TILE * lanes],
-            wide_tile: vec![0.0; if cyclic { TILE * lanes } else { 0 }],
-            z: vec![0.0; (program.units() + program.outputs) * lanes],
-            x: vec![0.0; program.padded_units() * lanes],
-            w: vec![0.0; program.cyclic_units * lanes],
+            tile: Aligned::zeros(TILE * lanes),
+            wide_tile: Aligned::zeros(if cyclic { TILE * lanes } else { 0 }),
+            z: Aligned::zeros((program.units() + program.outputs) * lanes),
+            x: Aligned::zeros(program.padded_units() * lanes),
+            w: Aligned::zeros(program.cyclic_units * lanes),
             cycle: CycleRoom::new(program.largest_cycle(), lanes, memory),
             gates: vec![0.0; gates],
             bounds: Bounds {
@@ -248,37 +248,20 @@ fn widen(out: &mut [f64], source: &[f32]) {
 /// Adds magnitudes of `rows` (features × lanes) to the running norm of every lane; NaN and infinity both end up as
 /// something that is not finite.
 fn sizes(totals: &mut [f64], norm: Norm, rows: &[f32], lanes: usize) {
-    vectorised(
-        #[inline(always)]
-        || {
-            let groups = lanes / 8;
-            let chunks = rows.as_chunks::<8>().0;
-            for (g, totals) in totals.as_chunks_mut::<8>().0.iter_mut().take(groups).enumerate() {
-                let of_group = chunks.iter().skip(g).step_by(groups);
-                match norm {
-                    Norm::Max => {
-                        // Without their sign, numbers are ordered like their bits, infinity and NaN on top.
-                        let mut largest = [0u32; 8];
-                        for values in of_group {
-                            for k in 0..8 {
-                                largest[k] = largest[k].max(values[k].to_bits() & 0x7fff_ffff);
-                            }
-                        }
-                        for k in 0..8 {
-                            totals[k] = norm.add(totals[k], f64::from(f32::from_bits(largest[k])));
-                        }
-                    }
-                    Norm::Sum => {
-                        for values in of_group {
-                            for k in 0..8 {
-                                totals[k] += f64::from(values[k].abs());
-                            }
-                        }
-                    }
-                }
+    match norm {
+        Norm::Max => {
+            let mut largest = [0.0; MAX_LANES];
+            largest_magnitudes(&mut largest[..lanes], rows);
+            for (total, largest) in totals.iter_mut().zip(&largest[..lanes]) {
+                *total = norm.add(*total, f64::from(*largest));
             }
-        },
-    );
+        }
+        Norm::Sum => {
+            for row in rows.chunks_exact(lanes) {
+                totals.iter_mut().zip(row).for_each(|(total, v)| *total += f64::from(v.abs()));
+            }
+        }
+    }
 }
 
 fn apply(segments: &[(Range<usize>, Activation)], gates: Option<&[f32]>, z: &[f32], x: &mut [f32], lanes: usize) {

@@ -13,6 +13,41 @@ pub const TILE: usize = 128;
 /// The numbers of samples that run side by side; a power of two from 8 to 64.
 pub const MAX_LANES: usize = 64;
 
+/// A buffer that starts on a cache line, so that no vector straddles two.
+#[derive(Debug)]
+pub struct Aligned<T> {
+    data: Vec<T>,
+    start: usize,
+}
+
+impl<T: Scalar> Aligned<T> {
+    /// All zeros.
+    pub fn zeros(length: usize) -> Self {
+        const LINE: usize = 64;
+        let data = vec![T::default(); length + LINE / size_of::<T>()];
+        let start = data.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
+        Self { data, start }
+    }
+
+    fn range(&self) -> std::ops::Range<usize> {
+        self.start..self.start + self.data.len() - 64 / size_of::<T>()
+    }
+}
+
+impl<T: Scalar> std::ops::Deref for Aligned<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.data[self.range()]
+    }
+}
+
+impl<T: Scalar> std::ops::DerefMut for Aligned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        let range = self.range();
+        &mut self.data[range]
+    }
+}
+
 /// A sparse matrix cut into tiles of columns.
 #[derive(Debug, Clone)]
 pub struct Tiles<T> {
@@ -160,6 +195,51 @@ macro_rules! lane {
 lane!(f32, KernelF32, f32s, F32_LANES, as_simd_f32s, as_mut_simd_f32s, splat_f32s, mul_add_e_f32s);
 lane!(f64, KernelF64, f64s, F64_LANES, as_simd_f64s, as_mut_simd_f64s, splat_f64s, mul_add_e_f64s);
 
+/// Raises `largest` (one number per lane) to the largest magnitude of `rows`, features × lanes. A NaN counts as larger
+/// than infinity and stays.
+pub fn largest_magnitudes(largest: &mut [f32], rows: &[f32]) {
+    assert!(largest.len().is_power_of_two() && (8..=MAX_LANES).contains(&largest.len()));
+    pulp::Arch::new().dispatch(Largest { largest, rows });
+}
+
+struct Largest<'a> {
+    largest: &'a mut [f32],
+    rows: &'a [f32],
+}
+
+impl Largest<'_> {
+    #[inline(always)]
+    fn run<S: pulp::Simd, const V: usize>(self, simd: S) {
+        // Without their sign, numbers are ordered like their bits, infinity and NaN on top.
+        let unsigned = simd.splat_u32s(0x7fff_ffff);
+        let mut found = [simd.splat_u32s(0); V];
+        for row in S::as_simd_f32s(self.rows).0.as_chunks::<V>().0 {
+            for v in 0..V {
+                found[v] = simd.max_u32s(found[v], simd.and_u32s(pulp::cast(row[v]), unsigned));
+            }
+        }
+        for (largest, found) in S::as_mut_simd_f32s(self.largest).0.iter_mut().zip(found) {
+            *largest = pulp::cast(simd.max_u32s(found, simd.and_u32s(pulp::cast(*largest), unsigned)));
+        }
+    }
+}
+
+impl pulp::WithSimd for Largest<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, simd: S) {
+        match self.largest.len() / S::F32_LANES {
+            1 => self.run::<S, 1>(simd),
+            2 => self.run::<S, 2>(simd),
+            4 => self.run::<S, 4>(simd),
+            8 => self.run::<S, 8>(simd),
+            16 => self.run::<S, 16>(simd),
+            32 => self.run::<S, 32>(simd),
+            _ => self.run::<S, 64>(simd),
+        }
+    }
+}
+
 /// Samples to lanes: `out[j·lanes + s] = samples[s·stride + j]` for `count` samples and `features` features. Lanes
 /// past `count` are left alone.
 pub fn to_lanes(out: &mut [f32], samples: &[f32], stride: usize, count: usize, features: usize, lanes: usize) {
@@ -302,6 +382,27 @@ mod tests {
                 assert_eq!(narrow.get_or_insert_with(|| lane.clone()), &lane, "a lane does not feel its neighbours");
             }
         }
+    }
+
+    #[test]
+    fn magnitudes_keep_what_is_not_finite() {
+        let mut r = Random::new(6);
+        for lanes in [8, 16, 32, 64] {
+            let mut rows: Vec<f32> = (0..9 * lanes).map(|_| r.normal() as f32).collect();
+            (rows[lanes + 3], rows[2 * lanes + 5]) = (f32::NAN, f32::NEG_INFINITY);
+            let mut largest = vec![0.5; lanes];
+            largest_magnitudes(&mut largest, &rows);
+            for (s, found) in largest.iter().enumerate() {
+                match s {
+                    3 => assert!(found.is_nan()),
+                    5 => assert_eq!(*found, f32::INFINITY),
+                    _ => assert_eq!(*found, (0..9).map(|j| rows[j * lanes + s].abs()).fold(0.5, f32::max)),
+                }
+            }
+        }
+        let mut buffer = Aligned::<f64>::zeros(100);
+        buffer[99] = 1.0;
+        assert_eq!((buffer.len(), buffer.as_ptr().align_offset(64)), (100, 0));
     }
 
     #[test]
