@@ -20,7 +20,9 @@ const BATCHES: [usize; 3] = [1, 16, 256];
 const SPARSITIES: [f64; 6] = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98];
 
 fn main() {
-    println!("| network | sparsity | multiply-adds | file bytes | batch | ours µs | dense µs | ONNX Runtime µs | faster of both / ours |");
+    println!(
+        "| network | sparsity | multiply-adds | file bytes | batch | ours µs | dense µs | ONNX Runtime µs | faster of both / ours |"
+    );
     println!("|---|---|---|---|---|---|---|---|---|");
     for sizes in [&[784, 64, 32, 16, 10][..], &[784, 512, 512, 10]] {
         let dense = network(sizes, 0.0);

@@ -13,8 +13,8 @@ use crate::layout::Activation;
 use crate::linalg::Csr;
 use crate::model::{ImplicitModel, component_contraction};
 use crate::onnx::proto::{
-    AttributeProto, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
+    AttributeProto, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto,
+    TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, data_type,
 };
 use crate::{Error, Result};
 
@@ -221,7 +221,8 @@ impl<'a> Graph<'a> {
             ));
         }
         // The step at which the certificate reaches the tolerance, see the Picard bound.
-        let (small, large) = contraction.scaling.iter().fold((f64::INFINITY, 0.0f64), |(a, b), s| (a.min(*s), b.max(*s)));
+        let (small, large) =
+            contraction.scaling.iter().fold((f64::INFINITY, 0.0f64), |(a, b), s| (a.min(*s), b.max(*s)));
         let step = settings.tolerance * (1.0 - contraction.rho) / contraction.rho.max(1e-3) * small / large;
         let w = self.pre_activation(&name, &units, model.a(), model.b(), model.state_bias());
         let n = |part: &str| format!("{name}_{part}");
@@ -281,10 +282,7 @@ impl<'a> Graph<'a> {
                 scalar_value(&n("running"), data_type::BOOL),
                 value(&n("in"), data_type::DOUBLE, units.len()),
             ],
-            output: vec![
-                scalar_value(&n("again"), data_type::BOOL),
-                value(&n("next"), data_type::DOUBLE, units.len()),
-            ],
+            output: vec![scalar_value(&n("again"), data_type::BOOL), value(&n("next"), data_type::DOUBLE, units.len())],
             ..Default::default()
         };
         let body = AttributeProto {
