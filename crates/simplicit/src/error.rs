@@ -71,6 +71,12 @@ pub enum Error {
         /// Each row by name, with the smallest residual that can be reached.
         rows: Vec<InfeasibleRow>,
     },
+    /// Samples whose equilibrium was not reached within the limit, where the caller needs all of them.
+    #[error("{}; raise the iteration limit, or train with a smaller kappa", describe_samples(samples))]
+    NotConverged {
+        /// The samples, as rows of the batch.
+        samples: Vec<usize>,
+    },
     /// The caller asked to stop.
     #[error("stopped on request")]
     Cancelled,
@@ -99,6 +105,13 @@ fn describe_rows(rows: &[InfeasibleRow]) -> String {
     }
     text.push_str("; raise kappa, allow more connections, add the bias, or use relaxed matching");
     text
+}
+
+fn describe_samples(samples: &[usize]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<String> = samples.iter().take(SHOWN).map(usize::to_string).collect();
+    let more = if samples.len() > SHOWN { ", …" } else { "" };
+    format!("the equilibrium of {} sample(s) was not reached: {}{more}", samples.len(), shown.join(", "))
 }
 
 impl Error {

@@ -1,9 +1,12 @@
 //! Sparse, well-posed implicit models from trained networks, by convex optimisation.
 
 pub mod arrays;
+pub mod equilibrium;
 mod error;
+pub mod files;
 pub mod layout;
 pub mod linalg;
+pub mod model;
 pub mod network;
 mod onnx;
 pub mod output;

@@ -6,6 +6,7 @@
 mod csr;
 mod dense;
 mod matrix;
+pub mod tiles;
 
 pub use csr::Csr;
 pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, symmetric_eigen, vectorised};

@@ -1,0 +1,287 @@
+//! One cycle, iterated for a block of samples at once: Anderson acceleration, every result a certified Picard step.
+//!
+//! Each iteration evaluates g = φ(Ax + w). Whatever x was, g is a Picard step from it, so ‖g − x*‖ ≤ ρ/(1−ρ)·‖g − x‖ in
+//! the norm that contracts. Anderson only chooses the next x; if its residual is not the smallest so far, the sample goes
+//! back to the best g, which is a plain Picard step and contracts.
+
+use super::program::{Cycle, StageCode};
+use super::run::apply_f64;
+use crate::linalg::tiles::{Aligned, TILE, accumulate};
+
+/// Most steps Anderson acceleration may remember.
+pub(super) const MAX_MEMORY: usize = 16;
+
+/// Limits of the iteration.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Limits {
+    pub(super) tolerance: f64,
+    pub(super) max_iterations: usize,
+    /// Steps remembered by Anderson acceleration; 0 is plain Picard.
+    pub(super) memory: usize,
+}
+
+/// What is known about one sample of one cycle.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct CycleStatus {
+    pub(super) iterations: usize,
+    /// ‖g − x‖ of the last step, unweighted.
+    pub(super) residual: f64,
+    /// The same in the norm that contracts.
+    pub(super) weighted_residual: f64,
+    /// ‖g‖, unweighted.
+    pub(super) size: f64,
+    pub(super) converged: bool,
+}
+
+/// Room for the largest cycle; feature-major like everything here.
+#[derive(Debug)]
+pub(super) struct CycleRoom {
+    x: Aligned<f64>,
+    z: Aligned<f64>,
+    g: Vec<f64>,
+    previous_f: Vec<f64>,
+    previous_g: Vec<f64>,
+    best_g: Vec<f64>,
+    /// Differences of residuals and of images, `memory` slots each.
+    df: Vec<f64>,
+    dg: Vec<f64>,
+    /// dFᵀdF per sample, `memory × memory`.
+    gram: Vec<f64>,
+    right: Vec<f64>,
+    /// The results, pre- and post-activation.
+    pub(super) z_out: Vec<f64>,
+    pub(super) x_out: Vec<f64>,
+    /// Of every sample when it stopped.
+    pub(super) status: Vec<CycleStatus>,
+    /// Of every sample in this iteration, stopped or not.
+    now: Vec<CycleStatus>,
+    lanes: Vec<LaneState>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct LaneState {
+    done: bool,
+    best: f64,
+    /// The next difference would not be a step of the accelerated sequence.
+    fresh: bool,
+}
+
+impl CycleRoom {
+    pub(super) fn new(units: usize, lanes: usize, memory: usize) -> Self {
+        let n = units * lanes;
+        Self {
+            x: Aligned::zeros(units.next_multiple_of(TILE) * lanes),
+            z: Aligned::zeros(n),
+            g: vec![0.0; n],
+            previous_f: vec![0.0; n],
+            previous_g: vec![0.0; n],
+            best_g: vec![0.0; n],
+            df: vec![0.0; n * memory],
+            dg: vec![0.0; n * memory],
+            gram: vec![0.0; memory * memory * lanes],
+            right: vec![0.0; memory * lanes],
+            z_out: vec![0.0; n],
+            x_out: vec![0.0; n],
+            status: vec![CycleStatus::default(); lanes],
+            now: vec![CycleStatus::default(); lanes],
+            lanes: vec![LaneState::default(); lanes],
+        }
+    }
+
+    /// Solves x = φ(Ax + w) for `count` of `lanes` samples; `w` is units × lanes, `gates` replaces φ in an adjoint.
+    /// The answer is in `x_out`, `z_out` and `status`.
+    pub(super) fn solve(
+        &mut self,
+        stage: &StageCode,
+        cycle: &Cycle,
+        w: &[f64],
+        gates: Option<&[f32]>,
+        (lanes, count): (usize, usize),
+        limits: Limits,
+    ) {
+        let n = stage.range.len() * lanes;
+        let memory = limits.memory;
+        self.x[..n].fill(0.0);
+        self.df[..n * memory].fill(0.0);
+        self.dg[..n * memory].fill(0.0);
+        self.gram[..memory * memory * lanes].fill(0.0);
+        for (s, lane) in self.lanes[..lanes].iter_mut().enumerate() {
+            *lane = LaneState { done: s >= count, best: f64::INFINITY, fresh: true };
+        }
+        for iteration in 1..=limits.max_iterations.max(1) {
+            self.z[..n].copy_from_slice(&w[..n]);
+            accumulate(&cycle.inside, &mut self.z[..n], &self.x, lanes);
+            apply_f64(&stage.segments, gates, &self.z[..n], &mut self.g[..n], lanes);
+            self.measure(cycle, n, lanes);
+            let last = iteration == limits.max_iterations.max(1);
+            let mut running = false;
+            for s in 0..count {
+                if self.lanes[s].done {
+                    continue;
+                }
+                let status = &mut self.status[s];
+                *status = CycleStatus { iterations: iteration, ..self.now[s] };
+                let finite = status.weighted_residual.is_finite() && status.size.is_finite();
+                let error = certified(cycle, status.weighted_residual);
+                // Where nothing contracts a small step is all there is to go by; the certificate stays infinite.
+                let distance = if error.is_finite() { error } else { status.residual };
+                status.converged = finite && distance <= limits.tolerance * status.size.max(1.0);
+                if status.converged || !finite || last {
+                    self.lanes[s].done = true;
+                    for at in (s..n).step_by(lanes) {
+                        self.x_out[at] = self.g[at];
+                        self.z_out[at] = self.z[at];
+                    }
+                } else {
+                    running = true;
+                }
+            }
+            if !running {
+                return;
+            }
+            self.advance(n, lanes, count, memory, (iteration - 1) % memory.max(1));
+        }
+    }
+
+    /// Residual and size of every sample.
+    fn measure(&mut self, cycle: &Cycle, n: usize, lanes: usize) {
+        let norm = cycle.norm;
+        self.now[..lanes].fill(CycleStatus::default());
+        let rows = self.x[..n].chunks_exact(lanes).zip(self.g[..n].chunks_exact(lanes));
+        for ((x, g), weight) in rows.zip(&cycle.weights) {
+            for ((x, g), status) in x.iter().zip(g).zip(&mut self.now) {
+                let step = (g - x).abs();
+                status.residual = norm.add(status.residual, step);
+                status.weighted_residual = norm.add(status.weighted_residual, weight * step);
+                status.size = norm.add(status.size, g.abs());
+            }
+        }
+    }
+
+    /// The next x of every sample that still runs.
+    fn advance(&mut self, n: usize, lanes: usize, count: usize, memory: usize, slot: usize) {
+        if memory == 0 {
+            self.x[..n].copy_from_slice(&self.g[..n]);
+            return;
+        }
+        let slot_range = slot * n..(slot + 1) * n;
+        let (df, dg) = (&mut self.df[slot_range.clone()], &mut self.dg[slot_range]);
+        for at in 0..n {
+            let f = self.g[at] - self.x[at];
+            df[at] = f - self.previous_f[at];
+            dg[at] = self.g[at] - self.previous_g[at];
+            self.previous_f[at] = f;
+            self.previous_g[at] = self.g[at];
+        }
+        for s in 0..count {
+            let (lane, status) = (&mut self.lanes[s], &self.status[s]);
+            // A plain step is always taken: where nothing contracts there is no better one to go back to.
+            let rejected = status.weighted_residual >= lane.best && !lane.fresh;
+            if lane.fresh || rejected {
+                // Zero columns drop out of the small system below.
+                let slots = if rejected { 0..memory } else { slot..slot + 1 };
+                for at in slots.flat_map(|k| (k * n + s..(k + 1) * n).step_by(lanes)) {
+                    self.df[at] = 0.0;
+                    self.dg[at] = 0.0;
+                }
+            }
+            lane.fresh = rejected;
+            if rejected {
+                for pair in 0..memory * memory {
+                    self.gram[pair * lanes + s] = 0.0;
+                }
+            } else {
+                lane.best = status.weighted_residual;
+                for at in (s..n).step_by(lanes) {
+                    self.best_g[at] = self.g[at];
+                }
+            }
+        }
+        // The new row and column of the Gram matrix, and dFᵀf.
+        for k in 0..memory {
+            let (mut pair, mut right) = ([0.0; 64], [0.0; 64]);
+            let (old, new) = (&self.df[k * n..(k + 1) * n], &self.df[slot * n..(slot + 1) * n]);
+            let rows =
+                old.chunks_exact(lanes).zip(new.chunks_exact(lanes)).zip(self.previous_f[..n].chunks_exact(lanes));
+            for ((old, new), f) in rows {
+                for s in 0..lanes {
+                    pair[s] += old[s] * new[s];
+                    right[s] += old[s] * f[s];
+                }
+            }
+            for s in 0..lanes {
+                self.gram[(k * memory + slot) * lanes + s] = pair[s];
+                self.gram[(slot * memory + k) * lanes + s] = pair[s];
+                self.right[k * lanes + s] = right[s];
+            }
+        }
+        for s in 0..count {
+            if !self.lanes[s].fresh && !self.lanes[s].done {
+                self.small_system(s, lanes, memory);
+            }
+        }
+        for (at, x) in self.x[..n].iter_mut().enumerate() {
+            let s = at % lanes;
+            if s < count && self.lanes[s].fresh {
+                *x = self.best_g[at];
+            } else {
+                let back: f64 = (0..memory).map(|k| self.right[k * lanes + s] * self.dg[k * n + at]).sum();
+                *x = self.g[at] - back;
+            }
+        }
+    }
+
+    /// min ‖f − dF·γ‖ with a small ridge, by Cholesky; γ replaces the right-hand side.
+    fn small_system(&mut self, s: usize, lanes: usize, memory: usize) {
+        let m = memory;
+        let mut a = [[0.0; MAX_MEMORY]; MAX_MEMORY];
+        let mut b = [0.0; MAX_MEMORY];
+        let trace: f64 = (0..m).map(|k| self.gram[(k * memory + k) * lanes + s]).sum();
+        for i in 0..m {
+            for (j, entry) in a[i][..m].iter_mut().enumerate() {
+                *entry = self.gram[(i * memory + j) * lanes + s];
+            }
+            a[i][i] += 1e-14 * trace + f64::MIN_POSITIVE;
+            b[i] = self.right[i * lanes + s];
+        }
+        for j in 0..m {
+            for k in 0..j {
+                for i in j..m {
+                    a[i][j] -= a[i][k] * a[j][k];
+                }
+            }
+            // Not positive: the columns are dependent to rounding; the pivot's column is dropped.
+            let pivot = if a[j][j] > 0.0 { a[j][j].sqrt() } else { f64::INFINITY };
+            for row in a[j..m].iter_mut() {
+                row[j] /= pivot;
+            }
+            a[j][j] = pivot;
+        }
+        for i in 0..m {
+            for k in 0..i {
+                b[i] -= a[i][k] * b[k];
+            }
+            b[i] /= a[i][i];
+        }
+        for i in (0..m).rev() {
+            for k in i + 1..m {
+                b[i] -= a[k][i] * b[k];
+            }
+            b[i] /= a[i][i];
+        }
+        let usable = b[..m].iter().all(|v| v.is_finite());
+        for (k, gamma) in b[..m].iter().enumerate() {
+            self.right[k * lanes + s] = if usable { *gamma } else { 0.0 };
+        }
+    }
+}
+
+/// The error of a Picard step, unweighted; infinite where nothing contracts.
+pub(super) fn certified(cycle: &Cycle, weighted_residual: f64) -> f64 {
+    if cycle.rho < 1.0 {
+        let lightest = cycle.weights.iter().copied().fold(f64::INFINITY, f64::min);
+        cycle.rho / (1.0 - cycle.rho) * weighted_residual / lightest
+    } else {
+        f64::INFINITY
+    }
+}

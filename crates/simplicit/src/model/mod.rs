@@ -1,0 +1,187 @@
+//! The implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d: what it holds, whether it is well-posed, its file.
+
+mod components;
+mod file;
+mod layered;
+mod metadata;
+mod rescale;
+mod sparsity;
+mod well_posedness;
+
+pub use components::{Components, components};
+pub use layered::{Block, DenseLayer, Source, Target};
+pub use metadata::{ModelMetadata, Preprocessing, Scaling};
+pub use rescale::Rescaled;
+pub use sparsity::{LayerCount, LetterCounts, Sparsity};
+pub use well_posedness::{Contraction, WellPosedness};
+
+pub(crate) use well_posedness::component_contraction;
+
+use crate::layout::Layout;
+use crate::linalg::Csr;
+use crate::states::StateShape;
+use crate::{Error, Result};
+
+/// The pieces of an [`ImplicitModel`], not yet checked against each other.
+///
+/// Convolutional tap blocks will be one more field here: build it with `..Default::default()`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ModelParts {
+    /// A, n × n: states from states.
+    pub a: Csr<f32>,
+    /// B, n × p: states from inputs.
+    pub b: Csr<f32>,
+    /// C, q × n: outputs from states.
+    pub c: Csr<f32>,
+    /// D, q × p: outputs from inputs.
+    pub d: Csr<f32>,
+    /// The vector b, n.
+    pub state_bias: Vec<f32>,
+    /// The vector d, q.
+    pub output_bias: Vec<f32>,
+    /// φ and the name of every layer, last layer first.
+    pub layout: Layout,
+    /// How raw inputs become u.
+    pub preprocessing: Preprocessing,
+    /// Where the model comes from.
+    pub metadata: ModelMetadata,
+}
+
+impl Default for ModelParts {
+    fn default() -> Self {
+        Self {
+            a: Csr::empty(0, 0),
+            b: Csr::empty(0, 0),
+            c: Csr::empty(0, 0),
+            d: Csr::empty(0, 0),
+            state_bias: Vec::new(),
+            output_bias: Vec::new(),
+            layout: Layout::default(),
+            preprocessing: Preprocessing::default(),
+            metadata: ModelMetadata::default(),
+        }
+    }
+}
+
+/// x = φ(Ax + Bu + b), ŷ = Cx + Du + d, every shape checked.
+///
+/// ```
+/// use simplicit::layout::Activation;
+/// use simplicit::linalg::Matrix;
+/// use simplicit::model::{DenseLayer, ImplicitModel};
+///
+/// let hidden = DenseLayer::new("hidden", Matrix::from_fn(3, 2, |i, j| (i + j) as f32), Activation::Relu);
+/// let output = DenseLayer::new("output", Matrix::from_fn(1, 3, |_, j| j as f32 - 1.0), Activation::Identity);
+/// let model = ImplicitModel::from_layers(&[hidden], &output)?;
+/// assert_eq!((model.shape().inputs, model.shape().states, model.shape().outputs), (2, 3, 1));
+/// assert!(model.well_posedness().acyclic);
+/// # Ok::<(), simplicit::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct ImplicitModel {
+    parts: ModelParts,
+    shape: StateShape,
+}
+
+impl ImplicitModel {
+    /// Checks that the parts fit together and that every number is finite.
+    pub fn new(parts: ModelParts) -> Result<Self> {
+        let shape = StateShape { inputs: parts.b.cols(), states: parts.layout.size(), outputs: parts.c.rows() };
+        let (n, p, q) = (shape.states, shape.inputs, shape.outputs);
+        for (name, matrix, rows, cols) in
+            [("A", &parts.a, n, n), ("B", &parts.b, n, p), ("C", &parts.c, q, n), ("D", &parts.d, q, p)]
+        {
+            if (matrix.rows(), matrix.cols()) != (rows, cols) {
+                return Err(Error::shape(
+                    name,
+                    format!("{rows} × {cols}"),
+                    format!("{} × {}", matrix.rows(), matrix.cols()),
+                ));
+            }
+            require_finite_csr(name, matrix)?;
+        }
+        for (name, vector, length) in [("b", &parts.state_bias, n), ("d", &parts.output_bias, q)] {
+            if vector.len() != length {
+                return Err(Error::shape(name, format!("{length} values"), format!("{} values", vector.len())));
+            }
+            if let Some(k) = vector.iter().position(|v| !v.is_finite()) {
+                return Err(Error::NotFinite { array: name.into(), row: k, column: 0, value: f64::from(vector[k]) });
+            }
+        }
+        parts.preprocessing.check(p)?;
+        parts.metadata.check(n)?;
+        Ok(Self { parts, shape })
+    }
+
+    /// The pieces, to change them and build another model.
+    pub fn into_parts(self) -> ModelParts {
+        self.parts
+    }
+
+    /// p, n and q.
+    pub fn shape(&self) -> StateShape {
+        self.shape
+    }
+
+    /// A, n × n.
+    pub fn a(&self) -> &Csr<f32> {
+        &self.parts.a
+    }
+
+    /// B, n × p.
+    pub fn b(&self) -> &Csr<f32> {
+        &self.parts.b
+    }
+
+    /// C, q × n.
+    pub fn c(&self) -> &Csr<f32> {
+        &self.parts.c
+    }
+
+    /// D, q × p.
+    pub fn d(&self) -> &Csr<f32> {
+        &self.parts.d
+    }
+
+    /// The vector b, n.
+    pub fn state_bias(&self) -> &[f32] {
+        &self.parts.state_bias
+    }
+
+    /// The vector d, q.
+    pub fn output_bias(&self) -> &[f32] {
+        &self.parts.output_bias
+    }
+
+    /// φ and the name of every layer, last layer first.
+    pub fn layout(&self) -> &Layout {
+        &self.parts.layout
+    }
+
+    /// How raw inputs become u.
+    pub fn preprocessing(&self) -> &Preprocessing {
+        &self.parts.preprocessing
+    }
+
+    /// Where the model comes from.
+    pub fn metadata(&self) -> &ModelMetadata {
+        &self.parts.metadata
+    }
+
+    /// Non-zeros, sparsity, multiply-adds and bytes: the one count that every command prints.
+    pub fn sparsity(&self) -> Sparsity {
+        Sparsity::of(self)
+    }
+}
+
+fn require_finite_csr(name: &str, matrix: &Csr<f32>) -> Result<()> {
+    if matrix.data().iter().all(|v| v.is_finite()) {
+        return Ok(());
+    }
+    for i in 0..matrix.rows() {
+        if let Some((column, value)) = matrix.row(i).find(|(_, v)| !v.is_finite()) {
+            return Err(Error::NotFinite { array: name.into(), row: i, column, value: f64::from(value) });
+        }
+    }
+    Ok(())
+}
