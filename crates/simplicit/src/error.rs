@@ -147,7 +147,11 @@ impl Error {
             | Error::NotFinite { array: subject, .. }
             | Error::Setting { setting: subject, .. }
             | Error::Unsupported { what: subject, .. } => subject.insert_str(0, &format!("{place}: ")),
-            Error::File { .. } | Error::Io { .. } | Error::Infeasible { .. } | Error::Cancelled => {}
+            Error::File { .. }
+            | Error::Io { .. }
+            | Error::Infeasible { .. }
+            | Error::NotConverged { .. }
+            | Error::Cancelled => {}
         }
         self
     }

@@ -16,5 +16,6 @@ pub mod random;
 pub mod solver;
 pub mod states;
 pub mod statistics;
+pub mod train;
 
 pub use error::{Error, InfeasibleRow, Result};

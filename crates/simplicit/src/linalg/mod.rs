@@ -10,4 +10,4 @@ pub mod tiles;
 
 pub use csr::Csr;
 pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, symmetric_eigen, vectorised};
-pub use matrix::{Matrix, Scalar};
+pub use matrix::{Matrix, Scalar, toward_zero};

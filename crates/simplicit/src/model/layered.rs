@@ -3,6 +3,8 @@
 use super::{ImplicitModel, ModelMetadata, ModelParts, Scaling};
 use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::{Csr, Matrix};
+use crate::network::{Network, Source, Weights};
+use crate::states::StateMap;
 use crate::{Error, Result};
 
 /// A fully connected layer x ↦ φ(Wx + b).
@@ -34,15 +36,6 @@ impl DenseLayer {
         let values = self.weights.as_slice().iter().chain(self.bias.iter().flatten());
         values.filter(|v| **v != 0.0).count() as u64
     }
-}
-
-/// What a block reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Source {
-    /// The input u.
-    Input,
-    /// The states of this layer of the layout (last layer first).
-    Layer(usize),
 }
 
 /// What a block is added to.
@@ -136,6 +129,45 @@ impl ImplicitModel {
             layout,
             ..Default::default()
         })
+    }
+
+    /// The implicit model that computes what a dense network computes, entry for entry. Convolutions and pooling are
+    /// refused: unrolled, a small one already has millions of entries.
+    pub fn from_network(network: &Network) -> Result<Self> {
+        let layout = network.layout().clone();
+        let mut blocks = Vec::new();
+        let mut state_bias = Vec::with_capacity(layout.size());
+        let rows = network.pre_activations().iter().enumerate().map(|(k, z)| (Target::Layer(k), z));
+        let mut output_bias = Vec::new();
+        for (target, sum) in rows.chain([(Target::Output, network.output())]) {
+            for term in &sum.terms {
+                let source = term.source;
+                let weights = match &term.weights {
+                    Weights::Dense(weights) if term.maps.is_empty() => weights.as_ref().clone(),
+                    Weights::Identity if term.maps.is_empty() => {
+                        Matrix::from_fn(sum.shape.size(), sum.shape.size(), |i, j| f32::from(u8::from(i == j)))
+                    }
+                    _ => {
+                        return Err(Error::unsupported(
+                            "a convolution or a pooling in an implicit model",
+                            "tap blocks are not there yet; use a network of linear layers and activations",
+                        ));
+                    }
+                };
+                blocks.push(Block { target, source, weights });
+            }
+            let bias = sum.unit_bias().unwrap_or_else(|| vec![0.0; sum.shape.size()]);
+            match target {
+                Target::Layer(_) => state_bias.extend(bias),
+                Target::Output => output_bias = bias,
+            }
+        }
+        let shape = network.shape();
+        let model = Self::from_blocks(layout, shape.inputs, shape.outputs, &blocks, state_bias, output_bias)?;
+        let mut parts = model.into_parts();
+        parts.metadata.baseline_nonzeros = Some(network.nonzeros() as u64);
+        parts.metadata.baseline_multiply_adds = Some(network.multiply_adds());
+        Self::new(parts)
     }
 
     /// The implicit model that computes what the layered network computes, entry for entry: `hidden` from the first

@@ -9,7 +9,7 @@ mod sparsity;
 mod well_posedness;
 
 pub use components::{Components, components};
-pub use layered::{Block, DenseLayer, Source, Target};
+pub use layered::{Block, DenseLayer, Target};
 pub use metadata::{ModelMetadata, Preprocessing, Scaling};
 pub use rescale::Rescaled;
 pub use sparsity::{LayerCount, LetterCounts, Sparsity};

@@ -8,7 +8,7 @@
 mod connectivity;
 pub mod penalty;
 
-pub use connectivity::Connectivity;
+pub use connectivity::{Connectivity, Mask};
 pub use penalty::Penalty;
 
 use crate::{Error, Result};

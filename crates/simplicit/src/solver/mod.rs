@@ -18,7 +18,7 @@ use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Penalty, RowProblem};
 
 /// Rows solved side by side in one matrix product.
-pub const ROW_BLOCK: usize = 64;
+pub const ROW_BLOCK: usize = 32;
 
 /// When to stop.
 #[derive(Debug, Clone, PartialEq)]

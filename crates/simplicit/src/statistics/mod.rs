@@ -146,6 +146,35 @@ impl Statistics {
         )
     }
 
+    /// All numbers, little-endian, samples first.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = (self.samples as u64).to_le_bytes().to_vec();
+        for part in [self.gram.as_slice(), self.cross.as_slice(), &self.energy] {
+            out.extend(part.iter().flat_map(|v| v.to_le_bytes()));
+        }
+        out
+    }
+
+    /// The inverse of [`Statistics::to_bytes`]; `None` if the length does not fit or a number is not finite.
+    pub fn from_bytes(bytes: &[u8], features: usize, targets: usize) -> Option<Self> {
+        let count =
+            features.checked_mul(features)?.checked_add(features.checked_mul(targets)?)?.checked_add(targets)?;
+        let (samples, rest) = bytes.split_first_chunk::<8>()?;
+        let (numbers, tail) = rest.as_chunks::<8>();
+        if numbers.len() != count || !tail.is_empty() {
+            return None;
+        }
+        let mut values = numbers.iter().map(|c| f64::from_le_bytes(*c));
+        let mut out = Self::empty(features, targets);
+        out.samples = usize::try_from(u64::from_le_bytes(*samples)).ok()?;
+        for part in [out.gram.as_mut_slice(), out.cross.as_mut_slice(), &mut out.energy] {
+            for (slot, value) in part.iter_mut().zip(&mut values) {
+                *slot = value.is_finite().then_some(value)?;
+            }
+        }
+        Some(out)
+    }
+
     /// Number of samples m.
     pub fn samples(&self) -> usize {
         self.samples

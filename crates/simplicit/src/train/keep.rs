@@ -1,0 +1,46 @@
+//! Intermediate results that survive the process: statistics and rows are kept as they come.
+//!
+//! Training is deterministic, so a run that is started again takes the same decisions and finds what it computed before
+//! under the same keys.
+
+use crate::Result;
+
+/// A place for named results. A value is there whole or not at all.
+pub trait Keep: Sync {
+    /// The value of an earlier [`Keep::put`].
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>>;
+    /// Keeps a value.
+    fn put(&self, key: &str, value: &[u8]) -> Result<()>;
+}
+
+/// Keeps nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Forget;
+
+impl Keep for Forget {
+    fn get(&self, _: &str) -> Result<Option<Vec<u8>>> {
+        Ok(None)
+    }
+
+    fn put(&self, _: &str, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The numbers kept under `key`, or computed and kept now. A kept value of the wrong length is computed again.
+pub(crate) fn numbers(
+    keep: &dyn Keep,
+    key: &str,
+    length: usize,
+    compute: impl FnOnce() -> Result<Vec<f64>>,
+) -> Result<Vec<f64>> {
+    if let Some(bytes) = keep.get(key)?
+        && bytes.len() == 8 * length
+    {
+        return Ok(bytes.as_chunks::<8>().0.iter().map(|c| f64::from_le_bytes(*c)).collect());
+    }
+    let values = compute()?;
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    keep.put(key, &bytes)?;
+    Ok(values)
+}

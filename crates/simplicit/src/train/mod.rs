@@ -1,0 +1,241 @@
+//! The SIM algorithm: states in, a sparse implicit model and its report out.
+//!
+//! Rows are solved in groups that share a design: layer by layer for acyclic connectivity (with the cascade, each layer
+//! sees the states of the model built so far), all states at once for cyclic connectivity. The same walk serves every
+//! objective: statistics, row problems, solve, reweight, refit, round to f32.
+
+mod fit;
+mod importance;
+mod keep;
+mod plan;
+mod search;
+
+pub use fit::RowReport;
+pub use importance::importance;
+pub use keep::{Forget, Keep};
+
+use std::sync::Arc;
+
+use crate::model::{ImplicitModel, ModelMetadata, Preprocessing};
+use crate::parallel::{Cancel, Threads};
+use crate::problem::{Connectivity, Matching, Penalty};
+use crate::solver::{CardinalitySettings, SolverSettings};
+use crate::states::StateSource;
+use crate::{Error, Result};
+
+/// What is minimised besides the mismatch.
+#[derive(Debug, Clone)]
+pub enum Objective {
+    /// A convex penalty, certified row by row.
+    Convex(Arc<dyn Penalty>),
+    /// The number of non-zeros, at a price each.
+    Cardinality,
+}
+
+/// How to train. Every field has the default of [`TrainSettings::default`].
+#[derive(Debug, Clone)]
+pub struct TrainSettings {
+    /// What is minimised. Default: cardinality.
+    pub objective: Objective,
+    /// Factor on the penalty, or the price of a non-zero. Default 2e-6. With a target it is where the search starts.
+    pub strength: f64,
+    /// Share of the baseline's non-zeros to remove, over the whole model.
+    pub target_sparsity: Option<f64>,
+    /// Which connections are allowed. Default: the baseline's.
+    pub connectivity: Connectivity,
+    /// ‖A‖∞ ≤ κ on the stored model.
+    pub kappa: Option<f64>,
+    /// Exact or relaxed. Default: relaxed, λ₁ = λ₂ = 1.
+    pub matching: Matching,
+    /// Unit-RMS features and targets (default), or the paper's sums in raw units.
+    pub normalise: bool,
+    /// Convex solves with reweighting between them; 1 is a single solve. Default 3. Cardinality needs none.
+    pub rounds: usize,
+    /// Least squares on the support at the end. Default on.
+    pub refit: bool,
+    /// Later rows see the states of the model built so far. Default on.
+    pub cascade: bool,
+    /// A constant for every row, also where the baseline has no bias. Default off.
+    pub bias: bool,
+    /// When a row counts as solved.
+    pub solver: SolverSettings,
+    /// How hard cardinality tries.
+    pub cardinality: CardinalitySettings,
+}
+
+impl Default for TrainSettings {
+    fn default() -> Self {
+        Self {
+            objective: Objective::Cardinality,
+            strength: 2e-6,
+            target_sparsity: None,
+            connectivity: Connectivity::Baseline,
+            kappa: None,
+            matching: Matching::default(),
+            normalise: true,
+            rounds: 3,
+            refit: true,
+            cascade: true,
+            bias: false,
+            solver: SolverSettings::default(),
+            cardinality: CardinalitySettings::default(),
+        }
+    }
+}
+
+/// What training is doing, for whoever watches.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Progress {
+    /// Samples of a group have been gathered.
+    Samples {
+        /// The group.
+        group: String,
+        /// Samples so far.
+        done: usize,
+        /// Samples in all.
+        total: usize,
+    },
+    /// Rows of a group have been solved.
+    Rows {
+        /// The group.
+        group: String,
+        /// Rows so far.
+        done: usize,
+        /// Rows in all.
+        total: usize,
+    },
+    /// A whole model was fitted on the way to a target.
+    Model {
+        /// Factor on the penalty.
+        strength: f64,
+        /// The sparsity it gave.
+        sparsity: f64,
+    },
+}
+
+/// What training starts from.
+pub struct TrainInput<'a> {
+    /// The samples and their states.
+    pub source: &'a dyn StateSource,
+    /// The baseline as an implicit model: its connections, its weights to start from, what is counted against.
+    pub baseline: Option<&'a ImplicitModel>,
+    /// λ_i per row, states then outputs; see [`importance`].
+    pub importance: Option<&'a [f64]>,
+    /// Stored in the model.
+    pub preprocessing: Preprocessing,
+}
+
+/// Who works, who may stop it, where results are kept, who watches.
+pub struct Run<'a> {
+    /// Threads to use.
+    pub threads: Threads,
+    /// A request to stop.
+    pub cancel: &'a Cancel,
+    /// Intermediate results.
+    pub keep: &'a dyn Keep,
+    /// Told now and then.
+    pub progress: &'a mut dyn FnMut(Progress),
+}
+
+/// What training has to say about its model.
+#[derive(Debug, Clone)]
+pub struct TrainReport {
+    /// One per row, states then outputs.
+    pub rows: Vec<RowReport>,
+    /// The factor on the penalty that was used.
+    pub strength: f64,
+    /// RMS of the mismatch of the outputs over the RMS of the outputs, on the training samples at the model's own
+    /// states.
+    pub training_error: f64,
+    /// The search's path: (strength, sparsity).
+    pub path: Vec<(f64, f64)>,
+}
+
+impl TrainReport {
+    /// Rows whose last convex solve ended at a limit.
+    pub fn rows_at_limit(&self) -> usize {
+        self.rows.iter().filter(|r| r.at_limit).count()
+    }
+
+    /// The largest relative gap of the last convex solve of every row; `None` without a convex solve.
+    pub fn max_relative_gap(&self) -> Option<f64> {
+        self.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
+    }
+
+    /// Root mean square over rows of the relative residual after refit.
+    pub fn refit_residual(&self) -> f64 {
+        let sum: f64 = self.rows.iter().map(|r| r.relative_residual.powi(2)).sum();
+        (sum / self.rows.len().max(1) as f64).sqrt()
+    }
+}
+
+/// A model and what is known about it.
+#[derive(Debug, Clone)]
+pub struct Trained {
+    /// The model.
+    pub model: ImplicitModel,
+    /// Its report.
+    pub report: TrainReport,
+}
+
+/// Trains a model.
+pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
+    check(input, settings)?;
+    search::search(input, settings, run)
+}
+
+fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    let shape = input.source.shape();
+    if let Some(baseline) = input.baseline
+        && baseline.shape() != shape
+    {
+        return Err(Error::shape(
+            "baseline",
+            format!("{} inputs, {} states, {} outputs", shape.inputs, shape.states, shape.outputs),
+            format!("{:?}", baseline.shape()),
+        ));
+    }
+    if let Some(weights) = input.importance {
+        if weights.len() != shape.states + shape.outputs {
+            return Err(Error::shape("row weights", shape.states + shape.outputs, weights.len()));
+        }
+        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+            return Err(Error::setting("row weight", "zero or a positive number", bad));
+        }
+    }
+    if !(settings.strength > 0.0 && settings.strength.is_finite()) {
+        return Err(Error::setting("strength", "a positive number", settings.strength));
+    }
+    if let Some(target) = settings.target_sparsity
+        && !(target < 1.0 && target.is_finite())
+    {
+        return Err(Error::setting("target-sparsity", "a number below 1, such as 0.8", target));
+    }
+    if let Some(kappa) = settings.kappa
+        && !(kappa > 0.0 && kappa < 1.0)
+    {
+        return Err(Error::setting("kappa", "a number between 0 and 1", kappa));
+    }
+    if let Matching::Relaxed { states, outputs } = settings.matching
+        && !(states > 0.0 && outputs > 0.0 && states.is_finite() && outputs.is_finite())
+    {
+        return Err(Error::setting("lambda1, lambda2", "positive numbers", format!("{states}, {outputs}")));
+    }
+    if settings.rounds == 0 {
+        return Err(Error::setting("rounds", "at least 1", 0));
+    }
+    Ok(())
+}
+
+/// The metadata every trained model carries.
+fn metadata(input: &TrainInput, settings: &TrainSettings) -> ModelMetadata {
+    let shape = input.source.shape();
+    let dense = ((shape.states + shape.outputs) * (shape.states + shape.inputs)) as u64;
+    let known = input.baseline.map(|b| b.metadata());
+    ModelMetadata {
+        kappa: settings.kappa,
+        baseline_nonzeros: Some(known.and_then(|m| m.baseline_nonzeros).unwrap_or(dense)),
+        baseline_multiply_adds: known.and_then(|m| m.baseline_multiply_adds),
+        ..ModelMetadata::default()
+    }
+}
