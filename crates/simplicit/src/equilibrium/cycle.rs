@@ -6,7 +6,8 @@
 
 use super::program::{Cycle, StageCode};
 use super::run::apply_f64;
-use crate::linalg::tiles::{Aligned, TILE, accumulate};
+use crate::linalg::lanes::Aligned;
+use crate::linalg::tiles::{TILE, accumulate};
 
 /// Most steps Anderson acceleration may remember.
 pub(super) const MAX_MEMORY: usize = 16;
