@@ -9,10 +9,10 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, OnnxSettings, export_onnx};
-use simplicit::layout::Activation;
-use simplicit::linalg::{Matrix, gemm};
-use simplicit::model::{DenseLayer, ImplicitModel};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, OnnxSettings, SampleDiagnostics, export_onnx};
+use simplicit::layout::{Activation, Layer, Layout};
+use simplicit::linalg::{Csr, Matrix, gemm};
+use simplicit::model::{DenseLayer, ImplicitModel, ModelParts};
 use simplicit::parallel::Threads;
 use simplicit::random::Random;
 
@@ -54,6 +54,62 @@ fn main() {
                     fastest / ours,
                 );
             }
+        }
+    }
+    cycles();
+}
+
+/// One cycle of 112 states on 784 inputs, every row of A at the bound: what the iteration costs.
+fn cycles() {
+    println!();
+    println!("| states | κ | density | batch | ours µs | steps | multiply-adds to tolerance |");
+    println!("|---|---|---|---|---|---|---|");
+    let (n, p, q, batch) = (112, 784, 10, 256);
+    for kappa in [0.5, 0.9, 0.99] {
+        for density in [0.2, 0.05] {
+            let mut random = Random::new(2);
+            let mut sparse = |rows: usize, cols: usize, sum: Option<f64>| {
+                let rows: Vec<Vec<(usize, f32)>> = (0..rows)
+                    .map(|_| {
+                        let row: Vec<f64> = (0..cols)
+                            .map(|_| (random.normal(), random.uniform()))
+                            .map(|(v, keep)| if keep < density { v / (cols as f64 * density).sqrt() } else { 0.0 })
+                            .collect();
+                        let total: f64 = row.iter().map(|v| v.abs()).sum();
+                        let scale = sum.map_or(1.0, |s| (1.0 - 1e-6) * s / total.max(1e-9));
+                        row.iter().enumerate().map(|(j, v)| (j, (v * scale) as f32)).collect()
+                    })
+                    .collect();
+                Csr::from_rows(cols, rows)
+            };
+            let model = ImplicitModel::new(ModelParts {
+                a: sparse(n, n, Some(kappa)),
+                b: sparse(n, p, None),
+                c: sparse(q, n, None),
+                d: sparse(q, p, None),
+                state_bias: vec![0.1; n],
+                output_bias: vec![0.0; q],
+                layout: Layout::new(vec![Layer::dense("x", n, Activation::Relu)]),
+                ..Default::default()
+            })
+            .unwrap();
+            let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
+            let equilibrium = Equilibrium::new(&model, settings).unwrap();
+            let u = Matrix::from_fn(batch, p, |_, _| random.uniform() as f32);
+            let solution = equilibrium.outputs(&u).unwrap();
+            assert!(simplicit::equilibrium::not_converged(&solution.diagnostics).is_empty());
+            let mean =
+                |f: fn(&SampleDiagnostics) -> f64| solution.diagnostics.iter().map(f).sum::<f64>() / batch as f64;
+            let ours = best(|| {
+                black_box(equilibrium.outputs(black_box(&u)).unwrap());
+            });
+            println!(
+                "| {n} | {kappa} | {:.0} % | {batch} | {:.0} | {:.1} | {:.0} |",
+                100.0 * density,
+                1e6 * ours,
+                mean(|d| d.iterations as f64),
+                mean(|d| d.multiply_adds as f64)
+            );
         }
     }
 }

@@ -247,6 +247,17 @@ fn a_sample_without_equilibrium_is_named() {
 }
 
 #[test]
+fn an_overflow_is_not_an_equilibrium() {
+    let hidden = DenseLayer::new("h", Matrix::from_fn(3, 2, |_, _| 1e30), Activation::Identity);
+    let output = DenseLayer::new("y", Matrix::from_fn(2, 3, |_, _| 1e-30), Activation::Identity);
+    let model = ImplicitModel::from_layers(&[hidden], &output).unwrap();
+    let u = Matrix::from_vec(3, 2, vec![1.0, 1.0, 1e20, 1e20, 2.0, 1.0]).unwrap();
+    let solution = Equilibrium::new(&model, settings()).unwrap().run(&u).unwrap();
+    assert_eq!(not_converged(&solution.diagnostics), [1]);
+    assert_eq!(solution.diagnostics[1].state_error, f64::INFINITY);
+}
+
+#[test]
 fn too_few_iterations_are_reported_with_an_honest_bound() {
     let mut r = Random::new(8);
     let model = model(with_row_sums(&sparse(25, 25, 0.5, 1.0, &mut r), 0.99), 10, 3, &[(25, LEAKY)], &mut r);
@@ -340,6 +351,15 @@ fn nothing_at_all_and_nonsense() {
         match equilibrium.run(&u) {
             Err(Error::NotFinite { row: 37, column: 1, .. }) => {}
             other => panic!("{other:?}"),
+        }
+    }
+    let wide = model(Csr::empty(2, 2), 300, 2, &[(2, RELU)], &mut r);
+    for column in [5, 299] {
+        let mut u = random_inputs(40, 300, &mut r);
+        u[(9, column)] = f32::NAN;
+        match Equilibrium::new(&wide, settings()).unwrap().run(&u) {
+            Err(Error::NotFinite { row: 9, .. }) => {}
+            other => panic!("{column}: {other:?}"),
         }
     }
     let refused = EquilibriumSettings { tolerance: 0.0, ..settings() };

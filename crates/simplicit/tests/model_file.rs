@@ -141,8 +141,9 @@ fn hostile_contents_are_named() {
     type Metadata = BTreeMap<String, String>;
     type TensorMap = BTreeMap<String, Tensor<'static>>;
     assert_eq!(tampered(|_, _| {}), "accepted");
-    let indices = |v: &[usize]| Tensor::indices(v.to_vec().into_iter(), 70_000);
-    let cases: Vec<(&str, Box<dyn Fn(&mut Metadata, &mut TensorMap)>)> = vec![
+    let indices = |v: &[usize]| Tensor::indices(v.iter().copied(), 70_000);
+    type Change = Box<dyn Fn(&mut Metadata, &mut TensorMap)>;
+    let cases: Vec<(&str, Change)> = vec![
         ("format", Box::new(|m, _| put(m, "format", "other"))),
         ("update it", Box::new(|m, _| put(m, "version", "2"))),
         ("\"shape\" is missing", Box::new(|m, _| drop(m.remove("shape")))),

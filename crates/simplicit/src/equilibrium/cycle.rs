@@ -4,12 +4,17 @@
 //! the norm that contracts. Anderson only chooses the next x; if its residual is not the smallest so far, the sample goes
 //! back to the best g, which is a plain Picard step and contracts.
 
-use super::program::{Cycle, StageCode};
+use super::program::{Cycle, Norm, StageCode};
 use super::run::apply_f64;
-use crate::linalg::tiles::{Aligned, TILE, accumulate};
+use crate::linalg::lanes::Aligned;
+use crate::linalg::tiles::{TILE, accumulate};
+use crate::linalg::vectorised;
 
 /// Most steps Anderson acceleration may remember.
 pub(super) const MAX_MEMORY: usize = 16;
+
+/// Samples whose numbers are combined in registers; lanes come in multiples of it.
+const GROUP: usize = 8;
 
 /// Limits of the iteration.
 #[derive(Debug, Clone, Copy)]
@@ -145,17 +150,48 @@ impl CycleRoom {
 
     /// Residual and size of every sample.
     fn measure(&mut self, cycle: &Cycle, n: usize, lanes: usize) {
-        let norm = cycle.norm;
-        self.now[..lanes].fill(CycleStatus::default());
-        let rows = self.x[..n].chunks_exact(lanes).zip(self.g[..n].chunks_exact(lanes));
-        for ((x, g), weight) in rows.zip(&cycle.weights) {
-            for ((x, g), status) in x.iter().zip(g).zip(&mut self.now) {
-                let step = (g - x).abs();
-                status.residual = norm.add(status.residual, step);
-                status.weighted_residual = norm.add(status.weighted_residual, weight * step);
-                status.size = norm.add(status.size, g.abs());
-            }
-        }
+        let groups = lanes / GROUP;
+        let (x, g) = (self.x[..n].as_chunks::<GROUP>().0, self.g[..n].as_chunks::<GROUP>().0);
+        let now = self.now.as_chunks_mut::<GROUP>().0;
+        vectorised(
+            #[inline(always)]
+            || {
+                for (group, now) in now.iter_mut().take(groups).enumerate() {
+                    let (mut step, mut weighted, mut size) = ([0.0; GROUP], [0.0; GROUP], [0.0; GROUP]);
+                    // Maxima lose a NaN, sums keep it.
+                    let mut total = [0.0; GROUP];
+                    for (row, &weight) in cycle.weights.iter().enumerate() {
+                        let (x, g) = (&x[row * groups + group], &g[row * groups + group]);
+                        for s in 0..GROUP {
+                            let (d, v) = ((g[s] - x[s]).abs(), g[s].abs());
+                            let w = weight * d;
+                            total[s] += d;
+                            match cycle.norm {
+                                Norm::Max => {
+                                    step[s] = if d > step[s] { d } else { step[s] };
+                                    weighted[s] = if w > weighted[s] { w } else { weighted[s] };
+                                    size[s] = if v > size[s] { v } else { size[s] };
+                                }
+                                Norm::Sum => {
+                                    step[s] += d;
+                                    weighted[s] += w;
+                                    size[s] += v;
+                                }
+                            }
+                        }
+                    }
+                    for s in 0..GROUP {
+                        now[s] = CycleStatus {
+                            iterations: 0,
+                            residual: if total[s].is_nan() { total[s] } else { step[s] },
+                            weighted_residual: if total[s].is_nan() { total[s] } else { weighted[s] },
+                            size: size[s],
+                            converged: false,
+                        };
+                    }
+                }
+            },
+        );
     }
 
     /// The next x of every sample that still runs.
@@ -166,17 +202,24 @@ impl CycleRoom {
         }
         let slot_range = slot * n..(slot + 1) * n;
         let (df, dg) = (&mut self.df[slot_range.clone()], &mut self.dg[slot_range]);
-        for at in 0..n {
-            let f = self.g[at] - self.x[at];
-            df[at] = f - self.previous_f[at];
-            dg[at] = self.g[at] - self.previous_g[at];
-            self.previous_f[at] = f;
-            self.previous_g[at] = self.g[at];
-        }
+        let (x, g) = (&self.x[..n], &self.g[..n]);
+        let (previous_f, previous_g) = (&mut self.previous_f[..n], &mut self.previous_g[..n]);
+        vectorised(
+            #[inline(always)]
+            || {
+                for at in 0..n {
+                    let f = g[at] - x[at];
+                    df[at] = f - previous_f[at];
+                    dg[at] = g[at] - previous_g[at];
+                    previous_f[at] = f;
+                    previous_g[at] = g[at];
+                }
+            },
+        );
         for s in 0..count {
-            let (lane, status) = (&mut self.lanes[s], &self.status[s]);
+            let (lane, now) = (&mut self.lanes[s], &self.now[s]);
             // A plain step is always taken: where nothing contracts there is no better one to go back to.
-            let rejected = status.weighted_residual >= lane.best && !lane.fresh;
+            let rejected = now.weighted_residual >= lane.best && !lane.fresh;
             if lane.fresh || rejected {
                 // Zero columns drop out of the small system below.
                 let slots = if rejected { 0..memory } else { slot..slot + 1 };
@@ -191,44 +234,77 @@ impl CycleRoom {
                     self.gram[pair * lanes + s] = 0.0;
                 }
             } else {
-                lane.best = status.weighted_residual;
-                for at in (s..n).step_by(lanes) {
-                    self.best_g[at] = self.g[at];
-                }
+                lane.best = now.weighted_residual;
             }
         }
-        // The new row and column of the Gram matrix, and dFᵀf.
-        for k in 0..memory {
-            let (mut pair, mut right) = ([0.0; 64], [0.0; 64]);
-            let (old, new) = (&self.df[k * n..(k + 1) * n], &self.df[slot * n..(slot + 1) * n]);
-            let rows =
-                old.chunks_exact(lanes).zip(new.chunks_exact(lanes)).zip(self.previous_f[..n].chunks_exact(lanes));
-            for ((old, new), f) in rows {
-                for s in 0..lanes {
-                    pair[s] += old[s] * new[s];
-                    right[s] += old[s] * f[s];
-                }
-            }
-            for s in 0..lanes {
-                self.gram[(k * memory + slot) * lanes + s] = pair[s];
-                self.gram[(slot * memory + k) * lanes + s] = pair[s];
-                self.right[k * lanes + s] = right[s];
-            }
-        }
+        self.correlate(n, lanes, memory, slot);
         for s in 0..count {
             if !self.lanes[s].fresh && !self.lanes[s].done {
                 self.small_system(s, lanes, memory);
             }
         }
-        for (at, x) in self.x[..n].iter_mut().enumerate() {
-            let s = at % lanes;
-            if s < count && self.lanes[s].fresh {
-                *x = self.best_g[at];
-            } else {
-                let back: f64 = (0..memory).map(|k| self.right[k * lanes + s] * self.dg[k * n + at]).sum();
-                *x = self.g[at] - back;
+        self.combine(n, lanes, memory);
+    }
+
+    /// The new row and column of the Gram matrix, and dFᵀf.
+    fn correlate(&mut self, n: usize, lanes: usize, memory: usize, slot: usize) {
+        let groups = lanes / GROUP;
+        let f = self.previous_f[..n].as_chunks::<GROUP>().0;
+        let new = self.df[slot * n..(slot + 1) * n].as_chunks::<GROUP>().0;
+        for k in 0..memory {
+            let old = self.df[k * n..(k + 1) * n].as_chunks::<GROUP>().0;
+            for group in 0..groups {
+                let (pair, right) = vectorised(
+                    #[inline(always)]
+                    || {
+                        let (mut pair, mut right) = ([0.0; GROUP], [0.0; GROUP]);
+                        let rows = old.iter().zip(new).zip(f).skip(group).step_by(groups);
+                        for ((old, new), f) in rows {
+                            for s in 0..GROUP {
+                                pair[s] += old[s] * new[s];
+                                right[s] += old[s] * f[s];
+                            }
+                        }
+                        (pair, right)
+                    },
+                );
+                let at = |row: usize| row * lanes + group * GROUP;
+                self.gram[at(k * memory + slot)..][..GROUP].copy_from_slice(&pair);
+                self.gram[at(slot * memory + k)..][..GROUP].copy_from_slice(&pair);
+                self.right[at(k)..][..GROUP].copy_from_slice(&right);
             }
         }
+    }
+
+    /// x = g − dG·γ, or back to the best g where the last step was rejected; otherwise g may become the best.
+    fn combine(&mut self, n: usize, lanes: usize, memory: usize) {
+        let groups = lanes / GROUP;
+        let g = self.g[..n].as_chunks::<GROUP>().0;
+        let x = self.x[..n].as_chunks_mut::<GROUP>().0;
+        let best = self.best_g[..n].as_chunks_mut::<GROUP>().0;
+        let (dg, gamma) = (&self.dg, self.right.as_chunks::<GROUP>().0);
+        let states = self.lanes.as_chunks::<GROUP>().0;
+        vectorised(
+            #[inline(always)]
+            || {
+                for (at, ((x, g), best)) in x.iter_mut().zip(g).zip(best).enumerate() {
+                    let group = at % groups;
+                    let mut next = *g;
+                    for k in 0..memory {
+                        let gamma = &gamma[k * groups + group];
+                        let Some(dg) = dg[k * n + at * GROUP..].first_chunk::<GROUP>() else { continue };
+                        for s in 0..GROUP {
+                            next[s] -= gamma[s] * dg[s];
+                        }
+                    }
+                    for s in 0..GROUP {
+                        let back = states[group][s].fresh;
+                        x[s] = if back { best[s] } else { next[s] };
+                        best[s] = if back { best[s] } else { g[s] };
+                    }
+                }
+            },
+        );
     }
 
     /// min ‖f − dF·γ‖ with a small ridge, by Cholesky; γ replaces the right-hand side.

@@ -55,7 +55,11 @@ impl InputGradient {
             },
             |_| true,
         );
-        Ok(Self { equilibrium: Equilibrium::new(model, settings)?, activations, adjoint: Runner::new(adjoint) })
+        Ok(Self {
+            equilibrium: Equilibrium::new(model, settings)?,
+            activations,
+            adjoint: Runner::new(adjoint, "cotangents"),
+        })
     }
 
     /// The model's own run, for the states that [`InputGradient::at`] needs.

@@ -19,6 +19,7 @@ use std::sync::Mutex;
 
 use crate::layout::{Activation, Layout};
 use crate::linalg::Matrix;
+use crate::linalg::lanes::{from_lanes, to_lanes};
 use crate::model::ImplicitModel;
 use crate::parallel::{self, Threads};
 use crate::states::{StateBlock, StateMap, StateShape};
@@ -131,8 +132,8 @@ impl Equilibrium {
             shape: model.shape(),
             limits,
             threads: settings.threads,
-            states: Runner::new(Program::new(&equation, |_| true)),
-            outputs: (!all).then(|| Runner::new(Program::new(&equation, |i| live[i]))),
+            states: Runner::new(Program::new(&equation, |_| true), "U"),
+            outputs: (!all).then(|| Runner::new(Program::new(&equation, |i| live[i]), "U")),
         })
     }
 
@@ -231,6 +232,8 @@ fn forward<'a>(model: &'a ImplicitModel, activations: &'a [Activation]) -> Equat
 /// A program with room to run it in, kept between batches.
 struct Runner {
     program: Program,
+    /// What its inputs are called in errors.
+    inputs: &'static str,
     rooms: Mutex<Vec<Room>>,
 }
 
@@ -243,8 +246,8 @@ struct Part {
 }
 
 impl Runner {
-    fn new(program: Program) -> Self {
-        Self { program, rooms: Mutex::new(Vec::new()) }
+    fn new(program: Program, inputs: &'static str) -> Self {
+        Self { program, inputs, rooms: Mutex::new(Vec::new()) }
     }
 
     fn lanes(&self) -> usize {
@@ -304,23 +307,16 @@ impl Runner {
             let lanes = left.next_power_of_two().clamp(8, self.lanes());
             let count = left.min(lanes);
             if let Some(gates) = gates {
-                crate::linalg::tiles::to_lanes(
-                    &mut room.gates,
-                    &gates.as_slice()[first * units..],
-                    units,
-                    count,
-                    units,
-                    lanes,
-                );
+                to_lanes(&mut room.gates, &gates.as_slice()[first * units..], units, count, units, lanes);
             }
             room.run(&self.program, &u.as_slice()[first * p..(first + count) * p], (lanes, count), limits)
-                .map_err(|sample| not_finite(u, first + sample))?;
+                .map_err(|sample| not_finite(self.inputs, u, first + sample))?;
             let at = first - samples.start;
             if states {
-                Room::write(&mut part.z[at * units..], units, &room.z, count, units, lanes);
-                Room::write(&mut part.x[at * units..], units, &room.x, count, units, lanes);
+                from_lanes(&mut part.z[at * units..], units, &room.z, count, units, lanes);
+                from_lanes(&mut part.x[at * units..], units, &room.x, count, units, lanes);
             }
-            Room::write(&mut part.y[at * q..], q, &room.z[units * lanes..], count, q, lanes);
+            from_lanes(&mut part.y[at * q..], q, &room.z[units * lanes..], count, q, lanes);
             part.diagnostics.extend_from_slice(&room.samples);
             first += count;
         }
@@ -328,10 +324,10 @@ impl Runner {
     }
 }
 
-fn not_finite(u: &Matrix<f32>, row: usize) -> Error {
+fn not_finite(array: &str, u: &Matrix<f32>, row: usize) -> Error {
     let column = u.row(row).iter().position(|v| !v.is_finite()).unwrap_or(0);
     Error::NotFinite {
-        array: "U".into(),
+        array: array.into(),
         row,
         column,
         value: u.row(row).get(column).map_or(f64::NAN, |v| f64::from(*v)),

@@ -24,7 +24,7 @@ impl Norm {
     pub(super) fn add(self, total: f64, value: f64) -> f64 {
         match self {
             // Not f64::max, which would lose a NaN.
-            Norm::Max if value <= total => total,
+            Norm::Max if value <= total || total.is_nan() => total,
             Norm::Max => value,
             Norm::Sum => total + value,
         }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::cycle::{CycleRoom, Limits, certified};
 use super::program::{Norm, Program, Reads, StageCode};
 use crate::layout::Activation;
-use crate::linalg::tiles::{Aligned, Lane, MAX_LANES, TILE, accumulate, from_lanes, largest_magnitudes, to_lanes};
+use crate::linalg::lanes::{Aligned, MAX_LANES, largest_magnitudes, to_lanes};
+use crate::linalg::tiles::{Lane, TILE, accumulate};
 use crate::linalg::vectorised;
 
 /// Relative size of one rounding, with the margin that covers the order of summation.
@@ -121,11 +122,20 @@ impl Room {
         }
         let outputs = &mut self.z[units * lanes..(units + program.outputs) * lanes];
         accumulate(&program.outputs_from_stages, outputs, &self.x, lanes);
+        let outputs = &self.z[units * lanes..(units + program.outputs) * lanes];
         for (k, sample) in self.samples.iter_mut().enumerate() {
             let (carried, rounding) = self.bounds.reads(&program.output_reads, k, lanes, 0.0);
-            sample.output_error = carried + rounding * (program.output_reads.terms as f64 + 2.0) * SINGLE;
-            let errors = self.bounds.errors.iter().skip(k).step_by(lanes).take(program.stages.len());
-            sample.state_error = errors.fold(0.0, |total, e| program.norm.add(total, *e));
+            let rounding = rounding * (program.output_reads.terms as f64 + 2.0) * SINGLE;
+            sample.output_error = or_infinite(carried + rounding + underflow(program.output_reads.terms));
+            let stages = program.stages.len();
+            let of_lane = |values: &[f64]| {
+                let all = values.iter().skip(k).step_by(lanes).take(stages);
+                all.fold(0.0, |total, v| program.norm.add(total, *v))
+            };
+            sample.state_error = or_infinite(of_lane(&self.bounds.errors));
+            // An overflow is not an equilibrium, whatever the iteration says.
+            sample.converged &=
+                of_lane(&self.bounds.sizes).is_finite() && outputs.iter().skip(k).step_by(lanes).all(|y| y.is_finite());
         }
         Ok(())
     }
@@ -197,13 +207,6 @@ impl Room {
             sample.multiply_adds += (cycle.inside_nonzeros * status.iterations) as u64;
         }
     }
-
-    /// Writes rows of the lanes array `from` (states in schedule order, or outputs) as samples.
-    pub(super) fn write(out: &mut [f32], stride: usize, from: &[f32], count: usize, features: usize, lanes: usize) {
-        if features > 0 {
-            from_lanes(out, stride, from, count, features, lanes);
-        }
-    }
 }
 
 impl Bounds {
@@ -227,6 +230,11 @@ impl Bounds {
             self.errors[at] = carried + rounding + underflow(few * reads.terms);
         }
     }
+}
+
+/// An error that cannot be bounded.
+fn or_infinite(error: f64) -> f64 {
+    if error.is_nan() { f64::INFINITY } else { error }
 }
 
 /// What may be lost below the smallest normal number.
@@ -275,7 +283,10 @@ fn apply(segments: &[(Range<usize>, Activation)], gates: Option<&[f32]>, z: &[f3
         let pairs = x[rows.clone()].iter_mut().zip(&z[rows]);
         // The common ones as loops of their own, which the compiler vectorises.
         match activation {
-            Activation::Relu => pairs.for_each(|(x, z)| *x = if *z > 0.0 { *z } else { 0.0 }),
+            Activation::Relu => vectorised(
+                #[inline(always)]
+                || pairs.for_each(|(x, z)| *x = if *z > 0.0 { *z } else { 0.0 }),
+            ),
             Activation::Identity => pairs.for_each(|(x, z)| *x = *z),
             other => pairs.for_each(|(x, z)| *x = other.apply(*z)),
         }

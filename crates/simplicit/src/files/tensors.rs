@@ -13,16 +13,23 @@ const LENGTH_BYTES: usize = 8;
 
 /// The element types we read and write, all little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub enum Dtype {
     // Widest first: tensors are laid out in this order, so that every one is aligned.
+    /// Double precision.
     F64,
+    /// Signed, 8 bytes.
     I64,
+    /// Single precision.
     F32,
+    /// Signed, 4 bytes.
     I32,
+    /// Unsigned, 4 bytes.
     U32,
+    /// Signed, 2 bytes.
     I16,
+    /// Unsigned, 2 bytes.
     U16,
+    /// Unsigned, 1 byte.
     U8,
 }
 

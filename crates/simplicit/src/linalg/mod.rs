@@ -5,6 +5,7 @@
 
 mod csr;
 mod dense;
+pub mod lanes;
 mod matrix;
 pub mod tiles;
 
