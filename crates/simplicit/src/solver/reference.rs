@@ -424,6 +424,10 @@ impl Program {
             // Values far below one are the interesting ones: only the relative gap may stop it.
             tol_gap_abs: f64::MIN_POSITIVE,
             tol_feas: tolerance,
+            // What is merely inaccurate must still be of use.
+            reduced_tol_gap_rel: (1e3 * tolerance).min(1e-4),
+            reduced_tol_gap_abs: f64::MIN_POSITIVE,
+            reduced_tol_feas: (1e3 * tolerance).min(1e-4),
             ..DefaultSettings::default()
         };
         let start = Instant::now();
