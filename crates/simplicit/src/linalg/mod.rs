@@ -6,7 +6,9 @@
 mod csr;
 mod dense;
 mod matrix;
+mod rounding;
 
 pub use csr::Csr;
 pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, symmetric_eigen, vectorised};
 pub use matrix::{Matrix, Scalar};
+pub use rounding::toward_zero;

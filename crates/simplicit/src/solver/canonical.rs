@@ -206,9 +206,9 @@ impl Row {
 
     /// Whether the ball leaves room at w; true without a ball.
     fn ball_is_slack(&self, w: &[f64]) -> bool {
-        self.ball.as_ref().is_none_or(|(c, radius)| {
-            c.iter().zip(w).map(|(c, w)| c * w.abs()).sum::<f64>() < radius * (1.0 - SLACK)
-        })
+        self.ball
+            .as_ref()
+            .is_none_or(|(c, radius)| c.iter().zip(w).map(|(c, w)| c * w.abs()).sum::<f64>() < radius * (1.0 - SLACK))
     }
 
     /// Whether entry j of `unpenalised` meets no constraint at w: the conjugate is finite only where the fit's gradient
@@ -319,7 +319,8 @@ impl Row {
         }
         let excess = |theta: f64| {
             let balled = (0..c.len()).filter(|&j| c[j] > 0.0 && !free(j));
-            balled.map(|j| c[j] * self.maximiser(penalty, j, tau * (self.h[j] - gw[j]), theta).abs()).sum::<f64>() - radius
+            balled.map(|j| c[j] * self.maximiser(penalty, j, tau * (self.h[j] - gw[j]), theta).abs()).sum::<f64>()
+                - radius
         };
         let (mut at_low, mut at_high) = (excess(low), -radius);
         if at_low <= 0.0 {

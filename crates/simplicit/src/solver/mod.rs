@@ -37,7 +37,13 @@ pub struct SolverSettings {
 
 impl Default for SolverSettings {
     fn default() -> Self {
-        Self { tolerance: 1e-6, splitting_steps: 40, warm_splitting_steps: 10, max_newton_steps: 200, max_stalled_steps: 60 }
+        Self {
+            tolerance: 1e-6,
+            splitting_steps: 40,
+            warm_splitting_steps: 10,
+            max_newton_steps: 200,
+            max_stalled_steps: 60,
+        }
     }
 }
 
@@ -149,7 +155,13 @@ fn solve_targets(
         rows.len().div_ceil(ROW_BLOCK),
         |block| {
             cancel.check()?;
-            solve_block(design, penalty, &rows[block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(rows.len())], settings, cancel)
+            solve_block(
+                design,
+                penalty,
+                &rows[block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(rows.len())],
+                settings,
+                cancel,
+            )
         },
         |block, solutions| {
             solutions.into_iter().enumerate().try_for_each(|(k, solution)| take(block * ROW_BLOCK + k, solution))

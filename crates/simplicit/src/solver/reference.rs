@@ -143,8 +143,7 @@ pub fn solve_by_cones(
     problem.check(design.features(), design.targets())?;
     penalty.penalty()?;
     if let ReferenceForm::Residual { features, target } = settings.form
-        && (features.rows(), features.cols(), target.len())
-            != (design.samples(), design.features(), design.samples())
+        && (features.rows(), features.cols(), target.len()) != (design.samples(), design.features(), design.samples())
     {
         return Err(Error::shape(
             "samples of the reference",
@@ -261,10 +260,7 @@ impl Scaled {
         }
         let cross = design.cross(problem.target);
         let m = design.samples() as f64;
-        let h = entries
-            .iter()
-            .map(|e| cross[design.live()[e.live]] / (m * design.scales()[e.live] * t))
-            .collect();
+        let h = entries.iter().map(|e| cross[design.live()[e.live]] / (m * design.scales()[e.live] * t)).collect();
         Self { entries, radius: problem.ball.as_ref().map(|b| b.radius), h, target_scale: t, value_scale }
     }
 
@@ -285,11 +281,7 @@ impl Scaled {
                 // s counted in units of the break point squared: then both cost μ, and the cone is well scaled.
                 let (s, t) = (program.variable(e.mu), program.variable(e.mu));
                 program.at_most(vec![(t, 1.0)], 1.0);
-                program.cone([
-                    vec![(s, -1.0), (t, -1.0)],
-                    vec![(s, -1.0), (t, 1.0)],
-                    vec![(x, -2.0 / e.break_point)],
-                ]);
+                program.cone([vec![(s, -1.0), (t, -1.0)], vec![(s, -1.0), (t, 1.0)], vec![(x, -2.0 / e.break_point)]]);
             } else if e.quadratic > 0.0 {
                 program.quadratic(x, x, 2.0 * e.quadratic);
             }
@@ -320,8 +312,7 @@ impl Scaled {
     /// Λ^½Vᵀx = Λ^−½Vᵀĥ over the eigenvalues that count; false if the features cannot explain the target.
     fn match_gram(&self, design: &Design, x: &[usize], program: &mut Program) -> Result<bool> {
         let d = self.entries.len();
-        let gram =
-            Matrix::from_fn(d, d, |i, j| design.gram()[(self.entries[i].live, self.entries[j].live)]);
+        let gram = Matrix::from_fn(d, d, |i, j| design.gram()[(self.entries[i].live, self.entries[j].live)]);
         let (values, vectors) =
             symmetric_eigen(&gram).ok_or_else(|| Error::unsupported("this Gram matrix", "it has no eigenvalues"))?;
         let largest = values.last().copied().unwrap_or(0.0);
@@ -412,8 +403,7 @@ impl Program {
             }
         }
         kinds.extend((0..self.cones.len() / 3).map(|_| SupportedConeT::SecondOrderConeT(3)));
-        let rows: Vec<(Terms, f64)> =
-            self.equations.into_iter().chain(self.inequalities).chain(self.cones).collect();
+        let rows: Vec<(Terms, f64)> = self.equations.into_iter().chain(self.inequalities).chain(self.cones).collect();
         let b: Vec<f64> = rows.iter().map(|(_, right)| *right).collect();
         let entries = rows.iter().enumerate().flat_map(|(i, (terms, _))| terms.iter().map(move |&(j, v)| (i, j, v)));
         let a = compressed(rows.len(), n, entries);

@@ -135,9 +135,7 @@ impl Statistics {
             source.samples(),
             threads,
             cancel,
-            |range| {
-                Ok(features_and_targets(&source.block(range)?, constant))
-            },
+            |range| Ok(features_and_targets(&source.block(range)?, constant)),
             progress,
         )
     }

@@ -163,6 +163,8 @@ impl Case {
         for j in (0..self.d()).filter(|&j| self.ball_weight(j) > 0.0 && !free[j]) {
             high = high.max(tau * g[j].abs() / self.ball_weight(j));
         }
+        // Past rounding: where θc reaches |g| nothing pulls any more.
+        let high = high * (1.0 + 1e-12);
         -maximum(0.0, high, |theta| -(at(theta) + ball.radius * theta))
     }
 
@@ -357,4 +359,83 @@ pub fn random_case(
     };
     let name = format!("seed {seed} {penalty:?} λ {lambda:.1e} m {m} d {d} {ball:?} {bounds:?} {weighted} {rms_units}");
     Case { name, features, target, penalty, problem }
+}
+
+/// A case built around its optimum, and the optimum: weights w* and a gradient g of the penalty there (with the ball's
+/// multiplier and the bounds' signs) are chosen first, then a residual r with 2λŨr = g, then z = Ũᵀw* + r.
+pub fn known_optimum(seed: u64) -> (Case, Vec<f64>) {
+    let mut r = Random::new(1_000_003 * (seed + 1));
+    let d = 5 + r.below(30);
+    let m = d + r.below(60);
+    let features = Matrix::from_fn(m, d, |_, _| r.normal());
+    let lambda = 10f64.powf(4.0 * r.uniform() - 2.0);
+    let size = 10f64.powf(2.0 * r.uniform() - 1.0);
+    let penalty = match seed % 4 {
+        0 => ConicPenalty::L1 { beta: size },
+        1 => ConicPenalty::Perspective { alpha: size, mu: 0.2 * size },
+        2 => ConicPenalty::ElasticNet { beta: size, alpha: 0.5 * size },
+        _ => ConicPenalty::Ridge { alpha: size },
+    };
+    let inside = d / 2;
+    let theta = if seed % 3 == 0 { 0.7 * size } else { 0.0 };
+    let bounded = seed % 5 == 0;
+    let weighted = seed % 7 < 3;
+    let omega: Vec<f64> = (0..d)
+        .map(|j| {
+            if !weighted {
+                1.0
+            } else if j == d - 1 {
+                0.0
+            } else {
+                0.5 + r.uniform()
+            }
+        })
+        .collect();
+    let (mut w, mut g, mut bounds) = (vec![0.0; d], vec![0.0; d], vec![(f64::NEG_INFINITY, f64::INFINITY); d]);
+    for j in 0..d {
+        let pull = if j < inside { theta } else { 0.0 };
+        let kink = omega[j] * slope(penalty, 0.0) + pull;
+        if r.uniform() < 0.4 || omega[j] == 0.0 {
+            w[j] = r.normal();
+            g[j] = (omega[j] * slope(penalty, w[j].abs()) + pull).copysign(w[j]);
+            if bounded && omega[j] > 0.0 && j % 2 == 0 {
+                // On its upper or lower bound, pushed against it.
+                bounds[j] = if w[j] > 0.0 { (-1.0, w[j]) } else { (w[j], 1.0) };
+                g[j] += size.copysign(w[j]);
+            }
+        } else {
+            g[j] = kink * (1.8 * r.uniform() - 0.9);
+        }
+    }
+    // r = F(FᵀF)⁻¹g/(2λ).
+    let gram = Matrix::from_fn(d, d, |a, b| (0..m).map(|i| features[(i, a)] * features[(i, b)]).sum());
+    let mut factor = simplicit::linalg::Cholesky::with_capacity(d);
+    assert!(factor.factor(d, |a| a.copy_from_slice(gram.as_slice())));
+    let mut y = g;
+    factor.solve(&mut y, 1);
+    let along = |i: usize, v: &[f64]| features.row(i).iter().zip(v).map(|(f, v)| f * v).sum::<f64>();
+    let target = (0..m).map(|i| along(i, &w) + along(i, &y) / (2.0 * lambda)).collect();
+    let mut problem = RowProblem::new(0, lambda * m as f64);
+    if weighted {
+        problem.weights = Some(omega);
+    }
+    if bounded {
+        problem.bounds = Some(bounds);
+    }
+    if theta > 0.0 {
+        let radius = w[..inside].iter().map(|w| w.abs()).sum::<f64>();
+        problem.ball = Some(Ball::on_states(radius, inside, d));
+    }
+    let name = format!("known optimum {seed} {penalty:?} λ {lambda:.1e} m {m} d {d} θ {theta}");
+    (Case { name, features, target, penalty, problem }, w)
+}
+
+/// f′(x) for x ≥ 0, from the right at zero.
+fn slope(penalty: ConicPenalty, x: f64) -> f64 {
+    match penalty {
+        ConicPenalty::L1 { beta } => beta,
+        ConicPenalty::ElasticNet { beta, alpha } => beta + 2.0 * alpha * x,
+        ConicPenalty::Ridge { alpha } => 2.0 * alpha * x,
+        ConicPenalty::Perspective { alpha, mu } => 2.0 * alpha * x.max((mu / alpha).sqrt()),
+    }
 }

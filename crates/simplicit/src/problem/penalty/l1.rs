@@ -10,7 +10,11 @@ pub struct L1 {
 impl L1 {
     /// β > 0.
     pub fn new(beta: f64) -> Result<Self> {
-        if beta > 0.0 && beta.is_finite() { Ok(Self { beta }) } else { Err(Error::setting("beta", "a positive number", beta)) }
+        if beta > 0.0 && beta.is_finite() {
+            Ok(Self { beta })
+        } else {
+            Err(Error::setting("beta", "a positive number", beta))
+        }
     }
 }
 

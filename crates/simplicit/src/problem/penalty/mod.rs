@@ -216,9 +216,8 @@ mod tests {
             let mut out = [0.0; 4];
             f.prox_slice(&v, tau, &scale, &mut out);
             for j in 0..4 {
-                let objective = |x: f64| {
-                    scale.weights[j] * f.value(scale.unit(j) * x) + (x - v[j]).powi(2) / (2.0 * tau)
-                };
+                let objective =
+                    |x: f64| scale.weights[j] * f.value(scale.unit(j) * x) + (x - v[j]).powi(2) / (2.0 * tau);
                 let best = (0..=9000).map(|k| objective(v[j] * f64::from(k) / 9000.0)).fold(f64::INFINITY, f64::min);
                 assert!(objective(out[j]) <= best + 1e-12, "{f:?} entry {j}");
             }
