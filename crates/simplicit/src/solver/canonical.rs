@@ -14,8 +14,10 @@ use crate::problem::{RowProblem, Units};
 const BALL_MARGIN: f64 = 1e-12;
 /// The ball is slack, and has no multiplier, with at least this share of its radius left.
 const SLACK: f64 = 1e-9;
-/// A free entry with gradient g is taken to lie within this times |g| (at most 1 + |w|) of its optimum.
-const FREE_REACH: f64 = 1e6;
+/// The gradient of an unpenalised entry counts as zero up to here (diag Ĝ = 1, ‖ẑ‖ = 1), and the entry is taken to lie
+/// within `REACH` times the gradient of its optimum.
+const SETTLED: f64 = 1e-9;
+const REACH: f64 = 1e6;
 
 /// One row, over the design's live features.
 #[derive(Debug)]
@@ -98,7 +100,10 @@ impl Row {
                 .collect::<Vec<_>>()
         });
         let flat = penalty.slope(f64::INFINITY) == 0.0;
-        let unpenalised = (0..live.len()).filter(|&j| scale.weights[j] == 0.0 || flat).collect();
+        let unpenalised = (0..live.len())
+            .filter(|&j| scale.weights[j] == 0.0 || flat)
+            .filter(|&j| bounds.as_ref().is_none_or(|b| b[j] != (0.0, 0.0)))
+            .collect();
         let stored_bounds = problem.bounds.as_ref().map(|b| live.iter().map(|&j| b[j]).collect());
         Some(Self { h: canonical_h, scale, ball, bounds, stored_bounds, unpenalised, target_scale: t, value_scale })
     }
@@ -214,7 +219,17 @@ impl Row {
     /// Whether entry j of `unpenalised` meets no constraint at w: the conjugate is finite only where the fit's gradient
     /// vanishes there.
     fn is_free(&self, j: usize, w: &[f64], ball_is_slack: bool) -> bool {
-        !self.is_clipped(j, w[j]) && (ball_is_slack || self.ball.as_ref().is_none_or(|(c, _)| c[j] == 0.0))
+        !self.is_clipped(j, w[j]) && self.is_outside_ball(j, ball_is_slack)
+    }
+
+    /// Whether entry j of `unpenalised` has no gradient left but rounding, with neither ball nor bound to hold it.
+    fn is_settled(&self, j: usize, gw: &[f64], ball_is_slack: bool) -> bool {
+        let g = self.h[j] - gw[j];
+        g.abs() <= SETTLED && self.is_unbounded(j, g) && self.is_outside_ball(j, ball_is_slack)
+    }
+
+    fn is_outside_ball(&self, j: usize, ball_is_slack: bool) -> bool {
+        ball_is_slack || self.ball.as_ref().is_none_or(|(c, _)| c[j] == 0.0)
     }
 
     /// Moves the free entries to their optimum given the others, keeping `gw` = Ĝw. Left alone if that breaks a
@@ -298,11 +313,11 @@ impl Row {
 
     /// The ball's multiplier θ that makes the dual value largest: Σ c|x(θ)| = κ with x the maximisers, or the smallest θ
     /// at which the conjugate is finite. Any θ from there on is valid, so the search may be short; `hint` starts it.
-    fn multiplier(&self, penalty: &dyn Penalty, w: &[f64], gw: &[f64], tau: f64, slack: bool, hint: f64) -> f64 {
+    fn multiplier(&self, penalty: &dyn Penalty, gw: &[f64], tau: f64, slack: bool, hint: f64) -> f64 {
         let Some((c, radius)) = &self.ball else { return 0.0 };
         let (mut low, mut high) = (0.0f64, 0.0f64);
         let mut flexible = false;
-        let free = |j: usize| self.unpenalised.binary_search(&j).is_ok() && self.is_free(j, w, slack);
+        let free = |j: usize| self.unpenalised.binary_search(&j).is_ok() && self.is_settled(j, gw, slack);
         for j in (0..c.len()).filter(|&j| c[j] > 0.0 && !free(j)) {
             let g = tau * (self.h[j] - gw[j]);
             let limit = self.steepest(penalty, j);
@@ -350,8 +365,8 @@ impl Row {
     ///
     /// gap = ½(1−τ)²‖r‖² + Σ_j [f̂(w_j) + θc_j|w_j| + f̂*(soft(τg_j, θc_j)) − τg_j w_j] + θ(κ − Σc_j|w_j|)
     ///
-    /// is non-negative for any 0 ≤ τ ≤ 1 and θ ≥ 0. `theta` is used where the conjugate is finite everywhere. On free
-    /// entries the gradient vanishes up to rounding only; they are charged |g| times how far they may have to move.
+    /// is non-negative for any 0 ≤ τ ≤ 1 and θ ≥ 0. `theta` is used where the conjugate is finite everywhere. Where an
+    /// unpenalised entry's gradient should vanish rounding is left; it is charged |g| times how far the entry may move.
     pub(crate) fn certify(&self, penalty: &dyn Penalty, w: &[f64], gw: &[f64], theta: f64) -> Gap {
         let d = w.len();
         let residual = (1.0 - 2.0 * dot(&self.h, w) + dot(w, gw)).max(0.0);
@@ -360,7 +375,7 @@ impl Row {
         let mut tau = 1.0f64;
         let mut unpenalised = self.unpenalised.iter().copied().peekable();
         for j in 0..d {
-            if unpenalised.next_if_eq(&j).is_some() && self.is_free(j, w, slack) {
+            if unpenalised.next_if_eq(&j).is_some() && self.is_settled(j, gw, slack) {
                 continue;
             }
             let g = self.h[j] - gw[j];
@@ -369,16 +384,16 @@ impl Row {
                 tau = tau.min(limit / g.abs());
             }
         }
-        let theta = self.multiplier(penalty, w, gw, tau, slack, theta);
+        let theta = self.multiplier(penalty, gw, tau, slack, theta);
         let mut sum = 0.0;
         let mut cost = 0.0;
         let mut size = 0.0;
         let mut unpenalised = self.unpenalised.iter().copied().peekable();
         for j in 0..d {
-            if unpenalised.next_if_eq(&j).is_some() && self.is_free(j, w, slack) {
+            if unpenalised.next_if_eq(&j).is_some() && self.is_settled(j, gw, slack) {
                 size += ball_weight(j) * w[j].abs();
                 let g = (self.h[j] - gw[j]).abs();
-                sum += g * (FREE_REACH * g).min(1.0 + w[j].abs());
+                sum += g * REACH * g;
                 continue;
             }
             let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));

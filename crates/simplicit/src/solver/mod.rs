@@ -182,7 +182,10 @@ fn solve_block(
         .zip(targets)
         .filter_map(|(row, t)| row.as_ref().map(|r| (r, t.problem.start.as_ref().map(|s| r.canonical(design, s)))))
         .collect();
-    let mut outcomes = batch::solve(design, penalty, settings, &live, cancel)?.into_iter();
+    // Without a live feature the zero row is the only one.
+    let outcomes =
+        if design.live().is_empty() { Vec::new() } else { batch::solve(design, penalty, settings, &live, cancel)? };
+    let mut outcomes = outcomes.into_iter();
     let solution = |row: &Option<Row>| match row.as_ref().and_then(|row| Some((row, outcomes.next()?))) {
         Some((row, outcome)) => RowSolution {
             weights: row.stored(design, &outcome.weights),
@@ -195,7 +198,7 @@ fn solve_block(
         },
         None => RowSolution {
             weights: vec![0.0; design.features()],
-            primal: 0.0,
+            primal: row.as_ref().map_or(0.0, |row| 0.5 * row.value_scale),
             gap: 0.0,
             relative_gap: 0.0,
             splitting_steps: 0,

@@ -95,13 +95,16 @@ pub struct ReferenceSettings<'a> {
     pub form: ReferenceForm<'a>,
     /// Match exactly instead of penalising the mismatch.
     pub exact: bool,
-    /// Relative gap and feasibility asked of the conic solver.
+    /// Gap, relative to `size`, and feasibility asked of the conic solver.
     pub tolerance: f64,
+    /// About the optimal value. The conic solver's own tolerances are relative to one, so it is given values divided by
+    /// this. Default: the objective at zero, or the largest coefficient of the penalty in exact matching.
+    pub size: Option<f64>,
 }
 
 impl Default for ReferenceSettings<'_> {
     fn default() -> Self {
-        Self { form: ReferenceForm::Gram, exact: false, tolerance: 1e-9 }
+        Self { form: ReferenceForm::Gram, exact: false, tolerance: 1e-9, size: None }
     }
 }
 
@@ -162,7 +165,10 @@ pub fn solve_by_cones(
     if target_scale == 0.0 {
         return Ok(nothing(ReferenceStatus::Solved));
     }
-    let scaled = Scaled::new(design, penalty, problem, target_scale, settings.exact);
+    if let Some(size) = settings.size.filter(|size| !(*size > 0.0 && size.is_finite())) {
+        return Err(Error::setting("size", "a positive number", size));
+    }
+    let scaled = Scaled::new(design, penalty, problem, target_scale, settings);
     let mut program = Program::default();
     let x = scaled.penalties(&mut program);
     match settings.form {
@@ -182,7 +188,7 @@ pub fn solve_by_cones(
         weights[design.live()[entry.live]] = solution.x[*x] * target_scale / design.scales()[entry.live];
     }
     let constant = match settings.form {
-        ReferenceForm::Gram if !settings.exact => 0.5,
+        ReferenceForm::Gram if !settings.exact => 0.5 * scaled.fit,
         _ => 0.0,
     };
     Ok(ReferenceSolution {
@@ -217,11 +223,14 @@ struct Scaled {
     radius: Option<f64>,
     h: Vec<f64>,
     target_scale: f64,
+    /// What values are divided by.
     value_scale: f64,
+    /// Factor on ½xᵀĜx − ĥᵀx + ½.
+    fit: f64,
 }
 
 impl Scaled {
-    fn new(design: &Design, penalty: ConicPenalty, problem: &RowProblem, t: f64, exact: bool) -> Self {
+    fn new(design: &Design, penalty: ConicPenalty, problem: &RowProblem, t: f64, settings: &ReferenceSettings) -> Self {
         let (beta, alpha, mu) = penalty.coefficients();
         let mut entries = Vec::new();
         for (live, (&j, &c)) in design.live().iter().zip(design.scales()).enumerate() {
@@ -248,10 +257,12 @@ impl Scaled {
             });
         }
         let largest = entries.iter().flat_map(|e| [e.l1, e.quadratic, e.mu]).fold(0.0, f64::max);
-        let value_scale = match exact {
-            false => 2.0 * problem.fit * t * t,
-            true if largest > 0.0 => largest,
-            true => 1.0,
+        let at_zero = problem.fit * t * t;
+        let value_scale = match settings.size {
+            Some(size) => size,
+            None if !settings.exact => at_zero,
+            None if largest > 0.0 => largest,
+            None => 1.0,
         };
         for e in &mut entries {
             e.l1 /= value_scale;
@@ -261,7 +272,14 @@ impl Scaled {
         let cross = design.cross(problem.target);
         let m = design.samples() as f64;
         let h = entries.iter().map(|e| cross[design.live()[e.live]] / (m * design.scales()[e.live] * t)).collect();
-        Self { entries, radius: problem.ball.as_ref().map(|b| b.radius), h, target_scale: t, value_scale }
+        Self {
+            entries,
+            radius: problem.ball.as_ref().map(|b| b.radius),
+            h,
+            target_scale: t,
+            value_scale,
+            fit: 2.0 * at_zero / value_scale,
+        }
     }
 
     /// Everything but the fit; returns the column of every entry's x.
@@ -302,9 +320,9 @@ impl Scaled {
 
     fn fit_gram(&self, design: &Design, x: &[usize], program: &mut Program) {
         for (k, e) in self.entries.iter().enumerate() {
-            program.cost[x[k]] = -self.h[k];
+            program.cost[x[k]] = -self.fit * self.h[k];
             for (i, other) in self.entries[..=k].iter().enumerate() {
-                program.quadratic(x[i], x[k], design.gram()[(other.live, e.live)]);
+                program.quadratic(x[i], x[k], self.fit * design.gram()[(other.live, e.live)]);
             }
         }
     }
@@ -345,7 +363,7 @@ impl Scaled {
                 .collect();
             if !exact {
                 let r = program.variable(0.0);
-                program.quadratic(r, r, 1.0);
+                program.quadratic(r, r, self.fit);
                 equation.push((r, 1.0));
             }
             program.equal(equation, z / (self.target_scale * root));
@@ -410,13 +428,14 @@ impl Program {
         let settings = DefaultSettings {
             verbose: false,
             max_threads: 1,
-            tol_gap_rel: tolerance,
-            // Values far below one are the interesting ones: only the relative gap may stop it.
-            tol_gap_abs: f64::MIN_POSITIVE,
+            // Optimal values are about one by our scaling, up to a constant that Clarabel does not see: only its
+            // absolute gap means what we want.
+            tol_gap_abs: tolerance,
+            tol_gap_rel: f64::MIN_POSITIVE,
             tol_feas: tolerance,
             // What is merely inaccurate must still be of use.
-            reduced_tol_gap_rel: (1e3 * tolerance).min(1e-4),
-            reduced_tol_gap_abs: f64::MIN_POSITIVE,
+            reduced_tol_gap_abs: (1e3 * tolerance).min(1e-4),
+            reduced_tol_gap_rel: f64::MIN_POSITIVE,
             reduced_tol_feas: (1e3 * tolerance).min(1e-4),
             ..DefaultSettings::default()
         };

@@ -112,8 +112,9 @@ impl Case {
 
     /// P(w) minus the best dual value along the residual: a bound on the suboptimality of w, from the samples alone.
     pub fn gap(&self, w: &[f64]) -> f64 {
-        let free: Vec<bool> = (0..self.d()).map(|j| self.is_free(j, w)).collect();
-        let r = self.orthogonal_to(&free, self.residual(w));
+        let r = self.residual(w);
+        let free: Vec<bool> = (0..self.d()).map(|j| self.is_free(j, w, &r)).collect();
+        let r = self.orthogonal_to(&free, r);
         let lambda = self.lambda();
         let (rz, rr) = (r.iter().zip(&self.target).map(|(r, z)| r * z).sum::<f64>(), square(&r));
         let g: Vec<f64> = (0..self.d())
@@ -145,11 +146,15 @@ impl Case {
         r
     }
 
-    /// Costs nothing and meets no constraint at w.
-    fn is_free(&self, j: usize, w: &[f64]) -> bool {
+    /// Costs nothing and meets no constraint at w, or has no gradient left but rounding.
+    fn is_free(&self, j: usize, w: &[f64], r: &[f64]) -> bool {
         let (l, u) = self.interval(j);
         let slack = self.problem.ball.as_ref().is_none_or(|b| self.size(w) < 0.999_999_99 * b.radius);
-        self.omega(j) == 0.0 && l < w[j] && w[j] < u && (slack || self.ball_weight(j) == 0.0)
+        let column: Vec<f64> = (0..self.samples()).map(|i| self.features[(i, j)]).collect();
+        let along: f64 = column.iter().zip(r).map(|(f, r)| f * r).sum();
+        let held = if along > 0.0 { u < f64::INFINITY } else { l > f64::NEG_INFINITY };
+        let settled = !held && along.abs() <= 1e-9 * (square(&column) * square(&self.target)).sqrt();
+        self.omega(j) == 0.0 && (l < w[j] && w[j] < u || settled) && (slack || self.ball_weight(j) == 0.0)
     }
 
     /// sup of τgᵀw − cost(w) over the feasible w, by a search over the ball's multiplier.
