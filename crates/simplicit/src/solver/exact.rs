@@ -4,8 +4,10 @@
 //! A round solves the relaxed row for the shifted target z + ν/(2λ), then ν ← ν + 2λ(z − Ũᵀw). Of ν only Ũν, νᵀz and
 //! ‖ν‖² are needed, and all three follow from the statistics. On a support that stays, the next round matches exactly.
 //!
-//! The certificate: the relaxed round proves f(w) − pᵀw + f*(p) ≤ gap for p = Ũν, and f(w) − D(ν) exceeds that by −νᵀr,
-//! so D(ν) ≥ f(w) − gap − |νᵀr| with r = z − Ũᵀw, which vanishes with the mismatch.
+//! The certificate: the relaxed round proves f(w) − pᵀw + f*(p) ≤ gap for p = Ũν. That is w's gap for the target Ũᵀw,
+//! which it matches by definition; for z itself f(w) − D(ν) is larger by −νᵀr, r = z − Ũᵀw. Rounds go on until |νᵀr| is
+//! within the tolerance too, but not for ever: states are float32, and where more samples than features make every
+//! rounding error an equation, ν grows without bound over mismatches of 1e-8. The first statement is then all there is.
 
 use super::{Design, RowSolution, SolverSettings, Status, Target, solve_targets};
 use crate::linalg::{Matrix, axpy, dot, gemm};
@@ -20,8 +22,11 @@ const MATCHED: f64 = 1e-12;
 /// λ‖z‖² of the first round over the penalty of a rough fit, and its ceiling.
 const FIRST_WEIGHT: f64 = 1e2;
 const LAST_WEIGHT: f64 = 1e9;
-/// λ grows by this factor whenever a round reduces the mismatch by less than the square of it.
+/// λ grows by this factor when a round reduces the mismatch by less than its square, and falls by it when a row matches
+/// but the round's own gap is too large: with ν nearly right a small λ matches as well and is easier to solve.
 const GROWTH: f64 = 10.0;
+/// Rounds that a matching row waits for its certificate to hold for z itself.
+const EXTRA_ROUNDS: usize = 4;
 /// Rounds before the rows that do not match are asked whether they can.
 const PATIENCE: usize = 6;
 /// Rounds before a row is returned at its limit.
@@ -33,7 +38,8 @@ const MAX_ROUNDS: usize = 40;
 /// f(w), and `gap` the certified distance to the dual value. `progress` is told how many rows are finished.
 ///
 /// A solution matches to what the statistics can resolve, ‖z − Ũᵀw‖ ≤ 1e-6·‖z‖; [`largest_mismatch`] measures it on
-/// the samples.
+/// the samples. The gap is that of the target Ũᵀw, and of z itself unless rounding in the states keeps the
+/// multipliers from settling.
 pub fn solve_rows_exactly(
     design: &Design,
     penalty: &dyn Penalty,
@@ -90,6 +96,8 @@ struct Multipliers {
     last_fit: f64,
     /// What a gap is compared with where f(w) is nearly zero.
     value_floor: f64,
+    /// Rounds since the row matched for the first time.
+    extra_rounds: usize,
     /// ‖z − Ũᵀw‖² of the latest round and of the best.
     mismatch: f64,
     best_mismatch: f64,
@@ -112,6 +120,7 @@ impl Multipliers {
             nu_nu: 0.0,
             last_fit: LAST_WEIGHT * unit,
             value_floor: 1e-10 * if rough > 0.0 { rough } else { energy / design.samples() as f64 },
+            extra_rounds: 0,
             mismatch: energy,
             best_mismatch: energy,
             best: RowSolution {
@@ -158,23 +167,30 @@ impl Multipliers {
         axpy(&mut self.cross, 2.0 * lambda, &left);
 
         let value = value(design, penalty, &self.problem, &w);
-        let gap = round.gap + (nu_r + 2.0 * lambda * mismatch).abs();
-        let relative_gap = gap / value.max(self.value_floor);
-        let solved = self.matches(mismatch) && relative_gap <= settings.tolerance;
+        let floor = value.max(self.value_floor);
+        let for_z = round.gap + (nu_r + 2.0 * lambda * mismatch).abs();
+        let proven_for_z = for_z <= settings.tolerance * floor;
+        let gap = if proven_for_z { for_z } else { round.gap };
+        let relative_gap = gap / floor;
+        let matched = self.matches(mismatch);
+        let solved = matched && relative_gap <= settings.tolerance;
+        self.extra_rounds += usize::from(matched);
+        self.finished = solved && (proven_for_z || self.extra_rounds > EXTRA_ROUNDS);
         let steps = (self.best.splitting_steps + round.splitting_steps, self.best.newton_steps + round.newton_steps);
-        let better = if self.matches(mismatch) && self.matches(self.best_mismatch) {
+        let better = if matched && self.matches(self.best_mismatch) {
             relative_gap < self.best.relative_gap
         } else {
             mismatch < self.best_mismatch
         };
-        if better || solved {
+        if better || self.finished {
             let status = if solved { Status::Solved } else { Status::Limit };
             self.best = RowSolution { weights: w.clone(), primal: value, gap, relative_gap, status, ..self.best };
             self.best_mismatch = mismatch;
         }
         (self.best.splitting_steps, self.best.newton_steps) = steps;
-        self.finished = solved;
-        if mismatch > self.mismatch / (GROWTH * GROWTH) || self.matches(mismatch) {
+        if matched && !solved {
+            self.problem.fit /= GROWTH;
+        } else if mismatch > self.mismatch / (GROWTH * GROWTH) {
             self.problem.fit = (self.problem.fit * GROWTH).min(self.last_fit);
         }
         self.mismatch = mismatch;

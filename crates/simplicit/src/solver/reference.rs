@@ -4,7 +4,8 @@
 //! In unit-RMS coordinates x_j = w_j·c_j/t the cones are told
 //!
 //! * |x_j| ≤ u_j for every entry that pays ℓ1 or lies in the ball, Σ ĉ_j u_j ≤ κ for the ball itself;
-//! * t_j ∈ \[0, 1\] and s_j·t_j ≥ (x_j/b)² for the perspective penalty, the definition rather than its closed form;
+//! * the perspective, min over t ∈ \[0, 1\] of αx²/t + μt, as 2√(αμ)·u_j + αv_j² with v_j ≥ u_j − √(μ/α), v_j ≥ 0: the
+//!   same number by linear constraints, where the rotated cones s_j·t_j ≥ x_j² lose half of the digits;
 //! * the fit as ½xᵀĜx − ĥᵀx + ½ (Gram) or as ½‖r‖² with r + F̂x = ẑ (residual); exact matching as equations.
 
 use std::time::Instant;
@@ -287,20 +288,21 @@ impl Scaled {
         let x: Vec<usize> = self.entries.iter().map(|_| program.variable(0.0)).collect();
         let mut ball = Vec::new();
         for (&x, e) in x.iter().zip(&self.entries) {
-            if e.l1 > 0.0 || e.ball > 0.0 {
-                let u = program.variable(e.l1);
+            if e.l1 > 0.0 || e.ball > 0.0 || e.mu > 0.0 {
+                let u = program.variable(e.l1 + 2.0 * (e.quadratic * e.mu).sqrt());
                 program.at_most(vec![(x, 1.0), (u, -1.0)], 0.0);
                 program.at_most(vec![(x, -1.0), (u, -1.0)], 0.0);
                 if e.ball > 0.0 {
                     ball.push((u, e.ball));
                 }
+                if e.mu > 0.0 {
+                    let v = program.variable(0.0);
+                    program.at_most(vec![(u, 1.0), (v, -1.0)], e.break_point);
+                    program.at_most(vec![(v, -1.0)], 0.0);
+                    program.quadratic(v, v, 2.0 * e.quadratic);
+                }
             }
-            if e.mu > 0.0 {
-                // s counted in units of the break point squared: then both cost μ, and the cone is well scaled.
-                let (s, t) = (program.variable(e.mu), program.variable(e.mu));
-                program.at_most(vec![(t, 1.0)], 1.0);
-                program.cone([vec![(s, -1.0), (t, -1.0)], vec![(s, -1.0), (t, 1.0)], vec![(x, -2.0 / e.break_point)]]);
-            } else if e.quadratic > 0.0 {
+            if e.mu == 0.0 && e.quadratic > 0.0 {
                 program.quadratic(x, x, 2.0 * e.quadratic);
             }
             if e.bounds.0.is_finite() {
@@ -374,7 +376,7 @@ impl Scaled {
 /// Σ aᵢxᵢ over named columns.
 type Terms = Vec<(usize, f64)>;
 
-/// min ½xᵀPx + qᵀx subject to equations, inequalities and three-dimensional second-order cones.
+/// min ½xᵀPx + qᵀx subject to equations and inequalities.
 #[derive(Default)]
 struct Program {
     cost: Vec<f64>,
@@ -382,7 +384,6 @@ struct Program {
     quadratic: Vec<(usize, usize, f64)>,
     equations: Vec<(Terms, f64)>,
     inequalities: Vec<(Terms, f64)>,
-    cones: Vec<(Terms, f64)>,
 }
 
 impl Program {
@@ -403,11 +404,6 @@ impl Program {
         self.inequalities.push((terms, right));
     }
 
-    /// −terms must lie in the second-order cone.
-    fn cone(&mut self, terms: [Terms; 3]) {
-        self.cones.extend(terms.map(|t| (t, 0.0)));
-    }
-
     fn solve(self, tolerance: f64) -> Result<(clarabel::solver::DefaultSolution<f64>, f64)> {
         let n = self.cost.len();
         let p = compressed(n, n, self.quadratic.into_iter());
@@ -420,8 +416,7 @@ impl Program {
                 kinds.push(kind);
             }
         }
-        kinds.extend((0..self.cones.len() / 3).map(|_| SupportedConeT::SecondOrderConeT(3)));
-        let rows: Vec<(Terms, f64)> = self.equations.into_iter().chain(self.inequalities).chain(self.cones).collect();
+        let rows: Vec<(Terms, f64)> = self.equations.into_iter().chain(self.inequalities).collect();
         let b: Vec<f64> = rows.iter().map(|(_, right)| *right).collect();
         let entries = rows.iter().enumerate().flat_map(|(i, (terms, _))| terms.iter().map(move |&(j, v)| (i, j, v)));
         let a = compressed(rows.len(), n, entries);
