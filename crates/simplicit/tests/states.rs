@@ -10,6 +10,7 @@ use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::Matrix;
 use simplicit::parallel::{Cancel, Threads, fold};
 use simplicit::states::{ArrayStates, StateBlock, StateShape, StateSource, StatesMetadata, write_states};
+use simplicit::statistics::Statistics;
 use simplicit::{Error, Result};
 
 /// Arrays of agreeing shapes: m samples, 3 inputs, 4 ReLU states, 2 outputs.
@@ -291,35 +292,50 @@ impl StateSource for Synthetic {
 /// Set in the child process that works under a limit on its memory: the folder to work in.
 const FOLDER: &str = "SIMPLICIT_TEST_STREAMING_FOLDER";
 
+/// Less than the file of [`Synthetic`] states is long.
+const LIMIT: u64 = 256 << 20;
+
+/// In the child, the folder to work in. In the parent, `None` after the test of this name has passed again in a process
+/// that cannot have as much memory as the file is long.
 #[cfg(unix)]
-#[test]
-fn a_file_larger_than_memory_is_written_and_read() {
-    const LIMIT: u64 = 256 << 20;
-    let Some(folder) = std::env::var_os(FOLDER) else {
-        // The parent: this very test again, in a process that cannot have as much memory as the file is long.
-        let folder = tempfile::tempdir().unwrap();
-        let script = format!("ulimit -v {} && exec \"$0\" \"$@\"", LIMIT >> 10);
-        let output = std::process::Command::new("sh")
-            .args(["-c", &script])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "a_file_larger_than_memory_is_written_and_read", "--test-threads=1"])
-            .env(FOLDER, folder.path())
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && text.contains("1 passed"), "{text}\n{errors}");
-        return;
-    };
-    let path = std::path::Path::new(&folder).join("large.safetensors");
+fn under_the_limit(test: &str) -> Option<std::path::PathBuf> {
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        return Some(folder.into());
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("ulimit -v {} && exec \"$0\" \"$@\"", LIMIT >> 10);
+    let output = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--test-threads=1"])
+        .env(FOLDER, folder.path())
+        // One arena: what glibc reserves for others counts against the limit though nobody uses it.
+        .env("MALLOC_ARENA_MAX", "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{text}\n{errors}");
+    None
+}
+
+/// A file of states that does not fit into the memory there is.
+fn large_file(folder: &std::path::Path) -> ArrayStates {
+    let path = folder.join("large.safetensors");
     let source = Synthetic { layout: Layout::new(vec![Layer::dense("first", 112, Activation::Relu)]) };
     write_states(&path, &source, &StatesMetadata::default(), Threads::new(2), &Cancel::new()).unwrap();
     let len = std::fs::metadata(&path).unwrap().len();
     assert!(len > LIMIT, "{len}");
     // The limit is real: what the file holds does not fit.
     assert!(Vec::<u8>::new().try_reserve_exact(len as usize).is_err());
+    ArrayStates::open(&path, Activation::Relu).unwrap()
+}
 
-    let states = ArrayStates::open(&path, Activation::Relu).unwrap();
+#[cfg(unix)]
+#[test]
+fn a_file_larger_than_memory_is_written_and_read() {
+    let Some(folder) = under_the_limit("a_file_larger_than_memory_is_written_and_read") else { return };
+    let states = large_file(&folder);
     const BLOCK: usize = 256;
     let blocks = states.samples().div_ceil(BLOCK);
     let mut sums = [0.0; 4];
@@ -334,4 +350,31 @@ fn a_file_larger_than_memory_is_written_and_read() {
     .unwrap();
     // 75,000 is a multiple of 4: every column holds 0, 1, 2, 3 equally often.
     assert_eq!(sums, [784.0, 112.0, 112.0, 10.0].map(|columns| columns * 75_000.0 * 1.5));
+}
+
+#[cfg(unix)]
+#[test]
+fn statistics_of_a_file_larger_than_memory() {
+    let Some(folder) = under_the_limit("statistics_of_a_file_larger_than_memory") else { return };
+    let states = large_file(&folder);
+    let mut seen = 0;
+    let statistics =
+        Statistics::of_states(&states, true, Threads::new(2), &Cancel::new(), |samples| seen = samples).unwrap();
+    let m = states.samples();
+    assert_eq!((seen, statistics.samples(), statistics.features()), (m, m, 112 + 784 + 1));
+    // Column j holds (i + j) % 4 and 75,000 is a multiple of 4: products of two columns sum to a quarter of m times
+    // Σ_k k·((k + shift) % 4), shift the difference of the columns.
+    let column = |j: usize| if j < 112 { j } else { j - 112 };
+    let product = |a: usize, b: usize| {
+        let sum: usize = (0..4).map(|k| ((k + a) % 4) * ((k + b) % 4)).sum();
+        (m / 4 * sum) as f64
+    };
+    for a in (0..896).step_by(13) {
+        for b in (0..896).step_by(7) {
+            assert_eq!(statistics.gram()[(a, b)], product(column(a), column(b)), "{a} {b}");
+        }
+        assert_eq!(statistics.gram()[(896, a)], m as f64 * 1.5);
+        assert_eq!(statistics.cross(115)[a], product(3, column(a)));
+    }
+    assert_eq!(statistics.energy(5), product(5, 5));
 }

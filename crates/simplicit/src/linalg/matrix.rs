@@ -30,12 +30,6 @@ impl Scalar for f64 {
     }
 }
 
-/// The nearest f32 that is not larger in magnitude: a row rounded so stays inside its ℓ1 ball.
-pub fn toward_zero(value: f64) -> f32 {
-    let nearest = value as f32;
-    if f64::from(nearest.abs()) > value.abs() { f32::from_bits(nearest.to_bits() - 1) } else { nearest }
-}
-
 /// Row-major, contiguous, owned.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Matrix<T = f64> {

@@ -7,8 +7,10 @@ mod csr;
 mod dense;
 pub mod lanes;
 mod matrix;
+mod rounding;
 pub mod tiles;
 
 pub use csr::Csr;
 pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, symmetric_eigen, vectorised};
-pub use matrix::{Matrix, Scalar, toward_zero};
+pub use matrix::{Matrix, Scalar};
+pub use rounding::toward_zero;

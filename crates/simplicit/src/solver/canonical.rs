@@ -12,6 +12,12 @@ use crate::problem::{RowProblem, Units};
 /// The projection aims this much inside the ball, so that no later rounding (undoing the scales, summing in another
 /// order) can leave it. The certificate is taken against the true radius and pays for it.
 const BALL_MARGIN: f64 = 1e-12;
+/// The ball is slack, and has no multiplier, with at least this share of its radius left.
+const SLACK: f64 = 1e-9;
+/// The gradient of an unpenalised entry counts as zero up to here (diag Ĝ = 1, ‖ẑ‖ = 1), and the entry is taken to lie
+/// within `REACH` times the gradient of its optimum.
+const SETTLED: f64 = 1e-9;
+const REACH: f64 = 1e6;
 
 /// One row, over the design's live features.
 #[derive(Debug)]
@@ -21,8 +27,10 @@ pub(crate) struct Row {
     /// Ball weights in these coordinates and the radius.
     pub(crate) ball: Option<(Vec<f64>, f64)>,
     pub(crate) bounds: Option<Vec<(f64, f64)>>,
-    /// Entries without penalty, ball or bounds: the fit's gradient must vanish there.
-    free: Vec<usize>,
+    /// The bounds as the user gave them: undoing the scales must not round across them.
+    stored_bounds: Option<Vec<(f64, f64)>>,
+    /// Entries without penalty. Where ball and bounds are slack as well the fit's gradient must vanish.
+    unpenalised: Vec<usize>,
     /// t, the target's scale: w_j = ŵ_j·t/c_j.
     target_scale: f64,
     /// S = 2Λt²: objective = S × canonical value.
@@ -72,16 +80,18 @@ impl Row {
             }
         };
         let scale = EntryScale { weights, units };
-        let ball = problem.ball.as_ref().and_then(|ball| {
+        // A ball of radius zero forbids its entries, and is no ball.
+        let closed = |j: usize| problem.ball.as_ref().is_some_and(|b| b.radius == 0.0 && b.weights[j] > 0.0);
+        let ball = problem.ball.as_ref().filter(|ball| ball.radius > 0.0).and_then(|ball| {
             let weights: Vec<f64> = live.iter().zip(c).map(|(&j, &c)| ball.weights[j] * t / c).collect();
             weights.iter().any(|c| *c > 0.0).then_some((weights, ball.radius))
         });
-        let forbidden = live.iter().any(|&j| omega(j).is_infinite());
-        let bounds = (problem.bounds.is_some() || forbidden).then(|| {
+        let forbidden = |j: usize| omega(j).is_infinite() || closed(j);
+        let bounds = (problem.bounds.is_some() || live.iter().any(|&j| forbidden(j))).then(|| {
             live.iter()
                 .zip(c)
                 .map(|(&j, &c)| {
-                    if omega(j).is_infinite() {
+                    if forbidden(j) {
                         return (0.0, 0.0);
                     }
                     let (l, u) = problem.bounds.as_ref().map_or((f64::NEG_INFINITY, f64::INFINITY), |b| b[j]);
@@ -90,21 +100,32 @@ impl Row {
                 .collect::<Vec<_>>()
         });
         let flat = penalty.slope(f64::INFINITY) == 0.0;
-        let free = (0..live.len())
-            .filter(|&j| {
-                (scale.weights[j] == 0.0 || flat)
-                    && ball.as_ref().is_none_or(|(c, _)| c[j] == 0.0)
-                    && bounds.as_ref().is_none_or(|b| b[j].0 == f64::NEG_INFINITY && b[j].1 == f64::INFINITY)
-            })
+        let unpenalised = (0..live.len())
+            .filter(|&j| scale.weights[j] == 0.0 || flat)
+            .filter(|&j| bounds.as_ref().is_none_or(|b| b[j] != (0.0, 0.0)))
             .collect();
-        Some(Self { h: canonical_h, scale, ball, bounds, free, target_scale: t, value_scale })
+        let stored_bounds = problem.bounds.as_ref().map(|b| live.iter().map(|&j| b[j]).collect());
+        Some(Self { h: canonical_h, scale, ball, bounds, stored_bounds, unpenalised, target_scale: t, value_scale })
     }
 
     /// Weights in stored coordinates over all features of the design.
     pub(crate) fn stored(&self, design: &Design, w: &[f64]) -> Vec<f64> {
         let mut out = vec![0.0; design.features()];
-        for ((&j, &c), &w) in design.live().iter().zip(design.scales()).zip(w) {
+        for (k, ((&j, &c), &w)) in design.live().iter().zip(design.scales()).zip(w).enumerate() {
             out[j] = w * self.target_scale / c;
+            if let (Some(bounds), Some(stored)) = (&self.bounds, &self.stored_bounds) {
+                // What lies on a bound is stored on it.
+                let ((low, high), (l, u)) = (bounds[k], stored[k]);
+                out[j] = if w == 0.0 || low == high {
+                    0.0
+                } else if w == low {
+                    l
+                } else if w == high {
+                    u
+                } else {
+                    out[j].clamp(l, u)
+                };
+            }
         }
         out
     }
@@ -195,34 +216,66 @@ impl Row {
         self.scale.weights[j] * self.scale.unit(j) * penalty.slope(0.0)
     }
 
-    /// Moves the free entries to their optimum given the others, keeping `gw` = Ĝw: the conjugate is finite only there.
+    /// Whether the ball leaves room at w; true without a ball.
+    fn ball_is_slack(&self, w: &[f64]) -> bool {
+        self.ball
+            .as_ref()
+            .is_none_or(|(c, radius)| c.iter().zip(w).map(|(c, w)| c * w.abs()).sum::<f64>() < radius * (1.0 - SLACK))
+    }
+
+    /// Whether entry j of `unpenalised` meets no constraint at w: the conjugate is finite only where the fit's gradient
+    /// vanishes there.
+    fn is_free(&self, j: usize, w: &[f64], ball_is_slack: bool) -> bool {
+        !self.is_clipped(j, w[j]) && self.is_outside_ball(j, ball_is_slack)
+    }
+
+    /// Whether entry j of `unpenalised` has no gradient left but rounding, with neither ball nor bound to hold it.
+    fn is_settled(&self, j: usize, gw: &[f64], ball_is_slack: bool) -> bool {
+        let g = self.h[j] - gw[j];
+        g.abs() <= SETTLED && self.is_unbounded(j, g) && self.is_outside_ball(j, ball_is_slack)
+    }
+
+    fn is_outside_ball(&self, j: usize, ball_is_slack: bool) -> bool {
+        ball_is_slack || self.ball.as_ref().is_none_or(|(c, _)| c[j] == 0.0)
+    }
+
+    /// Moves the free entries to their optimum given the others, keeping `gw` = Ĝw. Left alone if that breaks a
+    /// constraint.
     pub(crate) fn settle_free(&self, design: &Design, w: &mut [f64], gw: &mut [f64]) {
-        match self.free.as_slice() {
-            [] => {}
-            &[j] => {
-                let step = (self.h[j] - gw[j]) / design.gram()[(j, j)];
-                w[j] += step;
-                axpy(gw, step, design.gram().row(j));
-            }
+        let slack = self.ball_is_slack(w);
+        let free: Vec<usize> = self.unpenalised.iter().copied().filter(|&j| self.is_free(j, w, slack)).collect();
+        let k = free.len();
+        let mut step: Vec<f64> = free.iter().map(|&j| self.h[j] - gw[j]).collect();
+        match free.as_slice() {
+            [] => return,
+            &[j] => step[0] /= design.gram()[(j, j)],
             free => {
-                let k = free.len();
                 let mut factor = Cholesky::with_capacity(k);
-                let mut step: Vec<f64> = free.iter().map(|&j| self.h[j] - gw[j]).collect();
+                // Duplicates are harmless: what the ridge leaves behind is as small as the ridge.
                 let filled = factor.factor(k, |a| {
                     for (r, &i) in free.iter().enumerate() {
                         for (s, &j) in free.iter().enumerate().skip(r) {
-                            a[r * k + s] = design.gram()[(i, j)] + if i == j { 1e-14 } else { 0.0 };
+                            a[r * k + s] = design.gram()[(i, j)] + if i == j { 1e-12 } else { 0.0 };
                         }
                     }
                 });
-                if filled {
-                    factor.solve(&mut step, 1);
-                    for (&j, &s) in free.iter().zip(&step) {
-                        w[j] += s;
-                        axpy(gw, s, design.gram().row(j));
-                    }
+                if !filled {
+                    return;
                 }
+                factor.solve(&mut step, 1);
             }
+        }
+        for (&j, &s) in free.iter().zip(&step) {
+            w[j] += s;
+        }
+        if !self.is_feasible(w) {
+            for (&j, &s) in free.iter().zip(&step) {
+                w[j] -= s;
+            }
+            return;
+        }
+        for (&j, &s) in free.iter().zip(&step) {
+            axpy(gw, s, design.gram().row(j));
         }
     }
 
@@ -233,55 +286,121 @@ impl Row {
         }) && self.bounds.as_ref().is_none_or(|b| b.iter().zip(w).all(|((l, u), w)| l <= w && w <= u))
     }
 
+    /// The largest slope of f̂: beyond it the conjugate is infinite unless a constraint bounds the entry.
+    #[inline]
+    fn steepest(&self, penalty: &dyn Penalty, j: usize) -> f64 {
+        match self.scale.weights[j] {
+            0.0 => 0.0,
+            weight => weight * self.scale.unit(j) * penalty.slope(f64::INFINITY),
+        }
+    }
+
+    /// Whether no bound stops entry j in the direction of g.
+    #[inline]
+    fn is_unbounded(&self, j: usize, g: f64) -> bool {
+        self.bounds.as_ref().is_none_or(|b| if g > 0.0 { b[j].1 == f64::INFINITY } else { b[j].0 == f64::NEG_INFINITY })
+    }
+
+    /// An x in the entry's interval that attains the sup of g·x − f̂(x) − θc|x|; where that is not attained (the dual
+    /// point is infeasible by rounding alone) the last x before it, zero.
+    #[inline]
+    fn maximiser(&self, penalty: &dyn Penalty, j: usize, g: f64, theta: f64) -> f64 {
+        let pull = g.abs() - self.ball.as_ref().map_or(0.0, |(c, _)| theta * c[j]);
+        if !(pull > 0.0) {
+            return 0.0;
+        }
+        let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));
+        let x = if weight > 0.0 { penalty.maximiser(pull / (weight * unit)) / unit } else { f64::INFINITY };
+        let x = match &self.bounds {
+            Some(bounds) => x.min(if g > 0.0 { bounds[j].1 } else { -bounds[j].0 }),
+            None => x,
+        };
+        if x.is_infinite() { 0.0 } else { x.copysign(g) }
+    }
+
+    /// The ball's multiplier θ that makes the dual value largest: Σ c|x(θ)| = κ with x the maximisers, or the smallest θ
+    /// at which the conjugate is finite. Any θ from there on is valid, so the search may be short; `hint` starts it.
+    fn multiplier(&self, penalty: &dyn Penalty, gw: &[f64], tau: f64, slack: bool, hint: f64) -> f64 {
+        let Some((c, radius)) = &self.ball else { return 0.0 };
+        let (mut low, mut high) = (0.0f64, 0.0f64);
+        let mut flexible = false;
+        let free = |j: usize| self.unpenalised.binary_search(&j).is_ok() && self.is_settled(j, gw, slack);
+        for j in (0..c.len()).filter(|&j| c[j] > 0.0 && !free(j)) {
+            let g = tau * (self.h[j] - gw[j]);
+            let limit = self.steepest(penalty, j);
+            if limit.is_finite() && self.is_unbounded(j, g) {
+                low = low.max((g.abs() - limit) / c[j]);
+            } else {
+                flexible = true;
+            }
+            high = high.max(g.abs() / c[j]);
+        }
+        // ℓ1 without bounds: the conjugate is κθ from the smallest θ on.
+        if !flexible {
+            return low;
+        }
+        let excess = |theta: f64| {
+            let balled = (0..c.len()).filter(|&j| c[j] > 0.0 && !free(j));
+            balled.map(|j| c[j] * self.maximiser(penalty, j, tau * (self.h[j] - gw[j]), theta).abs()).sum::<f64>()
+                - radius
+        };
+        let (mut at_low, mut at_high) = (excess(low), -radius);
+        if at_low <= 0.0 {
+            return low;
+        }
+        let mut theta = hint;
+        for step in 0..60 {
+            if !(theta > low && theta < high) {
+                theta = 0.5 * (low + high);
+            }
+            let at = excess(theta);
+            if at.abs() <= 1e-13 * radius || theta <= low || theta >= high {
+                break;
+            }
+            if at > 0.0 {
+                (low, at_low) = (theta, at);
+            } else {
+                (high, at_high) = (theta, at);
+            }
+            // The secant through the bracket, and now and then its middle: the sum has jumps.
+            theta = if step % 3 == 2 { 0.5 * (low + high) } else { low + (high - low) * at_low / (at_low - at_high) };
+        }
+        theta
+    }
+
     /// Primal value and duality gap of a feasible w with `gw` = Ĝw, by the formula without cancellation: every term of
     ///
     /// gap = ½(1−τ)²‖r‖² + Σ_j [f̂(w_j) + θc_j|w_j| + f̂*(soft(τg_j, θc_j)) − τg_j w_j] + θ(κ − Σc_j|w_j|)
     ///
-    /// is non-negative for any 0 ≤ τ ≤ 1 and θ ≥ 0. `theta` is used where the conjugate is finite everywhere.
+    /// is non-negative for any 0 ≤ τ ≤ 1 and θ ≥ 0. `theta` is used where the conjugate is finite everywhere. Where an
+    /// unpenalised entry's gradient should vanish rounding is left; it is charged |g| times how far the entry may move.
     pub(crate) fn certify(&self, penalty: &dyn Penalty, w: &[f64], gw: &[f64], theta: f64) -> Gap {
-        let steepest = penalty.slope(f64::INFINITY);
         let d = w.len();
         let residual = (1.0 - 2.0 * dot(&self.h, w) + dot(w, gw)).max(0.0);
         let ball_weight = |j: usize| self.ball.as_ref().map_or(0.0, |(c, _)| c[j]);
-        let limit = |j: usize| match self.scale.weights[j] {
-            0.0 => 0.0,
-            weight => weight * self.scale.unit(j) * steepest,
-        };
-        let unbounded = |j: usize, g: f64| {
-            self.bounds
-                .as_ref()
-                .is_none_or(|b| if g > 0.0 { b[j].1 == f64::INFINITY } else { b[j].0 == f64::NEG_INFINITY })
-        };
+        let slack = self.ball_is_slack(w);
         let mut tau = 1.0f64;
-        let mut free = self.free.iter().copied().peekable();
+        let mut unpenalised = self.unpenalised.iter().copied().peekable();
         for j in 0..d {
-            if free.next_if_eq(&j).is_some() {
+            if unpenalised.next_if_eq(&j).is_some() && self.is_settled(j, gw, slack) {
                 continue;
             }
             let g = self.h[j] - gw[j];
-            let limit = limit(j);
-            if g.abs() > limit && ball_weight(j) == 0.0 && unbounded(j, g) {
+            let limit = self.steepest(penalty, j);
+            if g.abs() > limit && ball_weight(j) == 0.0 && self.is_unbounded(j, g) {
                 tau = tau.min(limit / g.abs());
             }
         }
-        let mut needed = 0.0f64;
-        let mut conjugate_is_finite = true;
-        if let Some((c, _)) = &self.ball {
-            for j in 0..d {
-                let g = tau * (self.h[j] - gw[j]);
-                if c[j] > 0.0 && unbounded(j, g) && limit(j).is_finite() {
-                    conjugate_is_finite = false;
-                    needed = needed.max((g.abs() - limit(j)) / c[j]);
-                }
-            }
-        }
-        let theta = if conjugate_is_finite { theta } else { needed };
+        let theta = self.multiplier(penalty, gw, tau, slack, theta);
         let mut sum = 0.0;
         let mut cost = 0.0;
         let mut size = 0.0;
-        let mut free = self.free.iter().copied().peekable();
+        let mut unpenalised = self.unpenalised.iter().copied().peekable();
         for j in 0..d {
-            if free.next_if_eq(&j).is_some() {
+            if unpenalised.next_if_eq(&j).is_some() && self.is_settled(j, gw, slack) {
+                size += ball_weight(j) * w[j].abs();
+                let g = (self.h[j] - gw[j]).abs();
+                sum += g * REACH * g;
                 continue;
             }
             let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));
@@ -290,31 +409,16 @@ impl Row {
             let value = if w[j] == 0.0 || weight == 0.0 { 0.0 } else { weight * penalty.value(unit * w[j]) };
             cost += value;
             size += ball_weight(j) * w[j].abs();
-            let inner = (g.abs() - pull).max(0.0).min(if unbounded(j, g) { limit(j) } else { f64::INFINITY });
-            let conjugate = if self.bounds.is_none() {
-                if weight > 0.0 { weight * penalty.conjugate((inner / (weight * unit)).min(steepest)) } else { 0.0 }
+            let x = self.maximiser(penalty, j, g, theta);
+            let conjugate = if x == 0.0 {
+                0.0
             } else {
-                // sup over the interval of g·x − f̂(x) − θc|x|, attained at the clipped maximiser.
-                let (l, u) = self.bounds.as_ref().map_or((f64::NEG_INFINITY, f64::INFINITY), |b| b[j]);
-                let x = if inner == 0.0 {
-                    0.0
-                } else if weight == 0.0 {
-                    f64::INFINITY
-                } else {
-                    let scaled = inner / (weight * unit);
-                    if scaled >= steepest && unbounded(j, g) { 0.0 } else { penalty.maximiser(scaled) / unit }
-                };
-                let x = x.copysign(g).clamp(l, u);
-                if x == 0.0 {
-                    0.0
-                } else {
-                    g * x - pull * x.abs() - if weight > 0.0 { weight * penalty.value(unit * x) } else { 0.0 }
-                }
+                g * x - pull * x.abs() - if weight > 0.0 { weight * penalty.value(unit * x) } else { 0.0 }
             };
             sum += (value + pull * w[j].abs() + conjugate - g * w[j]).max(0.0);
         }
-        let slack = self.ball.as_ref().map_or(0.0, |(_, radius)| theta * (radius - size).max(0.0));
-        Gap { primal: 0.5 * residual + cost, gap: 0.5 * (1.0 - tau).powi(2) * residual + sum + slack }
+        let unused = self.ball.as_ref().map_or(0.0, |(_, radius)| theta * (radius - size).max(0.0));
+        Gap { primal: 0.5 * residual + cost, gap: 0.5 * (1.0 - tau).powi(2) * residual + sum + unused }
     }
 }
 

@@ -4,11 +4,15 @@ mod batch;
 mod canonical;
 mod cardinality;
 mod design;
+mod exact;
 mod newton_system;
+#[cfg(feature = "reference")]
+pub mod reference;
 mod refit;
 
 pub use cardinality::{CardinalitySettings, solve_cardinality};
 pub use design::Design;
+pub use exact::{largest_mismatch, solve_rows_exactly};
 pub use refit::Refit;
 
 use canonical::{Gap, Row};
@@ -95,44 +99,97 @@ pub fn solve_rows(
     cancel: &Cancel,
     mut progress: impl FnMut(usize),
 ) -> Result<Vec<RowSolution>> {
+    let mut out = Vec::with_capacity(problems.len());
+    solve_rows_into(design, penalty, problems, settings, threads, cancel, |row, solution| {
+        out.push(solution);
+        if (row + 1) % ROW_BLOCK == 0 || row + 1 == problems.len() {
+            progress(row + 1);
+        }
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// [`solve_rows`] for callers that keep what is finished when the run is cancelled: every solution goes to `take` with
+/// its index, in order, as soon as its block is done. After a cancellation the finished rows have been taken and the
+/// result is [`Error::Cancelled`](crate::Error::Cancelled).
+pub fn solve_rows_into(
+    design: &Design,
+    penalty: &dyn Penalty,
+    problems: &[RowProblem],
+    settings: &SolverSettings,
+    threads: Threads,
+    cancel: &Cancel,
+    mut take: impl FnMut(usize, RowSolution) -> Result<()>,
+) -> Result<()> {
     for problem in problems {
         problem.check(design.features(), design.targets())?;
     }
-    let mut out = Vec::with_capacity(problems.len());
+    let rows: Vec<Target> = problems.iter().map(|problem| Target { problem, shifted: None }).collect();
+    solve_targets(design, penalty, &rows, settings, threads, cancel, &mut take)
+}
+
+/// A checked row problem, perhaps with another h and e than the statistics have for its target.
+struct Target<'a> {
+    problem: &'a RowProblem,
+    shifted: Option<(Vec<f64>, f64)>,
+}
+
+impl Target<'_> {
+    fn row(&self, design: &Design, penalty: &dyn Penalty) -> Option<Row> {
+        let target = self.problem.target;
+        match &self.shifted {
+            Some((h, energy)) => Row::new(design, self.problem, penalty, h, *energy),
+            None => Row::new(design, self.problem, penalty, &design.cross(target), design.energy(target)),
+        }
+    }
+}
+
+fn solve_targets(
+    design: &Design,
+    penalty: &dyn Penalty,
+    rows: &[Target],
+    settings: &SolverSettings,
+    threads: Threads,
+    cancel: &Cancel,
+    take: &mut dyn FnMut(usize, RowSolution) -> Result<()>,
+) -> Result<()> {
     parallel::fold(
         threads,
-        problems.len().div_ceil(ROW_BLOCK),
+        rows.len().div_ceil(ROW_BLOCK),
         |block| {
             cancel.check()?;
-            let problems = &problems[block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(problems.len())];
-            solve_block(design, penalty, problems, settings, cancel)
+            solve_block(
+                design,
+                penalty,
+                &rows[block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(rows.len())],
+                settings,
+                cancel,
+            )
         },
-        |_, block| {
-            out.extend(block);
-            progress(out.len());
-            Ok(())
+        |block, solutions| {
+            solutions.into_iter().enumerate().try_for_each(|(k, solution)| take(block * ROW_BLOCK + k, solution))
         },
-    )?;
-    Ok(out)
+    )
 }
 
 fn solve_block(
     design: &Design,
     penalty: &dyn Penalty,
-    problems: &[RowProblem],
+    targets: &[Target],
     settings: &SolverSettings,
     cancel: &Cancel,
 ) -> Result<Vec<RowSolution>> {
-    let rows: Vec<Option<Row>> = problems
-        .iter()
-        .map(|p| Row::new(design, p, penalty, &design.cross(p.target), design.energy(p.target)))
-        .collect();
+    let rows: Vec<Option<Row>> = targets.iter().map(|t| t.row(design, penalty)).collect();
     let live: Vec<(&Row, Option<Vec<f64>>)> = rows
         .iter()
-        .zip(problems)
-        .filter_map(|(row, p)| row.as_ref().map(|r| (r, p.start.as_ref().map(|s| r.canonical(design, s)))))
+        .zip(targets)
+        .filter_map(|(row, t)| row.as_ref().map(|r| (r, t.problem.start.as_ref().map(|s| r.canonical(design, s)))))
         .collect();
-    let mut outcomes = batch::solve(design, penalty, settings, &live, cancel)?.into_iter();
+    // Without a live feature the zero row is the only one.
+    let outcomes =
+        if design.live().is_empty() { Vec::new() } else { batch::solve(design, penalty, settings, &live, cancel)? };
+    let mut outcomes = outcomes.into_iter();
     let solution = |row: &Option<Row>| match row.as_ref().and_then(|row| Some((row, outcomes.next()?))) {
         Some((row, outcome)) => RowSolution {
             weights: row.stored(design, &outcome.weights),
@@ -145,7 +202,7 @@ fn solve_block(
         },
         None => RowSolution {
             weights: vec![0.0; design.features()],
-            primal: 0.0,
+            primal: row.as_ref().map_or(0.0, |row| 0.5 * row.value_scale),
             gap: 0.0,
             relative_gap: 0.0,
             splitting_steps: 0,

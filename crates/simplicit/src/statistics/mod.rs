@@ -14,7 +14,7 @@
 
 use crate::linalg::{Matrix, gemm, gram_lower};
 use crate::parallel::{self, Cancel, Threads};
-use crate::states::StateSource;
+use crate::states::{StateBlock, StateSource};
 use crate::{Error, Result};
 
 /// Samples in a leaf of the summation tree.
@@ -135,13 +135,7 @@ impl Statistics {
             source.samples(),
             threads,
             cancel,
-            |range| {
-                let block = source.block(range)?;
-                let one = constant.then(|| Matrix::from_fn(block.samples(), 1, |_, _| 1.0));
-                let mut features = vec![&block.x, &block.u];
-                features.extend(&one);
-                Ok((beside(&features), beside(&[&block.z, &block.y])))
-            },
+            |range| Ok(features_and_targets(&source.block(range)?, constant)),
             progress,
         )
     }
@@ -209,6 +203,14 @@ impl Statistics {
     pub fn rms(&self, j: usize) -> f64 {
         (self.gram[(j, j)] / self.samples as f64).sqrt()
     }
+}
+
+/// Ũ = [X; U] (and the constant, last) and Ỹ = [Z; Y] of a few samples, one sample a row.
+pub(crate) fn features_and_targets(block: &StateBlock, constant: bool) -> (Matrix, Matrix) {
+    let one = constant.then(|| Matrix::from_fn(block.samples(), 1, |_, _| 1.0));
+    let mut features = vec![&block.x, &block.u];
+    features.extend(&one);
+    (beside(&features), beside(&[&block.z, &block.y]))
 }
 
 /// Matrices with the same number of rows, side by side.
