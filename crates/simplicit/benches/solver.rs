@@ -1,0 +1,154 @@
+//! The paper's problem (n = 112, p = 784, q = 10, m = 1000, λ = 0.1, β = 1e-3, κ = 0.99, unscaled sums) by our solver
+//! and, on a sample of rows, by Clarabel in both forms at the same accuracy; then how our cost grows.
+//! `cargo bench -p simplicit --bench solver`, one thread throughout.
+
+#![allow(clippy::print_stdout, clippy::unwrap_used, missing_docs)]
+
+#[path = "../tests/common/paper.rs"]
+#[allow(dead_code)]
+mod paper;
+
+use std::time::Instant;
+
+use simplicit::linalg::Matrix;
+use simplicit::parallel::{Cancel, Threads};
+use simplicit::problem::penalty::L1;
+use simplicit::problem::{Ball, RowProblem};
+use simplicit::solver::reference::{ConicPenalty, ReferenceForm, ReferenceSettings, solve_by_cones};
+use simplicit::solver::{Design, RowSolution, SolverSettings, Status, solve_rows};
+use simplicit::statistics::Statistics;
+
+const LAMBDA: f64 = 0.1;
+const BETA: f64 = 1e-3;
+/// Two rows of every layer and of the outputs.
+const SAMPLE: [usize; 8] = [0, 7, 20, 40, 60, 111, 112, 118];
+/// Tolerances asked of Clarabel, relative to the optimum (it is told its size): the loosest that reaches 1e-6 counts.
+const TOLERANCES: [f64; 3] = [1e-6, 1e-7, 1e-8];
+
+fn main() {
+    let (u, z, x, y) = paper::states();
+    let (features, targets) = (beside(&[&x, &u]), beside(&[&z, &y]));
+
+    println!("## The paper's problem, 122 rows, one thread\n");
+    let start = Instant::now();
+    let statistics = Statistics::of(&features, &targets).unwrap();
+    let gathered = start.elapsed().as_secs_f64();
+    let design = Design::new(&statistics).unwrap();
+    let problems: Vec<RowProblem> = (0..statistics.targets()).map(|k| problem(k, &statistics)).collect();
+    let rows = solve(&design, &problems);
+    let total = start.elapsed().as_secs_f64();
+    let per_row = total / rows.len() as f64;
+    let worst = rows.iter().map(|r| r.relative_gap).fold(0.0, f64::max);
+    let limit = rows.iter().filter(|r| r.status != Status::Solved).count();
+    let newton: usize = rows.iter().map(|r| r.newton_steps).sum();
+    println!("| | |\n|---|---|");
+    println!("| statistics | {:.0} ms |", 1e3 * gathered);
+    println!("| all rows, set-up counted | {:.0} ms, {:.2} ms a row |", 1e3 * total, 1e3 * per_row);
+    println!("| Newton steps a row | {:.1} |", newton as f64 / rows.len() as f64);
+    println!("| worst relative gap | {worst:.1e}, {limit} rows at a limit |");
+    println!("| peak memory of the process | {} |", peak_memory());
+
+    println!("\n## Clarabel on {} of these rows, one thread\n", SAMPLE.len());
+    println!("| row | form | tolerance asked | iterations | seconds | objective above ours | ours is faster by |");
+    println!("|---|---|---|---|---|---|---|");
+    let mut best = [0.0; 2];
+    for k in SAMPLE {
+        let target: Vec<f64> = (0..targets.rows()).map(|i| targets[(i, k)]).collect();
+        let residual = ReferenceForm::Residual { features: &features, target: &target };
+        for (slot, form) in [ReferenceForm::Gram, residual].into_iter().enumerate() {
+            let name = if slot == 0 { "Gram" } else { "residual" };
+            // The loosest tolerance that reaches 1e-6, or the tightest tried.
+            for tolerance in TOLERANCES {
+                let size = Some(rows[k].primal);
+                let settings = ReferenceSettings { form, tolerance, size, exact: false };
+                let penalty = ConicPenalty::L1 { beta: BETA };
+                let Ok(solved) = solve_by_cones(&design, penalty, &problems[k], &settings) else { break };
+                let above = (solved.objective - rows[k].primal) / rows[k].primal;
+                if above.abs() <= 1e-6 || tolerance == TOLERANCES[TOLERANCES.len() - 1] {
+                    println!(
+                        "| {k} | {name} | {tolerance:.0e} | {} | {:.2} | {above:.1e} | {:.0} × |",
+                        solved.iterations,
+                        solved.seconds,
+                        solved.seconds / per_row
+                    );
+                    best[slot] += solved.seconds / SAMPLE.len() as f64;
+                    break;
+                }
+            }
+        }
+    }
+    let faster = best[0].min(best[1]);
+    println!(
+        "\nMean of the faster form: {faster:.2} s a row; ours {:.2} ms: **{:.0} ×**.",
+        1e3 * per_row,
+        faster / per_row
+    );
+
+    println!(
+        "\n## Growth\n\n| samples | statistics | rows (set-up included) | per Newton step and row |\n|---|---|---|---|"
+    );
+    for copies in [1, 5, 20, 50] {
+        let (many, goals) = (repeated(&features, copies), repeated(&targets, copies));
+        let start = Instant::now();
+        let statistics = Statistics::of(&many, &goals).unwrap();
+        let gathered = start.elapsed().as_secs_f64();
+        let design = Design::new(&statistics).unwrap();
+        let problems: Vec<RowProblem> = (0..statistics.targets()).map(|k| problem(k, &statistics)).collect();
+        let start = Instant::now();
+        let rows = solve(&design, &problems);
+        let seconds = start.elapsed().as_secs_f64();
+        let steps: usize = rows.iter().map(|r| r.newton_steps).sum();
+        println!(
+            "| {} | {:.0} ms | {:.0} ms | {:.2} ms |",
+            many.rows(),
+            1e3 * gathered,
+            1e3 * seconds,
+            1e3 * seconds / steps as f64
+        );
+    }
+    println!("\n| rows | seconds | | features | seconds for 122 rows |\n|---|---|---|---|---|");
+    for (count, width) in [(16, 112), (32, 304), (64, 504), (122, 896)] {
+        let design = Design::new(&statistics).unwrap();
+        let start = Instant::now();
+        solve(&design, &problems[..count]);
+        let some_rows = start.elapsed().as_secs_f64();
+        let narrow = Design::with_features(&statistics, (0..width).collect()).unwrap();
+        let narrowed: Vec<RowProblem> = problems
+            .iter()
+            .map(|p| {
+                let ball = p.ball.as_ref().map(|b| Ball { weights: b.weights[..width].to_vec(), ..b.clone() });
+                RowProblem { ball, ..p.clone() }
+            })
+            .collect();
+        let start = Instant::now();
+        solve(&narrow, &narrowed);
+        println!("| {count} | {some_rows:.2} | | {width} | {:.2} |", start.elapsed().as_secs_f64());
+    }
+}
+
+fn problem(k: usize, statistics: &Statistics) -> RowProblem {
+    let ball = (k < paper::STATES).then(|| Ball::on_states(paper::KAPPA, paper::STATES, statistics.features()));
+    RowProblem { ball, ..RowProblem::new(k, LAMBDA * statistics.samples() as f64) }
+}
+
+fn solve(design: &Design, problems: &[RowProblem]) -> Vec<RowSolution> {
+    let penalty = L1::new(BETA).unwrap();
+    solve_rows(design, &penalty, problems, &SolverSettings::default(), Threads::one(), &Cancel::new(), |_| {}).unwrap()
+}
+
+fn beside(parts: &[&Matrix]) -> Matrix {
+    let cols = parts.iter().map(|p| p.cols()).sum();
+    let data = (0..parts[0].rows()).flat_map(|i| parts.iter().flat_map(move |p| p.row(i).to_vec())).collect();
+    Matrix::from_vec(parts[0].rows(), cols, data).unwrap()
+}
+
+/// The same samples again and again, faintly scaled so that no two blocks are equal.
+fn repeated(m: &Matrix, copies: usize) -> Matrix {
+    Matrix::from_fn(copies * m.rows(), m.cols(), |i, j| m[(i % m.rows(), j)] * (1.0 + 1e-3 * (i / m.rows()) as f64))
+}
+
+fn peak_memory() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+    line.map_or("not known on this system".into(), |l| l.trim().to_string())
+}
