@@ -117,7 +117,7 @@ impl RowProblem {
                 return Err(Error::shape(name(what), features, length));
             }
         }
-        if let Some(w) = self.weights.iter().flatten().find(|w| !(**w >= 0.0)) {
+        if let Some(w) = self.weights.iter().flatten().find(|w| w.is_nan() || **w < 0.0) {
             return Err(Error::setting(name("entry weight"), "zero or more", w));
         }
         if let Some(ball) = &self.ball {

@@ -62,7 +62,7 @@ impl Row {
     ) -> Option<Self> {
         let mean_square = energy / design.samples() as f64;
         let t = mean_square.sqrt();
-        if !(t > 0.0) {
+        if t.is_nan() || t <= 0.0 {
             return None;
         }
         let value_scale = 2.0 * problem.fit * mean_square;
@@ -305,7 +305,7 @@ impl Row {
     #[inline]
     fn maximiser(&self, penalty: &dyn Penalty, j: usize, g: f64, theta: f64) -> f64 {
         let (pull, bound) = self.pull(j, g, theta);
-        if !(pull > 0.0) {
+        if pull <= 0.0 {
             return 0.0;
         }
         let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));
@@ -320,7 +320,7 @@ impl Row {
     fn conjugate(&self, penalty: &dyn Penalty, j: usize, g: f64, theta: f64) -> f64 {
         let (pull, bound) = self.pull(j, g, theta);
         let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));
-        if !(pull > 0.0) || bound == 0.0 {
+        if pull <= 0.0 || bound == 0.0 {
             0.0
         } else if bound < f64::INFINITY {
             let x = self.maximiser(penalty, j, g, theta);
