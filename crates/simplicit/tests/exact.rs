@@ -1,6 +1,6 @@
 //! Exact matching against the conic reference, on the samples, and where it cannot be.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests are tests.
 
 mod common;
 
@@ -29,8 +29,15 @@ fn solve(case: &Case) -> Result<RowSolution> {
     let design = Design::new(&statistics)?;
     let penalty = case.penalty.penalty()?;
     let (settings, cancel) = (SolverSettings::default(), Cancel::new());
-    let rows =
-        solve_rows_exactly(&design, &*penalty, &[case.problem.clone()], &settings, Threads::one(), &cancel, |_| {})?;
+    let rows = solve_rows_exactly(
+        &design,
+        &*penalty,
+        std::slice::from_ref(&case.problem),
+        &settings,
+        Threads::one(),
+        &cancel,
+        |_| {},
+    )?;
     Ok(rows.into_iter().next().unwrap())
 }
 

@@ -1,6 +1,6 @@
 //! The row solver against the conic reference and against certificates recomputed from the samples.
 
-#![allow(clippy::unwrap_used)] // Helpers of tests are tests.
+#![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests are tests.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::rows::{BallKind, BoundKind, Case, known_optimum, random_case, square
 use simplicit::linalg::{Matrix, toward_zero};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::penalty::L1;
-use simplicit::problem::{Ball, RowProblem, Units};
+use simplicit::problem::{Ball, Penalty, RowProblem, Units};
 use simplicit::random::Random;
 use simplicit::solver::reference::{
     ConicPenalty, ReferenceForm, ReferenceSettings, ReferenceSolution, ReferenceStatus, solve_by_cones,
@@ -436,4 +436,62 @@ fn problems_that_make_no_sense_are_refused() {
     ] {
         assert_eq!(refused(problem), message);
     }
+}
+
+/// β·Huber: x²/(2δ) up to δ, |x| − δ/2 beyond. Bounded slope and no kink: unlike every built-in penalty.
+#[derive(Debug)]
+struct Huber {
+    beta: f64,
+    delta: f64,
+}
+
+impl Penalty for Huber {
+    fn value(&self, x: f64) -> f64 {
+        let x = x.abs();
+        self.beta * if x <= self.delta { x * x / (2.0 * self.delta) } else { x - 0.5 * self.delta }
+    }
+
+    fn prox(&self, v: f64, tau: f64) -> f64 {
+        let step = tau * self.beta;
+        if v.abs() <= self.delta + step { v / (1.0 + step / self.delta) } else { v - step.copysign(v) }
+    }
+
+    fn conjugate(&self, g: f64) -> f64 {
+        if g.abs() <= self.beta { self.delta * g * g / (2.0 * self.beta) } else { f64::INFINITY }
+    }
+
+    fn slope(&self, x: f64) -> f64 {
+        self.beta * (x / self.delta).min(1.0)
+    }
+
+    fn curvature(&self, x: f64) -> f64 {
+        if x <= self.delta { self.beta / self.delta } else { 0.0 }
+    }
+}
+
+#[test]
+fn a_users_penalty_without_a_kink() {
+    let mut r = Random::new(66);
+    let (m, d, lambda) = (40, 25, 0.7);
+    let features = Matrix::from_fn(m, d, |_, _| r.normal());
+    let target = Matrix::from_fn(m, 1, |_, _| 3.0 * r.normal());
+    let statistics = Statistics::of(&features, &target).unwrap();
+    let design = Design::new(&statistics).unwrap();
+    let penalty = Huber { beta: 20.0, delta: 0.1 };
+    let settings = SolverSettings { tolerance: 1e-12, ..SolverSettings::default() };
+    let problems = [RowProblem::new(0, lambda * m as f64)];
+    let rows = solve_rows(&design, &penalty, &problems, &settings, Threads::one(), &Cancel::new(), |_| {}).unwrap();
+    let w = &rows[0].weights;
+    assert_eq!(rows[0].status, Status::Solved);
+    let residual: Vec<f64> =
+        (0..m).map(|i| target[(i, 0)] - features.row(i).iter().zip(w).map(|(f, w)| f * w).sum::<f64>()).collect();
+    // Smooth, so optimal is stationary: 2λŨr = f′(w).
+    let (mut bent, mut straight) = (0, 0);
+    for j in 0..d {
+        let gradient = 2.0 * lambda * (0..m).map(|i| features[(i, j)] * residual[i]).sum::<f64>();
+        let slope = penalty.slope(w[j].abs()).copysign(w[j]);
+        assert!((gradient - slope).abs() <= 1e-4 * penalty.beta, "{j}: {gradient} {slope}");
+        if w[j].abs() <= penalty.delta { bent += 1 } else { straight += 1 }
+    }
+    assert!(bent > 0 && straight > 0, "{bent} {straight}");
 }

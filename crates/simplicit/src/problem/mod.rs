@@ -2,8 +2,12 @@
 //!
 //! With features Ũ (d × m) and the row's target z,
 //!
-//! $$ \min_w \ \frac{\Lambda}{m} \lVert z - \tilde U^\top w \rVert^2 + \sum_j \omega_j\, f(s_j w_j)
-//!    \quad\text{s.t.}\quad \sum_{j \in A} c_j |w_j| \le \kappa, \quad l_j \le w_j \le u_j. $$
+//! <div><math display="block">
+//! <mrow><munder><mo>min</mo><mi>w</mi></munder><mspace width="1em"/><mfrac><mi>Λ</mi><mi>m</mi></mfrac><msup><mrow><mo>‖</mo><mi>z</mi><mo>−</mo><msup><mi>Ũ</mi><mo>⊤</mo></msup><mi>w</mi><mo>‖</mo></mrow><mn>2</mn></msup><mo>+</mo></mrow>
+//! <mrow><munder><mo>∑</mo><mi>j</mi></munder><msub><mi>ω</mi><mi>j</mi></msub><mi>f</mi><mo>(</mo><msub><mi>s</mi><mi>j</mi></msub><msub><mi>w</mi><mi>j</mi></msub><mo>)</mo></mrow>
+//! <mrow><mspace width="1em"/><mtext>s.t.</mtext><mspace width="1em"/><munder><mo>∑</mo><mrow><mi>j</mi><mo>∈</mo><mi>A</mi></mrow></munder><msub><mi>c</mi><mi>j</mi></msub><mo>|</mo><msub><mi>w</mi><mi>j</mi></msub><mo>|</mo><mo>≤</mo><mi>κ</mi><mo>,</mo><mspace width="1em"/></mrow>
+//! <mrow><msub><mi>l</mi><mi>j</mi></msub><mo>≤</mo><msub><mi>w</mi><mi>j</mi></msub><mo>≤</mo><msub><mi>u</mi><mi>j</mi></msub></mrow>
+//! </math></div>
 
 mod connectivity;
 pub mod penalty;
@@ -113,7 +117,7 @@ impl RowProblem {
                 return Err(Error::shape(name(what), features, length));
             }
         }
-        if let Some(w) = self.weights.iter().flatten().find(|w| !(**w >= 0.0)) {
+        if let Some(w) = self.weights.iter().flatten().find(|w| w.is_nan() || **w < 0.0) {
             return Err(Error::setting(name("entry weight"), "zero or more", w));
         }
         if let Some(ball) = &self.ball {

@@ -62,7 +62,7 @@ impl Row {
     ) -> Option<Self> {
         let mean_square = energy / design.samples() as f64;
         let t = mean_square.sqrt();
-        if !(t > 0.0) {
+        if t.is_nan() || t <= 0.0 {
             return None;
         }
         let value_scale = 2.0 * problem.fit * mean_square;
@@ -301,21 +301,42 @@ impl Row {
         self.bounds.as_ref().is_none_or(|b| if g > 0.0 { b[j].1 == f64::INFINITY } else { b[j].0 == f64::NEG_INFINITY })
     }
 
-    /// An x in the entry's interval that attains the sup of g·x − f̂(x) − θc|x|; where that is not attained (the dual
-    /// point is infeasible by rounding alone) the last x before it, zero.
+    /// |g| − θc and the bound in the direction of g.
+    #[inline]
+    fn pull(&self, j: usize, g: f64, theta: f64) -> (f64, f64) {
+        let pull = g.abs() - self.ball.as_ref().map_or(0.0, |(c, _)| theta * c[j]);
+        (pull, self.bounds.as_ref().map_or(f64::INFINITY, |b| if g > 0.0 { b[j].1 } else { -b[j].0 }))
+    }
+
+    /// |x| where g·x − f̂(x) − θc|x| is largest in the entry's interval; zero where nothing attains it.
     #[inline]
     fn maximiser(&self, penalty: &dyn Penalty, j: usize, g: f64, theta: f64) -> f64 {
-        let pull = g.abs() - self.ball.as_ref().map_or(0.0, |(c, _)| theta * c[j]);
-        if !(pull > 0.0) {
+        let (pull, bound) = self.pull(j, g, theta);
+        if pull <= 0.0 {
             return 0.0;
         }
         let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));
         let x = if weight > 0.0 { penalty.maximiser(pull / (weight * unit)) / unit } else { f64::INFINITY };
-        let x = match &self.bounds {
-            Some(bounds) => x.min(if g > 0.0 { bounds[j].1 } else { -bounds[j].0 }),
-            None => x,
-        };
-        if x.is_infinite() { 0.0 } else { x.copysign(g) }
+        let x = x.min(bound);
+        if x.is_infinite() { 0.0 } else { x }
+    }
+
+    /// The largest value of g·x − f̂(x) − θc|x| in the entry's interval. Slopes beyond the steepest, by rounding after τ
+    /// and θ were chosen, count as the steepest.
+    #[inline]
+    fn conjugate(&self, penalty: &dyn Penalty, j: usize, g: f64, theta: f64) -> f64 {
+        let (pull, bound) = self.pull(j, g, theta);
+        let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));
+        if pull <= 0.0 || bound == 0.0 {
+            0.0
+        } else if bound < f64::INFINITY {
+            let x = self.maximiser(penalty, j, g, theta);
+            pull * x - if weight > 0.0 { weight * penalty.value(unit * x) } else { 0.0 }
+        } else if weight > 0.0 {
+            weight * penalty.conjugate((pull / (weight * unit)).min(penalty.slope(f64::INFINITY)))
+        } else {
+            0.0
+        }
     }
 
     /// The ball's multiplier θ that makes the dual value largest: Σ c|x(θ)| = κ with x the maximisers, or the smallest θ
@@ -323,26 +344,18 @@ impl Row {
     fn multiplier(&self, penalty: &dyn Penalty, gw: &[f64], tau: f64, slack: bool, hint: f64) -> f64 {
         let Some((c, radius)) = &self.ball else { return 0.0 };
         let (mut low, mut high) = (0.0f64, 0.0f64);
-        let mut flexible = false;
         let free = |j: usize| self.unpenalised.binary_search(&j).is_ok() && self.is_settled(j, gw, slack);
         for j in (0..c.len()).filter(|&j| c[j] > 0.0 && !free(j)) {
             let g = tau * (self.h[j] - gw[j]);
             let limit = self.steepest(penalty, j);
             if limit.is_finite() && self.is_unbounded(j, g) {
                 low = low.max((g.abs() - limit) / c[j]);
-            } else {
-                flexible = true;
             }
             high = high.max(g.abs() / c[j]);
         }
-        // ℓ1 without bounds: the conjugate is κθ from the smallest θ on.
-        if !flexible {
-            return low;
-        }
         let excess = |theta: f64| {
             let balled = (0..c.len()).filter(|&j| c[j] > 0.0 && !free(j));
-            balled.map(|j| c[j] * self.maximiser(penalty, j, tau * (self.h[j] - gw[j]), theta).abs()).sum::<f64>()
-                - radius
+            balled.map(|j| c[j] * self.maximiser(penalty, j, tau * (self.h[j] - gw[j]), theta)).sum::<f64>() - radius
         };
         let (mut at_low, mut at_high) = (excess(low), -radius);
         if at_low <= 0.0 {
@@ -409,12 +422,7 @@ impl Row {
             let value = if w[j] == 0.0 || weight == 0.0 { 0.0 } else { weight * penalty.value(unit * w[j]) };
             cost += value;
             size += ball_weight(j) * w[j].abs();
-            let x = self.maximiser(penalty, j, g, theta);
-            let conjugate = if x == 0.0 {
-                0.0
-            } else {
-                g * x - pull * x.abs() - if weight > 0.0 { weight * penalty.value(unit * x) } else { 0.0 }
-            };
+            let conjugate = self.conjugate(penalty, j, g, theta);
             sum += (value + pull * w[j].abs() + conjugate - g * w[j]).max(0.0);
         }
         let unused = self.ball.as_ref().map_or(0.0, |(_, radius)| theta * (radius - size).max(0.0));

@@ -2,7 +2,11 @@
 //!
 //! For features F (one sample a row, the last feature optionally the constant 1) and targets T,
 //!
-//! $$ G = F^\top F, \qquad H = F^\top T, \qquad e_i = \lVert t_i \rVert^2, $$
+//! <div><math display="block">
+//! <mrow><mi>G</mi><mo>=</mo><msup><mi>F</mi><mo>⊤</mo></msup><mi>F</mi><mo>,</mo><mspace width="1em"/></mrow>
+//! <mrow><mi>H</mi><mo>=</mo><msup><mi>F</mi><mo>⊤</mo></msup><mi>T</mi><mo>,</mo><mspace width="1em"/></mrow>
+//! <mrow><msub><mi>e</mi><mi>i</mi></msub><mo>=</mo><msup><mrow><mo>‖</mo><msub><mi>t</mi><mi>i</mi></msub><mo>‖</mo></mrow><mn>2</mn></msup></mrow>
+//! </math></div>
 //!
 //! are all that a relaxed row problem needs. They add up over samples, so they can be streamed, split over threads or
 //! machines, and merged. Samples are cut into fixed blocks of [`BLOCK`] whose statistics are summed in a fixed binary

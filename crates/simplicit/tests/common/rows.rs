@@ -282,8 +282,8 @@ pub fn random_case(
 ) -> Case {
     let mut r = Random::new(seed);
     let d = 4 + r.below(30);
-    let m = if seed % 2 == 0 { d + 5 + r.below(80) } else { 2 + r.below(d) };
-    let rank = if seed % 3 == 0 { 1 + r.below(d) } else { d };
+    let m = if seed.is_multiple_of(2) { d + 5 + r.below(80) } else { 2 + r.below(d) };
+    let rank = if seed.is_multiple_of(3) { 1 + r.below(d) } else { d };
     let left = Matrix::from_fn(m, rank, |_, _| r.normal());
     let right = Matrix::from_fn(rank, d, |_, _| r.normal());
     let spread: Vec<f64> = (0..d).map(|_| 10f64.powf(2.0 * r.uniform() - 1.0)).collect();
@@ -344,7 +344,7 @@ pub fn random_case(
     };
     problem.ball = radius.map(|radius| {
         let mut ball = Ball::on_states(radius, inside, d);
-        if seed % 4 == 0 {
+        if seed.is_multiple_of(4) {
             ball.weights.iter_mut().filter(|c| **c > 0.0).for_each(|c| *c = 0.5 + r.uniform());
         }
         ball
@@ -382,8 +382,8 @@ pub fn known_optimum(seed: u64) -> (Case, Vec<f64>) {
         _ => ConicPenalty::Ridge { alpha: size },
     };
     let inside = d / 2;
-    let theta = if seed % 3 == 0 { 0.7 * size } else { 0.0 };
-    let bounded = seed % 5 == 0;
+    let theta = if seed.is_multiple_of(3) { 0.7 * size } else { 0.0 };
+    let bounded = seed.is_multiple_of(5);
     let weighted = seed % 7 < 3;
     let omega: Vec<f64> = (0..d)
         .map(|j| {

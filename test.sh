@@ -1,0 +1,63 @@
+#!/bin/sh
+# Installs what the tests need and runs them. --quick: formatting, lints and library tests. Default: everything a change
+# must pass. --all: what CI runs. With CI=true a test that cannot run is a failure.
+set -eu
+cd "$(dirname "$0")"
+
+level=default
+case "${1:-}" in
+    "") ;;
+    --quick) level=quick ;;
+    --all) level=all ;;
+    *) echo "usage: ./test.sh [--quick | --all]" >&2; exit 2 ;;
+esac
+
+started=$(date +%s)
+step() {
+    echo "== $*"
+    at=$(date +%s)
+    "$@"
+    echo "== done in $(($(date +%s) - at)) s"
+}
+
+# A Debian package, where we may install it; otherwise say what is missing.
+install() {
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        step apt-get install -y --no-install-recommends "$1"
+    else
+        echo "missing: on Debian, apt-get install $1" >&2
+        exit 2
+    fi
+}
+
+need() {
+    command -v "$1" >/dev/null 2>&1 || install "$2"
+}
+
+python_environment() {
+    if [ ! -x .venv/bin/python ]; then
+        python3 -c 'import ensurepip' 2>/dev/null || install python3-venv
+        python3 -m venv .venv
+    fi
+    .venv/bin/python -c 'import numpy, scipy, onnx, onnxruntime, safetensors' 2>/dev/null ||
+        .venv/bin/pip install --quiet --disable-pip-version-check numpy scipy onnx onnxruntime safetensors
+}
+
+need cargo cargo
+need cc gcc
+need python3 python3
+
+step cargo fmt --all --check
+step cargo clippy --release --workspace --all-targets -- -D warnings
+if [ "$level" = quick ]; then
+    step cargo test --release --workspace --lib --bins
+else
+    step python_environment
+    PATH="$PWD/.venv/bin:$PATH"
+    export PATH
+    step cargo test --release --workspace --all-targets
+    step cargo test --release --workspace --doc
+    export RUSTDOCFLAGS="-D warnings"
+    step cargo doc --release --workspace --no-deps
+fi
+echo "== all passed in $(($(date +%s) - started)) s"
