@@ -55,7 +55,8 @@ else
     step python_environment
     PATH="$PWD/.venv/bin:$PATH"
     export PATH
-    step cargo test --release --workspace --all-targets
+    # Not --all-targets: benchmarks are built by clippy and run by `cargo bench` alone.
+    step cargo test --release --workspace --lib --bins --tests --examples
     step cargo test --release --workspace --doc
     export RUSTDOCFLAGS="-D warnings"
     step cargo doc --release --workspace --no-deps
