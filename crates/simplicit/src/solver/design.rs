@@ -96,6 +96,13 @@ impl<'a> Design<'a> {
         (self.statistics.energy(target) / self.samples() as f64).sqrt()
     }
 
+    /// ‖z − Ũᵀw‖²/m of a target at weights over this design's features.
+    pub fn mean_square_mismatch(&self, target: usize, weights: &[f64]) -> f64 {
+        let used: Vec<(usize, f64)> =
+            self.features.iter().zip(weights).map(|(&j, &w)| (j, w)).filter(|(_, w)| *w != 0.0).collect();
+        self.statistics.mismatch(target, &used) / self.samples() as f64
+    }
+
     pub(crate) fn live(&self) -> &[usize] {
         &self.live
     }

@@ -10,7 +10,7 @@ mod newton_system;
 pub mod reference;
 mod refit;
 
-pub use cardinality::{CardinalitySettings, solve_cardinality};
+pub use cardinality::{CardinalityBound, CardinalitySettings, cardinality_bound, solve_cardinality};
 pub use design::Design;
 pub use exact::{largest_mismatch, solve_rows_exactly};
 pub use refit::Refit;

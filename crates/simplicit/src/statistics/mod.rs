@@ -203,6 +203,17 @@ impl Statistics {
         self.energy[target]
     }
 
+    /// ‖t − Fw‖² of a target at some (feature, weight) pairs.
+    pub fn mismatch(&self, target: usize, weights: &[(usize, f64)]) -> f64 {
+        let h = self.cross(target);
+        let mut sum = self.energy(target);
+        for &(j, w) in weights {
+            let g: f64 = weights.iter().map(|&(k, v)| self.gram[(j, k)] * v).sum();
+            sum += w * (g - 2.0 * h[j]);
+        }
+        sum.max(0.0)
+    }
+
     /// Root mean square of feature j; zero for a feature that is always zero.
     pub fn rms(&self, j: usize) -> f64 {
         (self.gram[(j, j)] / self.samples as f64).sqrt()

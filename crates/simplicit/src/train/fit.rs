@@ -116,12 +116,14 @@ fn constants(input: &TrainInput, settings: &TrainSettings) -> Vec<bool> {
     constant
 }
 
-/// Every group in order; cyclic states alternate with their own equilibrium.
+/// Every group in order; cyclic states alternate with their own equilibrium. With `certify`, cardinality rows get their
+/// bounds, which cost a convex solve each.
 pub(super) fn fit(
     workshop: &mut Workshop,
     input: &TrainInput,
     settings: &TrainSettings,
     strength: f64,
+    certify: bool,
     run: &mut Run,
 ) -> Result<Fitted> {
     let shape = workshop.shape;
@@ -130,7 +132,7 @@ pub(super) fn fit(
     let key = format!("strength {strength:e}");
     let Plan { states, outputs, cyclic } = workshop.plan.clone();
     let mut group = |built: &mut Build, group: &Group, key: &str, cascade: bool, run: &mut Run| {
-        fit_group(workshop, input, settings, strength, group, built, key, cascade, run)
+        fit_group(workshop, input, settings, strength, group, built, key, cascade, certify, run)
     };
     for layer in &states {
         group(&mut built, layer, &key, settings.cascade && !cyclic, run)?;
@@ -216,6 +218,7 @@ fn fit_group(
     built: &mut Build,
     key: &str,
     cascade: bool,
+    certify: bool,
     run: &mut Run,
 ) -> Result<()> {
     let n = workshop.shape.states;
@@ -228,7 +231,11 @@ fn fit_group(
     };
     let design = Design::new(&statistics)?;
     let problems = problems(workshop, input, settings, strength, group, &design)?;
-    let solved = solve(&design, settings, strength, &problems, &group.name, &format!("{key} at {strength:e}"), run)?;
+    let mut solved =
+        solve(&design, settings, strength, &problems, &group.name, &format!("{key} at {strength:e}"), run)?;
+    if certify && matches!(settings.objective, Objective::Cardinality) {
+        bound(&design, settings, strength, &problems, &mut solved, run)?;
+    }
     for (k, (&i, row)) in group.rows.iter().zip(solved).enumerate() {
         let inside_ball = problems[k].ball.is_some();
         let entries: Vec<(usize, f32)> = group
@@ -238,7 +245,8 @@ fn fit_group(
             .map(|(&j, &w)| (j, if inside_ball && j < n { toward_zero(w) } else { w as f32 }))
             .filter(|(_, w)| *w != 0.0)
             .collect();
-        let (residual, energy) = residual(&statistics, k, &group.columns, &entries);
+        let at = entries.iter().filter_map(|&(j, w)| group.columns.binary_search(&j).ok().map(|c| (c, f64::from(w))));
+        let (residual, energy) = (statistics.mismatch(k, &at.collect::<Vec<_>>()), statistics.energy(k));
         let name = if i < n { format!("z[{i}]") } else { format!("y[{}]", i - n) };
         let report = RowReport {
             name,
@@ -246,7 +254,7 @@ fn fit_group(
             relative_gap: row.relative_gap,
             at_limit: row.at_limit,
             relative_residual: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
-            bound_distance: None,
+            bound_distance: row.bound_distance,
         };
         built.reports[i] = Some((report, (residual, energy)));
         built.rows[i] = Row { entries };
@@ -255,20 +263,6 @@ fn fit_group(
         workshop.kept.insert(key, statistics);
     }
     Ok(())
-}
-
-/// ‖z − Ũᵀw‖² and ‖z‖² of target k, from the statistics.
-fn residual(statistics: &Statistics, k: usize, columns: &[usize], entries: &[(usize, f32)]) -> (f64, f64) {
-    let at: Vec<(usize, f64)> =
-        entries.iter().filter_map(|&(j, w)| columns.binary_search(&j).ok().map(|c| (c, f64::from(w)))).collect();
-    let energy = statistics.energy(k);
-    let h = statistics.cross(k);
-    let mut sum = energy;
-    for &(c, w) in &at {
-        let g: f64 = at.iter().map(|&(b, v)| statistics.gram()[(c, b)] * v).sum();
-        sum += w * (g - 2.0 * h[c]);
-    }
-    (sum.max(0.0), energy)
 }
 
 /// One pass over the samples for a group: its columns of [X; U; 1] against its rows of [Z; Y].
@@ -412,6 +406,28 @@ struct Solved {
     weights: Vec<f64>,
     relative_gap: Option<f64>,
     at_limit: bool,
+    bound_distance: Option<f64>,
+}
+
+/// Every cardinality row's distance to its perspective bound, and the gap of that convex solve.
+fn bound(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    solved: &mut [Solved],
+    run: &mut Run,
+) -> Result<()> {
+    let answers: Vec<Vec<f64>> = solved.iter().map(|s| s.weights.clone()).collect();
+    let (cardinality, solver) = (&settings.cardinality, &settings.solver);
+    let bounds =
+        solver::cardinality_bound(design, problems, &answers, strength, cardinality, solver, run.threads, run.cancel)?;
+    for (row, bound) in solved.iter_mut().zip(bounds) {
+        row.relative_gap = Some(bound.relative_gap);
+        row.at_limit = bound.at_limit;
+        row.bound_distance = Some(bound.distance());
+    }
+    Ok(())
 }
 
 /// All rows of a group in blocks, each block kept as it comes.
@@ -448,6 +464,7 @@ fn solve(
                     weights: row[..d].to_vec(),
                     relative_gap: (!gap.is_nan()).then_some(gap),
                     at_limit: row[d + 1] != 0.0,
+                    bound_distance: None,
                 });
             }
             (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });

@@ -1,7 +1,7 @@
 //! The strength that hits a target sparsity, by whole models: allocation over layers is the method's own.
 
 use super::fit::{self, Fitted, Workshop};
-use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
+use super::{Objective, Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
 use crate::Result;
 
 /// Accepted distance from the target, half of the 0.2 points promised.
@@ -14,9 +14,10 @@ const STRIDE: f64 = 4.0;
 /// Fits at the given strength, or searches for the target.
 pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
     let mut workshop = Workshop::new(input, settings)?;
+    let searching = settings.target_sparsity;
     let mut path = Vec::new();
     let mut fit_at = |strength: f64, run: &mut Run, path: &mut Vec<(f64, f64)>| -> Result<(f64, Fitted)> {
-        let fitted = fit::fit(&mut workshop, input, settings, strength, run)?;
+        let fitted = fit::fit(&mut workshop, input, settings, strength, searching.is_none(), run)?;
         let sparsity = fitted.model.sparsity().sparsity;
         path.push((strength, sparsity));
         (run.progress)(Progress::Model { strength, sparsity });
@@ -24,7 +25,7 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
     };
     let mut strength = settings.strength;
     let (mut sparsity, mut best) = fit_at(strength, run, &mut path)?;
-    if let Some(target) = settings.target_sparsity {
+    if let Some(target) = searching {
         // Brackets in log strength; sparsity grows with it, nearly always.
         let (mut low, mut high): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
         let mut best_distance = (sparsity - target).abs();
@@ -54,6 +55,9 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
             }
         }
         strength = best_strength;
+        if matches!(settings.objective, Objective::Cardinality) {
+            best = fit::fit(&mut workshop, input, settings, strength, true, run)?;
+        }
     }
     let Fitted { model, rows, training_error } = best;
     Ok(Trained { model, report: TrainReport { rows, strength, training_error, path } })
