@@ -9,5 +9,5 @@ mod matrix;
 pub mod tiles;
 
 pub use csr::Csr;
-pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, symmetric_eigen, vectorised};
+pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, singular_values, symmetric_eigen, vectorised};
 pub use matrix::{Matrix, Scalar, toward_zero};
