@@ -1,0 +1,15 @@
+//! Trains the embedded FashionMNIST network on the 2,000 embedded images and writes its report:
+//! `cargo run --release -p simplicit-cli --example fashion_report -- report.html`
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "../tests/common/mod.rs"]
+mod common;
+
+use simplicit::train::TrainSettings;
+
+fn main() {
+    let path = std::env::args().nth(1).unwrap_or_else(|| panic!("expected the path of the page to write"));
+    let settings = TrainSettings { target_sparsity: Some(0.65), ..Default::default() };
+    std::fs::write(path, common::fashion_report(2_000, 10_000, &settings)).unwrap();
+}
