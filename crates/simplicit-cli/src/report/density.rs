@@ -27,7 +27,8 @@ pub(super) fn layers(input: &Input) -> String {
         Some(before) => after.iter().zip(before).map(|(a, b)| a.1 as f64 / b.1.max(1) as f64).fold(1.0, f64::max),
         None => after.iter().map(|a| a.1 as f64).fold(1.0, f64::max),
     };
-    let mut table = String::from("<table class=\"bars\"><thead><tr><th scope=\"col\">layer</th><th></th>");
+    let mut table =
+        String::from("<div class=\"scroll\"><table class=\"bars\"><thead><tr><th scope=\"col\">layer</th><th></th>");
     table += if before.is_some() {
         "<th scope=\"col\" class=\"num\">before</th><th scope=\"col\" class=\"num\">after</th><th scope=\"col\" class=\"num\">kept</th>"
     } else {
@@ -51,7 +52,7 @@ pub(super) fn layers(input: &Input) -> String {
         }
         table += "</tr>";
     }
-    table += "</tbody></table>";
+    table += "</tbody></table></div>";
     let unread: usize = sparsity.layers.iter().map(|l| l.unread).sum();
     let bar = if before.is_some() {
         "A bar is the share of a layer's baseline parameters that is left."

@@ -1,7 +1,7 @@
 //! How many steps the equilibrium took.
 
 use super::svg::{Axis, Plot};
-use super::text::{count, fixed};
+use super::text::{count, counted, fixed};
 use super::{Input, absent, figure as framed};
 
 const MOST_BARS: usize = 30;
@@ -49,11 +49,11 @@ pub(super) fn figure(input: &Input) -> String {
     let mean = values.iter().sum::<usize>() as f64 / values.len() as f64;
     let stuck = input.diagnostics.iter().filter(|d| !d.converged).count();
     let caption = format!(
-        "Steps of the cycle that took longest, over {} samples: {} on average, {} at most. {} samples did not converge.",
-        count(values.len() as u64),
+        "Steps of the cycle that took longest, over {}: {} on average, {} at most. {} did not converge.",
+        counted(values.len(), "sample"),
         fixed(mean, 1),
         count(values.iter().copied().max().unwrap_or(0) as u64),
-        count(stuck as u64)
+        counted(stuck, "sample")
     );
     framed(TITLE, &plot.finish("Histogram of the iterations per sample."), &caption)
 }

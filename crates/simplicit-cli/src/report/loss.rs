@@ -11,7 +11,7 @@ pub(super) fn layers(input: &Input) -> String {
     }
     let most = errors.iter().map(|e| e.output_error).filter(|e| e.is_finite()).fold(f64::MIN_POSITIVE, f64::max);
     let mut table = String::from(
-        "<table class=\"bars\"><thead><tr><th scope=\"col\">up to layer</th><th></th>\
+        "<div class=\"scroll\"><table class=\"bars\"><thead><tr><th scope=\"col\">up to layer</th><th></th>\
          <th scope=\"col\" class=\"num\">error</th><th scope=\"col\" class=\"num\">added</th>\
          <th scope=\"col\" class=\"num\">states</th></tr></thead><tbody>",
     );
@@ -26,13 +26,13 @@ pub(super) fn layers(input: &Input) -> String {
             escape(&e.name),
             width(kept),
             width(added),
-            percent(e.output_error, 1),
-            signed(100.0 * e.added, 1),
+            percent(e.output_error, 2),
+            signed(100.0 * e.added, 2),
             known(e.state_error, |s| percent(s, 1)),
         );
         before = e.output_error;
     }
-    table += "</tbody></table>";
+    table += "</tbody></table></div>";
     let caption = "The model's own states up to this layer, the baseline's equations behind it: RMS of the outputs' \
          mismatch over the RMS of the baseline's outputs. The strong part of a bar is what the layer adds (in points); a \
          later layer may repair. “States” is the layer's own mismatch, relative to its states.";
@@ -51,7 +51,7 @@ pub(super) fn classes(input: &Input) -> String {
     let change = |c: &simplicit::evaluate::ClassChange| Some(100.0 * (c.accuracy()? - c.baseline_accuracy()?));
     let most = input.classes.iter().filter_map(change).map(f64::abs).fold(1.0, f64::max);
     let mut table = String::from(
-        "<table class=\"bars\"><thead><tr><th scope=\"col\">class</th><th scope=\"col\" class=\"num\">before</th>\
+        "<div class=\"scroll\"><table class=\"bars\"><thead><tr><th scope=\"col\">class</th><th scope=\"col\" class=\"num\">before</th>\
          <th scope=\"col\" class=\"num\">after</th><th></th><th scope=\"col\" class=\"num\">points</th>\
          <th scope=\"col\">lost most to</th></tr></thead><tbody>",
     );
@@ -61,7 +61,7 @@ pub(super) fn classes(input: &Input) -> String {
         let (left, right) = ((-share).max(0.0), share.max(0.0));
         let lost_to = match c.lost_to {
             Some((class, samples)) => {
-                format!("{} <span class=\"muted\">({} of {})</span>", name(class), samples, c.lost)
+                format!("{} <span class=\"muted\">{}/{}</span>", name(class), samples, c.lost)
             }
             None => UNKNOWN.into(),
         };
@@ -78,12 +78,12 @@ pub(super) fn classes(input: &Input) -> String {
             known(points, |p| signed(p, 1)),
         );
     }
-    table += "</tbody></table>";
+    table += "</tbody></table></div>";
     let (lost, gained) = input.classes.iter().fold((0, 0), |(l, g), c| (l + c.lost, g + c.gained));
     let caption = format!(
         "Accuracy in per cent before and after; a bar to the left is a loss, to the right a gain. {} samples that the \
          baseline gets right are lost, {} that it gets wrong are gained. The last column says what most of a class's \
-         lost samples are taken for.",
+         lost samples are taken for now, and how many of them.",
         count(lost as u64),
         count(gained as u64)
     );

@@ -10,7 +10,7 @@ use super::{Input, figure as framed};
 /// Larger patterns are shown in square blocks of entries, one pixel each.
 const LARGEST: usize = 2048;
 /// Small patterns are enlarged by a whole factor to about this width.
-const COMFORTABLE: usize = 900;
+const COMFORTABLE: usize = 1000;
 /// Palette: 0 is no non-zero, up to this is the darkness of a block, then the lines.
 const BLACK: u8 = 200;
 const RED: u8 = BLACK + 1;
@@ -20,11 +20,11 @@ const SELF_LOOP: u8 = BLACK + 3;
 pub(super) fn figure(input: &Input) -> String {
     let mut views = String::new();
     if let Some(baseline) = input.baseline {
-        views += &view(baseline, "Before: the baseline", "Pattern of the baseline's M");
+        views += &view(baseline, "Before (baseline)", "Pattern of the baseline's M");
     }
     views += &view(
         input.model,
-        if input.baseline.is_some() { "After: the model" } else { "The model" },
+        if input.baseline.is_some() { "After (model)" } else { "Model" },
         "Pattern of the model's M",
     );
     let controls = "<div class=\"controls\" hidden><button type=\"button\" data-step=\"-1\" aria-label=\"Zoom out\">−</button>\
@@ -67,12 +67,13 @@ fn view(model: &ImplicitModel, title: &str, alt: &str) -> String {
     let factor = (COMFORTABLE / image.width).max(1);
     format!(
         "<p class=\"view-title\">{title} <span>A {} · B {} · C {} · D {}</span></p>\n\
-         <div class=\"view\" tabindex=\"0\" role=\"region\" aria-label=\"{alt}\">\
+         <div class=\"view{}\" tabindex=\"0\" role=\"region\" aria-label=\"{alt}\">\
          <img src=\"{}\" width=\"{}\" height=\"{}\" alt=\"{alt}\"></div>\n",
         count(a as u64),
         count(b as u64),
         count(c as u64),
         count(d as u64),
+        if image.width > COMFORTABLE { " large" } else { "" },
         image.data_address(),
         image.width * factor,
         image.height * factor,
@@ -90,7 +91,7 @@ fn image(model: &ImplicitModel) -> Image {
     let shape = model.shape();
     let [n, p, q] = [shape.states, shape.inputs, shape.outputs].map(|size| size.div_ceil(scale));
     // Thick enough to be seen when a phone shrinks the image, and absent where there is nothing to separate.
-    let line = ((n + p) / 450).max(1);
+    let line = ((n + p) / 300).max(1);
     let (across, down) = (if n > 0 && p > 0 { line } else { 0 }, if n > 0 && q > 0 { line } else { 0 });
     let (width, height) = (n + across + p, n + down + q);
     let mut counts = vec![0u32; width * height];

@@ -1,7 +1,7 @@
 //! Residual and gap of every row of M.
 
 use super::svg::{Axis, Plot, Point};
-use super::text::{count, scientific};
+use super::text::{count, counted, scientific};
 use super::{Input, absent, figure};
 
 const X_LABEL: &str = "row of M (last layer first, outputs at the end)";
@@ -22,7 +22,7 @@ pub(super) fn residuals(input: &Input) -> String {
         return absent(TITLE, "Not known: it comes from the run that trained the model.");
     }
     let values = input.rows.iter().map(|r| r.relative_residual);
-    let mut plot = over_rows(input, Axis::log(values.clone(), "relative residual"));
+    let mut plot = over_rows(input, Axis::log(values, "relative residual"));
     let points: Vec<Point> = input
         .rows
         .iter()
@@ -35,11 +35,15 @@ pub(super) fn residuals(input: &Input) -> String {
         })
         .collect();
     plot.points(&points);
-    let worst = values.fold(0.0, f64::max);
+    let filled = input.rows.iter().filter(|r| r.nonzeros > 0);
+    let empty = input.rows.len() - filled.clone().count();
+    let worst = filled.map(|r| r.relative_residual).fold(0.0, f64::max);
     let caption = format!(
-        "‖z − Ũᵀw‖ / ‖z‖ of every stored row on the training samples, at the features it was fitted to. Largest: {}. \
-         Vertical lines separate the layers.",
-        scientific(worst)
+        "‖z − Ũᵀw‖ / ‖z‖ of every stored row on the training samples, at the features it was fitted to. The largest of \
+         a row with a non-zero is {}; {} rows are empty (their residual is 1, or 0 if there was nothing to fit). Dotted \
+         lines separate the layers.",
+        scientific(worst),
+        count(empty as u64)
     );
     figure(TITLE, &plot.finish("Relative residual of every row of M on a logarithmic axis."), &caption)
 }
@@ -78,10 +82,9 @@ pub(super) fn gaps(input: &Input) -> String {
     if let Some(worst) = gaps.iter().copied().reduce(f64::max) {
         let limited = input.rows.iter().filter(|r| r.at_limit).count();
         caption += &format!(
-            "Filled: certified relative gap of a row's last convex solve; the worst is {}. {} rows stopped at a \
-             limit{}. ",
+            "Filled: certified relative gap of a row's last convex solve; the worst is {}. {} stopped at a limit{}. ",
             scientific(worst),
-            count(limited as u64),
+            counted(limited, "row"),
             if limited > 0 { " (red)" } else { "" }
         );
     }

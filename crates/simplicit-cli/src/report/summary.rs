@@ -1,7 +1,9 @@
 //! The head of the page, its table, and where the model comes from.
 
 use super::Input;
-use super::text::{UNKNOWN, bytes, count, escape, fixed, known, percent, scientific, seconds, signed, three_digits};
+use super::text::{
+    UNKNOWN, bytes, count, counted, escape, fixed, known, percent, scientific, seconds, signed, three_digits,
+};
 
 /// Title, one sentence, four numbers and the table.
 pub(super) fn section(input: &Input) -> String {
@@ -10,11 +12,11 @@ pub(super) fn section(input: &Input) -> String {
     let posed = input.model.well_posedness();
     let change = input.accuracy.zip(input.baseline_accuracy).map(|(now, before)| 100.0 * (now - before));
     let lead = format!(
-        "An implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d with {} inputs, {} states in {} layers and {} outputs.",
-        count(shape.inputs as u64),
-        count(shape.states as u64),
-        input.model.layout().layers().len(),
-        count(shape.outputs as u64)
+        "An implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d with {}, {} in {} and {}.",
+        counted(shape.inputs, "input"),
+        counted(shape.states, "state"),
+        counted(input.model.layout().layers().len(), "layer"),
+        counted(shape.outputs, "output")
     );
     let posed_word = if posed.is_shown() { "shown" } else { "not shown" };
     let tiles = [
@@ -76,7 +78,7 @@ fn table(input: &Input) -> String {
         known(before.filter(|b| *b > 0), |b| format!("{} %", signed(100.0 * (after as f64 / b as f64 - 1.0), 1)))
     };
     let rows_at_limit = input.rows.iter().filter(|r| r.at_limit).count();
-    let threads = known(input.threads, |t| format!(", {t} thread{}", if t == 1 { "" } else { "s" }));
+    let threads = known(input.threads, |t| format!(", {}", counted(t, "thread")));
     let threads = if input.threads.is_some() { threads } else { String::new() };
     let stuck = input.diagnostics.iter().filter(|d| !d.converged).count();
     let mut rows = vec![
@@ -137,7 +139,7 @@ fn table(input: &Input) -> String {
             if input.rows.is_empty() {
                 UNKNOWN.into()
             } else {
-                format!("{} rows at a limit", count(rows_at_limit as u64))
+                format!("{} at a limit", counted(rows_at_limit, "row"))
             },
         ),
         Row(
@@ -175,7 +177,7 @@ pub(super) fn provenance(input: &Input) -> String {
     for (key, value) in metadata.provenance.iter().filter(|(key, _)| !told.contains(&key.as_str())) {
         facts.push((escape(key), escape(value)));
     }
-    let mut out = String::from("<div class=\"grid\">\n");
+    let mut out = String::from("<div class=\"grid small\">\n");
     out += &listing("Settings and provenance", &facts, "Nothing is recorded in this model.");
     let mut times: Vec<(String, String)> = input.phases.iter().map(|(name, s)| (escape(name), seconds(*s))).collect();
     if let Some(total) = input.seconds {

@@ -39,11 +39,11 @@ impl Axis {
         if values.into_iter().any(|v| v <= 0.0) {
             low -= 1.0;
         }
+        // A subnormal must not end in 10^-324 = 0.
+        low = low.max(-300.0);
         if high <= low {
             high = low + 1.0;
         }
-        // A subnormal must not end in 10^-324 = 0.
-        low = low.max(-300.0);
         Self { low, high, log: true, label: label.into() }
     }
 

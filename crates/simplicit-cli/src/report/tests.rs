@@ -85,7 +85,7 @@ fn the_worst_gap_and_the_limits_are_told() {
     let model = model("second");
     let rows = [row(0, Some(1e-9), false), row(1, Some(2.5e-4), true), row(2, None, false)];
     let page = render(&Input { rows: &rows, ..Input::new("model", &model) });
-    assert!(page.contains("2.5 × 10<sup>−4</sup>") && page.contains("1 rows at a limit"));
+    assert!(page.contains("2.5 × 10<sup>−4</sup>") && page.contains("1 row at a limit"));
     let none = [row(0, None, false)];
     let page = render(&Input { rows: &none, ..Input::new("model", &model) });
     assert!(page.contains("there is no gap to show"));

@@ -39,6 +39,11 @@ pub(super) fn count(value: u64) -> String {
     out
 }
 
+/// 1 row, 2,000 rows.
+pub(super) fn counted(value: usize, noun: &str) -> String {
+    format!("{} {noun}{}", count(value as u64), if value == 1 { "" } else { "s" })
+}
+
 /// A fraction as 87.98 %.
 pub(super) fn percent(value: f64, decimals: usize) -> String {
     format!("{} %", fixed(100.0 * value, decimals))
@@ -124,6 +129,7 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         assert_eq!([count(0), count(999), count(52_896), count(1_000_000)], ["0", "999", "52,896", "1,000,000"]);
+        assert_eq!([counted(1, "row"), counted(2000, "row")], ["1 row", "2,000 rows"]);
         assert_eq!([fixed(-0.004, 2), fixed(-1.5, 1), fixed(f64::NAN, 1)], ["0.00", "−1.5", "–"]);
         assert_eq!([signed(0.001, 2), signed(0.25, 2), signed(-0.25, 2)], ["0.00", "+0.25", "−0.25"]);
         assert_eq!([bytes(12), bytes(83_312), bytes(1_178_079)], ["12 B", "83.3 kB", "1.18 MB"]);

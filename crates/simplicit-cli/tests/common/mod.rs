@@ -90,7 +90,7 @@ pub fn fashion_report(training: usize, test: usize, settings: &TrainSettings) ->
             ("objective".into(), format!("{:?}", settings.objective)),
             ("connectivity".into(), format!("{:?}", settings.connectivity)),
             ("strength".into(), format!("{:.3e}", trained.report.strength)),
-            ("kappa".into(), format!("{:?}", settings.kappa)),
+            ("kappa".into(), settings.kappa.map_or("none".into(), |k| k.to_string())),
             ("version".into(), env!("CARGO_PKG_VERSION").into()),
         ],
         ..Input::new("fashion_fc, made sparse", model)
