@@ -103,7 +103,7 @@ pub(super) fn inputs(input: &Input) -> String {
     let shown = Image {
         width: side,
         height: side,
-        pixels: pixels.iter().map(|c| if most == 0 { 0 } else { (c * 255 / most) as u8 }).collect(),
+        pixels: pixels.iter().map(|c| (c * 255 / most.max(1)) as u8).collect(),
         palette: (0..256).map(|k| colour(k as f64 / 255.0)).collect(),
     };
     let stops: Vec<String> = COLOURS.iter().map(|[r, g, b]| format!("rgb({r} {g} {b})")).collect();

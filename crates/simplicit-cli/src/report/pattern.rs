@@ -9,7 +9,7 @@ use super::{Input, figure as framed};
 
 /// Larger patterns are shown in square blocks of entries, one pixel each.
 const LARGEST: usize = 2048;
-/// Small patterns are enlarged by a whole factor to about this width.
+/// Small patterns are enlarged by a whole factor up to this width.
 const COMFORTABLE: usize = 1000;
 /// Palette: 0 is no non-zero, up to this is the darkness of a block, then the lines.
 const BLACK: u8 = 200;
@@ -64,7 +64,7 @@ fn view(model: &ImplicitModel, title: &str, alt: &str) -> String {
     if image.width == 0 || image.height == 0 {
         return format!("<p class=\"view-title\">{title}</p>\n");
     }
-    let factor = (COMFORTABLE / image.width).max(1);
+    let factor = (COMFORTABLE / image.width).clamp(1, 12);
     format!(
         "<p class=\"view-title\">{title} <span>A {} · B {} · C {} · D {}</span></p>\n\
          <div class=\"view{}\" tabindex=\"0\" role=\"region\" aria-label=\"{alt}\">\

@@ -1,7 +1,7 @@
 //! Residual and gap of every row of M.
 
 use super::svg::{Axis, Plot, Point};
-use super::text::{count, counted, scientific};
+use super::text::{count, counted, plain, scientific};
 use super::{Input, absent, figure};
 
 const X_LABEL: &str = "row of M (last layer first, outputs at the end)";
@@ -30,7 +30,7 @@ pub(super) fn residuals(input: &Input) -> String {
         .map(|(k, row)| Point {
             x: k as f64 + 0.5,
             y: row.relative_residual,
-            name: format!("{}: {:.2e}, {} non-zeros", row.name, row.relative_residual, row.nonzeros),
+            name: format!("{}: {}, {}", row.name, plain(row.relative_residual), counted(row.nonzeros, "non-zero")),
             class: "model",
         })
         .collect();
@@ -65,7 +65,7 @@ pub(super) fn gaps(input: &Input) -> String {
     let point = |k: usize, y: f64, what: &str, class: &'static str| Point {
         x: k as f64 + 0.5,
         y,
-        name: format!("{}: {what} {y:.2e}", input.rows[k].name),
+        name: format!("{}: {what} {}", input.rows[k].name, plain(y)),
         class,
     };
     let mut points = Vec::with_capacity(gaps.len() + bounds.len());

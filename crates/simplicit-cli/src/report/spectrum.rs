@@ -3,7 +3,7 @@
 use simplicit::evaluate::{Rank, rank};
 
 use super::svg::{Axis, Plot, Point};
-use super::text::{count, escape, scientific};
+use super::text::{count, escape, plain, scientific};
 use super::{Input, absent, figure as framed};
 
 /// Values further below the tolerance than this factor are rounding of no interest and would only stretch the axis.
@@ -33,7 +33,7 @@ pub(super) fn figure(input: &Input) -> String {
     let points: Vec<Point> = now
         .iter()
         .enumerate()
-        .map(|(k, v)| Point { x: k as f64 + 1.0, y: *v, name: format!("σ{} = {v:.3e}", k + 1), class: "model" })
+        .map(|(k, v)| Point { x: k as f64 + 1.0, y: *v, name: format!("σ{} = {}", k + 1, plain(*v)), class: "model" })
         .collect();
     plot.points(&points);
     plot.level(after.tolerance, "tolerance");

@@ -19,12 +19,12 @@ pub(super) fn section(input: &Input) -> String {
         counted(shape.outputs, "output")
     );
     let posed_word = if posed.is_shown() { "shown" } else { "not shown" };
+    let removed_of = match input.model.metadata().baseline_nonzeros {
+        Some(_) => "share of the baseline's parameters removed",
+        None => "share of all entries of M; the baseline is not known",
+    };
     let tiles = [
-        (
-            percent(sparsity.sparsity, 1),
-            "sparsity".to_string(),
-            "share of the baseline's parameters removed".to_string(),
-        ),
+        (percent(sparsity.sparsity, 1), "sparsity".to_string(), removed_of.to_string()),
         (
             known(change, |c| format!("{} points", signed(c, 2))),
             "accuracy".into(),
@@ -83,7 +83,10 @@ fn table(input: &Input) -> String {
     let stuck = input.diagnostics.iter().filter(|d| !d.converged).count();
     let mut rows = vec![
         Row(
-            "Parameters <small>non-zero</small>".into(),
+            match input.model.metadata().baseline_nonzeros {
+                Some(_) => "Parameters <small>non-zero</small>".into(),
+                None => "Parameters <small>non-zero, against every entry of M</small>".into(),
+            },
             count(sparsity.baseline_nonzeros),
             count(sparsity.nonzeros),
             removed(Some(sparsity.baseline_nonzeros), sparsity.nonzeros),

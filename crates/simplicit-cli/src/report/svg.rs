@@ -7,7 +7,7 @@ use super::text::{count, escape, fixed};
 /// Drawn at about its own size on a phone, so that its text stays readable there.
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 250.0;
-const LEFT: f64 = 52.0;
+const LEFT: f64 = 60.0;
 const RIGHT: f64 = 10.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;

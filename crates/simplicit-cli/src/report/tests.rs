@@ -90,3 +90,37 @@ fn the_worst_gap_and_the_limits_are_told() {
     let page = render(&Input { rows: &none, ..Input::new("model", &model) });
     assert!(page.contains("there is no gap to show"));
 }
+
+#[test]
+fn degenerate_models_and_numbers_make_a_page_too() {
+    let (infinite, nan) = (f64::INFINITY, f64::NAN);
+    let errors: Vec<LayerError> = [(infinite, infinite), (infinite, nan), (0.0, -infinite)]
+        .map(|(output_error, added)| LayerError { name: "l".into(), state_error: Some(nan), output_error, added })
+        .to_vec();
+    let rows = [RowReport { relative_residual: nan, ..row(0, Some(infinite), true) }, row(1, Some(0.0), false)];
+    for (n, p, q) in [(0, 0, 0), (0, 3, 1), (2, 0, 1), (1, 1, 0), (0, 0, 2)] {
+        let model = ImplicitModel::new(ModelParts {
+            a: Csr::from_rows(n, (0..n).map(|i| vec![(i, 2.0f32)])),
+            b: Csr::empty(n, p),
+            c: Csr::empty(q, n),
+            d: Csr::empty(q, p),
+            state_bias: vec![0.0; n],
+            output_bias: vec![0.0; q],
+            layout: Layout::new(if n > 0 { vec![Layer::dense("l", n, Activation::Relu)] } else { vec![] }),
+            ..Default::default()
+        })
+        .unwrap();
+        let page = render(&Input {
+            baseline: Some(&model),
+            rows: &rows,
+            layer_errors: &errors,
+            accuracy: Some(nan),
+            baseline_accuracy: Some(nan),
+            milliseconds: Some(0.0),
+            baseline_milliseconds: Some(0.0),
+            equilibrium_error: Some(infinite),
+            ..Input::new("degenerate", &model)
+        });
+        assert!(!page.contains("NaN") && !page.contains("inf"), "{n} {p} {q}");
+    }
+}

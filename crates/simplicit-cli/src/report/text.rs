@@ -106,6 +106,11 @@ pub(super) fn scientific(value: f64) -> String {
     format!("{} × 10<sup>{}</sup>", mantissa.replace('-', "−"), exponent.replace('-', "−"))
 }
 
+/// 3.21e−5, for places without markup.
+pub(super) fn plain(value: f64) -> String {
+    if value.is_finite() { format!("{value:.2e}").replace('-', "−") } else { fixed(value, 0) }
+}
+
 /// 250 ms, 12.3 s, 3 min 20 s.
 pub(super) fn seconds(value: f64) -> String {
     if value < 1.0 {
@@ -119,7 +124,8 @@ pub(super) fn seconds(value: f64) -> String {
 
 /// A percentage of a bar's track for a style attribute.
 pub(super) fn width(share: f64) -> String {
-    format!("{:.2}%", 100.0 * share.clamp(0.0, 1.0))
+    let share = if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) };
+    format!("{:.2}%", 100.0 * share)
 }
 
 #[cfg(test)]
@@ -138,8 +144,12 @@ mod tests {
             [scientific(0.0), scientific(0.02), scientific(-3.21e-5)],
             ["0", "0.0200", "−3.2 × 10<sup>−5</sup>"]
         );
+        assert_eq!([plain(-3.21e-5), plain(f64::INFINITY)], ["−3.21e−5", "∞"]);
         assert_eq!([seconds(0.25), seconds(12.34), seconds(200.0)], ["250 ms", "12.3 s", "3 min 20 s"]);
-        assert_eq!([percent(0.8798, 2), width(0.5), width(7.0)], ["87.98 %", "50.00%", "100.00%"]);
+        assert_eq!(
+            [percent(0.8798, 2), width(0.5), width(7.0), width(f64::NAN)],
+            ["87.98 %", "50.00%", "100.00%", "0.00%"]
+        );
     }
 
     #[test]

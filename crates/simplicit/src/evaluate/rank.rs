@@ -3,7 +3,7 @@
 use crate::linalg::{Csr, Matrix, singular_values};
 use crate::{Error, Result};
 
-/// Rows or columns (the fewer of the two, empty ones not counted) of the largest matrix decomposed: about ten seconds.
+/// Rows or columns (the fewer of the two, empty ones not counted) of the largest matrix decomposed: a few seconds.
 const LARGEST: usize = 2048;
 
 /// The singular values of a matrix and its numerical rank.
