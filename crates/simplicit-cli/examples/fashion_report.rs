@@ -2,7 +2,7 @@
 //! `cargo run --release -p simplicit-cli --example fashion_report -- report.html`
 //!
 //! `docs/report.png` is this page: `chromium --headless --hide-scrollbars --screenshot=report.png
-//! --window-size=1200,3260 report.html`, reduced to 128 colours.
+//! --window-size=1200,3800 report.html`, reduced to 256 colours.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

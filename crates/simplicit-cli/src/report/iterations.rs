@@ -23,7 +23,7 @@ pub(super) fn figure(input: &Input) -> String {
     if input.model.well_posedness().acyclic {
         return absent(
             TITLE,
-            "None needed: no state depends on itself, so one pass in order computes the equilibrium exactly.",
+            "None needed: no state depends on itself, so one pass in order computes the equilibrium, up to rounding.",
         );
     }
     if input.diagnostics.is_empty() {
