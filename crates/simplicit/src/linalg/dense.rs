@@ -1,8 +1,9 @@
 //! The seam to the dense kernels (faer), always single-threaded: see [`crate::parallel`].
 
+use faer::diag::Diag;
 use faer::dyn_stack::{MemBuffer, MemStack};
 use faer::linalg::matmul::{self, triangular};
-use faer::linalg::{cholesky::llt, triangular_solve};
+use faer::linalg::{cholesky::llt, svd, triangular_solve};
 use faer::traits::ComplexField;
 use faer::{Accum, MatMut, MatRef, Par, Side};
 
@@ -106,6 +107,21 @@ pub fn symmetric_eigen(a: &Matrix) -> Option<(Vec<f64>, Matrix)> {
     let values = (0..n).map(|i| eigen.S()[i]).collect();
     let vectors = Matrix::from_fn(n, n, |i, j| eigen.U()[(i, j)]);
     Some((values, vectors))
+}
+
+/// Singular values, largest first. `None` if the iteration fails, which takes a NaN.
+pub fn singular_values(a: &Matrix) -> Option<Vec<f64>> {
+    let (rows, cols) = (a.rows(), a.cols());
+    let count = rows.min(cols);
+    if count == 0 {
+        return Some(Vec::new());
+    }
+    let mut values = Diag::<f64>::zeros(count);
+    let (no, params) = (svd::ComputeSvdVectors::No, Default::default());
+    let mut scratch = MemBuffer::new(svd::svd_scratch::<f64>(rows, cols, no, no, Par::Seq, params));
+    let stack = MemStack::new(&mut scratch);
+    svd::svd(faer_view(a.view()), values.as_mut(), None, None, Par::Seq, stack, params).ok()?;
+    Some((0..count).map(|i| values[i]).collect())
 }
 
 /// A Cholesky factor with the room to compute it: L Lᵀ = A, factored in place again and again without allocating.

@@ -11,6 +11,6 @@ mod rounding;
 pub mod tiles;
 
 pub use csr::Csr;
-pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, symmetric_eigen, vectorised};
+pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, singular_values, symmetric_eigen, vectorised};
 pub use matrix::{Matrix, Scalar};
 pub use rounding::toward_zero;

@@ -540,7 +540,7 @@ impl State<'_> {
         let y_part = dot(&self.y, &self.g_step);
         let step_part = dot(&self.step, &self.g_step);
         let slope = y_part - dot(&self.w, &self.g_step);
-        if !(slope < 0.0) {
+        if slope >= 0.0 || slope.is_nan() {
             // Rounding ate the direction: ε is too small here.
             self.inner_steps = MAX_INNER_STEPS + 1;
             return;

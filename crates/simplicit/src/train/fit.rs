@@ -66,7 +66,7 @@ impl Workshop {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings) -> Result<Self> {
         let shape = input.source.shape();
         let layout = input.source.layout();
-        let pattern = input.baseline.map(|b| pattern(b));
+        let pattern = input.baseline.map(pattern);
         if matches!(settings.connectivity, Connectivity::Feedforward) && input.baseline.is_none() {
             return Err(Error::setting(
                 "connectivity",

@@ -27,7 +27,8 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
     let (mut sparsity, mut best) = fit_at(strength, run, &mut path)?;
     if let Some(target) = searching {
         // Brackets in log strength; sparsity grows with it, nearly always.
-        let (mut low, mut high): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
+        let mut low: Option<(f64, f64)> = None;
+        let mut high: Option<(f64, f64)> = None;
         let mut best_distance = (sparsity - target).abs();
         let mut best_strength = strength;
         while best_distance > CLOSE && path.len() < MAX_MODELS {

@@ -1,0 +1,142 @@
+//! The report: one self-contained HTML page about a model.
+//!
+//! The page needs nothing from elsewhere: figures are inline SVG, images are embedded PNG, and the only script zooms the
+//! pattern. What is not known is left `None` (or empty) in [`Input`] and shown as "–".
+
+mod density;
+mod iterations;
+mod loss;
+mod pattern;
+mod png;
+mod rows;
+mod spectrum;
+mod summary;
+mod svg;
+mod text;
+
+use simplicit::equilibrium::SampleDiagnostics;
+use simplicit::evaluate::{ClassChange, LayerError};
+use simplicit::model::ImplicitModel;
+use simplicit::train::RowReport;
+
+use text::escape;
+
+/// Everything the page may show. Start from [`Input::new`] and fill in what is known.
+#[derive(Debug, Clone, Copy)]
+pub struct Input<'a> {
+    /// The page's title, such as the name of the model file.
+    pub title: &'a str,
+    /// The model. Its sizes, pattern, singular values and well-posedness are computed from it.
+    pub model: &'a ImplicitModel,
+    /// The baseline as an implicit model, for everything "before".
+    pub baseline: Option<&'a ImplicitModel>,
+    /// Bytes of the baseline's file.
+    pub baseline_bytes: Option<u64>,
+    /// Test samples that the accuracies, the agreement and the equilibrium error are measured on.
+    pub test_samples: Option<usize>,
+    /// The model's accuracy on them, a fraction.
+    pub accuracy: Option<f64>,
+    /// The baseline's.
+    pub baseline_accuracy: Option<f64>,
+    /// Share of them that model and baseline predict alike.
+    pub agreement: Option<f64>,
+    /// RMS of (model − baseline outputs) / RMS of baseline outputs.
+    pub equilibrium_error: Option<f64>,
+    /// Milliseconds per 1,000 samples of the model.
+    pub milliseconds: Option<f64>,
+    /// The baseline's, on the same threads.
+    pub baseline_milliseconds: Option<f64>,
+    /// Threads that both were timed on.
+    pub threads: Option<usize>,
+    /// Per row of M, states then outputs, from training. Empty: not known.
+    pub rows: &'a [RowReport],
+    /// Per class, from [`simplicit::evaluate::class_changes`]. Empty: not known.
+    pub classes: &'a [ClassChange],
+    /// Names of the classes; numbers where there is none.
+    pub class_names: &'a [String],
+    /// From [`simplicit::evaluate::layer_errors`]. Empty: not known.
+    pub layer_errors: &'a [LayerError],
+    /// One per test sample. Empty: not known.
+    pub diagnostics: &'a [SampleDiagnostics],
+    /// Seconds from start to end.
+    pub seconds: Option<f64>,
+    /// Name and seconds of every phase.
+    pub phases: &'a [(String, f64)],
+    /// Settings of the run, in the order to be shown. The model's own provenance is shown as well.
+    pub settings: &'a [(String, String)],
+}
+
+impl<'a> Input<'a> {
+    /// The model alone; nothing else is known.
+    pub fn new(title: &'a str, model: &'a ImplicitModel) -> Self {
+        Self {
+            title,
+            model,
+            baseline: None,
+            baseline_bytes: None,
+            test_samples: None,
+            accuracy: None,
+            baseline_accuracy: None,
+            agreement: None,
+            equilibrium_error: None,
+            milliseconds: None,
+            baseline_milliseconds: None,
+            threads: None,
+            rows: &[],
+            classes: &[],
+            class_names: &[],
+            layer_errors: &[],
+            diagnostics: &[],
+            seconds: None,
+            phases: &[],
+            settings: &[],
+        }
+    }
+}
+
+/// The page.
+pub fn render(input: &Input) -> String {
+    let mut body = summary::section(input);
+    body += &section("pattern", "The pattern of M", &pattern::figure(input));
+    body += &section("nonzeros", "Where the non-zeros are", &grid(&[density::layers(input), density::inputs(input)]));
+    body += &section("loss", "What was lost where", &grid(&[loss::layers(input), loss::classes(input)]));
+    body += &section("rows", "How well the rows were solved", &grid(&[rows::residuals(input), rows::gaps(input)]));
+    body +=
+        &section("equilibrium", "Rank and equilibrium", &grid(&[spectrum::figure(input), iterations::figure(input)]));
+    body += &section("provenance", "Where it comes from", &summary::provenance(input));
+    format!(
+        "<!doctype html>\n<html lang=\"en-GB\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n\
+         <title>{title}</title>\n<style>\n{style}</style>\n</head>\n<body>\n<main>\n{body}</main>\n\
+         <script>\n{script}</script>\n</body>\n</html>\n",
+        title = escape(input.title),
+        style = include_str!("style.css"),
+        script = include_str!("zoom.js"),
+    )
+}
+
+fn section(id: &str, title: &str, content: &str) -> String {
+    format!(
+        "<section id=\"{id}\" aria-labelledby=\"{id}-title\">\n<h2 id=\"{id}-title\">{title}</h2>\n{content}</section>\n"
+    )
+}
+
+fn grid(figures: &[String]) -> String {
+    format!("<div class=\"grid\">\n{}</div>\n", figures.concat())
+}
+
+/// A figure with a heading and a caption (HTML) that says what to see.
+fn figure(title: &str, content: &str, caption: &str) -> String {
+    format!("<figure>\n<h3>{title}</h3>\n{content}\n<figcaption>{caption}</figcaption>\n</figure>\n")
+}
+
+/// A figure whose data is not there, and what would bring it.
+fn absent(title: &str, why: &str) -> String {
+    format!(
+        "<figure class=\"absent\">\n<h3>{title}</h3>\n<p class=\"dash\">–</p>\n<figcaption>{why}</figcaption>\n</figure>\n"
+    )
+}
+
+#[cfg(test)]
+mod tests;

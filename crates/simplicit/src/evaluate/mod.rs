@@ -1,0 +1,9 @@
+//! What a model is worth: accuracy, where it was lost, how far the outputs moved, the rank of A.
+
+mod accuracy;
+mod layers;
+mod rank;
+
+pub use accuracy::{ClassChange, accuracy, agreement, class_changes, equilibrium_error, predictions};
+pub use layers::{LayerError, layer_errors};
+pub use rank::{Rank, rank};
