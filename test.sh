@@ -23,6 +23,7 @@ step() {
 # A Debian package, where we may install it; otherwise say what is missing.
 install() {
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        apt-get update -qq || true
         step apt-get install -y --no-install-recommends "$1"
     else
         echo "missing: on Debian, apt-get install $1" >&2
@@ -52,12 +53,13 @@ step cargo clippy --release --workspace --all-targets -- -D warnings
 if [ "$level" = quick ]; then
     step cargo test --release --workspace --lib --bins
 else
+    need chromium chromium
     step python_environment
-    PATH="$PWD/.venv/bin:$PATH"
-    export PATH
+    export SIMPLICIT_PYTHON="$PWD/.venv/bin/python"
     # Not --all-targets: benchmarks are built by clippy and run by `cargo bench` alone.
     step cargo test --release --workspace --lib --bins --tests --examples
     step cargo test --release --workspace --doc
+    step cargo run --release --quiet -p simplicit --example fuzz_model_file -- 30
     export RUSTDOCFLAGS="-D warnings"
     step cargo doc --release --workspace --no-deps
 fi
