@@ -16,7 +16,8 @@ pub use keep::{Forget, Keep};
 
 use std::sync::Arc;
 
-use crate::model::{ImplicitModel, ModelMetadata, Preprocessing};
+use crate::arrays::Preprocessing;
+use crate::model::{ImplicitModel, ModelMetadata};
 use crate::parallel::{Cancel, Threads};
 use crate::problem::{Connectivity, Matching, Penalty};
 use crate::solver::{CardinalitySettings, SolverSettings};
