@@ -8,6 +8,17 @@ use sha2::{Digest, Sha256};
 use super::bytes::Bytes;
 use crate::{Error, Result};
 
+/// SHA-256 of some bytes, one part after the other, as 64 hexadecimal digits.
+pub(crate) fn digest(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    parts.iter().for_each(|part| hash.update(part));
+    hexadecimal(hash)
+}
+
+fn hexadecimal(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// SHA-256 of a file's bytes as 64 hexadecimal digits, the same that `sha256sum` prints. Reads the file once.
 pub fn content_hash(path: impl AsRef<Path>) -> Result<String> {
     let path = path.as_ref();
@@ -22,5 +33,5 @@ pub fn content_hash(path: impl AsRef<Path>) -> Result<String> {
         }
         hash.update(&buffer[..count]);
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hexadecimal(hash))
 }

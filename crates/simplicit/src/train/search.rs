@@ -56,5 +56,5 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
         strength = best_strength;
     }
     let Fitted { model, rows, training_error } = best;
-    Ok(Trained { model, report: TrainReport { rows, strength, training_error, path } })
+    Ok(Trained { model, report: TrainReport { rows, strength, training_error, path, agreement: None } })
 }
