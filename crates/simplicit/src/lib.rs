@@ -3,6 +3,7 @@
 pub mod arrays;
 pub mod equilibrium;
 mod error;
+pub mod evaluate;
 pub mod files;
 pub mod layout;
 pub mod linalg;

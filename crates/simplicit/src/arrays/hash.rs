@@ -5,6 +5,7 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use super::array::split_key;
 use super::bytes::Bytes;
 use crate::{Error, Result};
 
@@ -19,9 +20,11 @@ fn hexadecimal(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// SHA-256 of a file's bytes as 64 hexadecimal digits, the same that `sha256sum` prints. Reads the file once.
+/// SHA-256 of a file's bytes as 64 hexadecimal digits, the same that `sha256sum` prints. Reads the file once; a key
+/// after the name (`file.npz:key`) makes no difference.
 pub fn content_hash(path: impl AsRef<Path>) -> Result<String> {
-    let path = path.as_ref();
+    let (path, _) = split_key(path.as_ref());
+    let path = path.as_path();
     let bytes = Bytes::open(path)?;
     let mut reader = bytes.reader();
     let mut hash = Sha256::new();

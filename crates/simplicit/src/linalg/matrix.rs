@@ -129,17 +129,6 @@ impl<T: Scalar> Matrix<T> {
         Matrix { rows: self.rows, cols: self.cols, data: self.data.iter().map(|v| S::from_f64(v.to_f64())).collect() }
     }
 
-    /// Column of the largest value of every row, the first among equals: the class that outputs predict.
-    pub fn largest_columns(&self) -> Vec<u32> {
-        (0..self.rows)
-            .map(|i| {
-                let row = self.row(i);
-                let better = |best: usize, j: usize| if row[j].to_f64() > row[best].to_f64() { j } else { best };
-                (0..row.len()).fold(0, better) as u32
-            })
-            .collect()
-    }
-
     /// An error naming array, row and column of the first NaN or infinity.
     pub fn require_finite(&self, array: &str, first_row: usize) -> Result<()> {
         match self.data.iter().position(|v| !v.to_f64().is_finite()) {

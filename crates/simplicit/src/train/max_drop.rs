@@ -6,6 +6,7 @@
 use super::fit::{self, Fitted, Workshop};
 use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
+use crate::evaluate::predictions;
 use crate::model::ImplicitModel;
 use crate::parallel::{self, Threads};
 use crate::states::StateSource;
@@ -101,7 +102,7 @@ fn agreement(model: &ImplicitModel, held_out: &dyn StateSource, run: &Run) -> Re
             run.cancel.check()?;
             let states = held_out.block(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
             let solution = equilibrium.outputs(&states.u.cast())?;
-            let pairs = solution.y.largest_columns().into_iter().zip(states.y.largest_columns());
+            let pairs = predictions(&solution.y).into_iter().zip(predictions(&states.y.cast()));
             Ok(pairs.zip(&solution.diagnostics).filter(|((a, b), d)| a == b && d.converged).count())
         },
         |_, count| {

@@ -1,0 +1,3 @@
+//! What the binary `simplicit` is made of.
+
+pub mod report;
