@@ -12,9 +12,7 @@ use crate::progress::Show;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Switch {
-    /// Yes
     On,
-    /// No
     Off,
 }
 
@@ -107,6 +105,7 @@ impl RunArgs {
 
 /// Results for scripts.
 #[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Results")]
 pub(crate) struct JsonArgs {
     /// Write the results as JSON, to a file or with - to stdout instead of the table
     #[arg(long, value_name = "FILE")]

@@ -25,12 +25,12 @@ const EXAMPLES: &str = "\
 Examples:
   simplicit quickstart                      see it work, on embedded data, in seconds
   simplicit train --network net.onnx --inputs images.npy --out model.safetensors
-  simplicit train --network net.onnx --inputs images.npy --target-sparsity 0.8 --out model.safetensors
-  simplicit evaluate --model model.safetensors --network net.onnx --inputs test.npy --labels labels.npy
+  simplicit train --network net.onnx --inputs u.npy --target-sparsity 0.8 --out m.safetensors
+  simplicit evaluate --model m.safetensors --network net.onnx --inputs u.npy --labels y.npy
   simplicit export --model model.safetensors --out sparse.onnx
 
-Exit codes: 0 done; 1 done, with a note on stderr that a script must see (a row at its limit, a sample not
-converged, a target missed); 2 failed or refused, one line on stderr; 130 after Ctrl-C.
+Exit codes: 0 done; 1 done, with a note on stderr that a script must see (a row at its limit, a
+sample not converged, a target missed); 2 failed or refused, one line on stderr; 130 after Ctrl-C.
 Results go to stdout, everything else to stderr.";
 
 /// Sparse, well-posed implicit models from trained networks, by convex optimisation
@@ -38,7 +38,7 @@ Results go to stdout, everything else to stderr.";
 /// A trained network goes in; a smaller implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d comes out, with the states of
 /// the network matched row by row, every convex row certified, and the file as small as its non-zeros.
 #[derive(Debug, Parser)]
-#[command(name = "simplicit", version, after_help = EXAMPLES, arg_required_else_help = true, max_term_width = 110)]
+#[command(name = "simplicit", version, after_help = EXAMPLES, arg_required_else_help = true, term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -1,6 +1,6 @@
 //! Running models and baselines over inputs: outputs, time, what did not converge.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use simplicit::Result;
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, SampleDiagnostics, not_converged};
@@ -17,6 +17,10 @@ use crate::progress::Watcher;
 const CHUNK: usize = 4096;
 /// Samples a thread of a network takes at a time.
 const BLOCK: usize = 256;
+/// Samples that are timed, how often, and when it is enough.
+const TIMED: usize = 10_000;
+const TURNS: usize = 5;
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The outputs of all samples, one a row, in the units of the network that everything started from.
 pub(crate) struct Measured {
@@ -99,25 +103,24 @@ impl<'a> Runner<'a> {
         }
         Ok(Measured { outputs: Matrix::from_vec(samples, cols, values)?, seconds, diagnostics })
     }
-}
 
-/// Milliseconds per 1,000 samples: the best of three after one to warm up, as long as that takes under `patience`
-/// seconds.
-pub(crate) fn milliseconds(runner: &Runner, u: &Matrix<f32>, patience: f64) -> Result<f64> {
-    let begin = Instant::now();
-    let mut best = f64::INFINITY;
-    for turn in 0..4 {
-        let start = Instant::now();
-        runner.batch(u)?;
-        let seconds = start.elapsed().as_secs_f64();
-        if turn > 0 || begin.elapsed().as_secs_f64() > patience {
-            best = best.min(seconds);
+    /// Milliseconds per 1,000 samples: the best of some runs after one to warm up, reading not counted.
+    pub(crate) fn milliseconds(&self, inputs: &dyn InputSource, cancel: &Cancel) -> Result<f64> {
+        let u = inputs.rows(0..inputs.samples().min(TIMED))?;
+        let begin = Instant::now();
+        self.batch(&u)?;
+        let mut best = f64::INFINITY;
+        for _ in 0..TURNS {
+            cancel.check()?;
+            let start = Instant::now();
+            self.batch(&u)?;
+            best = best.min(start.elapsed().as_secs_f64());
+            if begin.elapsed() > PATIENCE {
+                break;
+            }
         }
-        if begin.elapsed().as_secs_f64() > patience {
-            break;
-        }
+        Ok(1e6 * best / u.rows().max(1) as f64)
     }
-    Ok(1e6 * best / u.rows().max(1) as f64)
 }
 
 /// RMS of (model − source outputs) / RMS of the source's over all its samples, and how many did not converge.

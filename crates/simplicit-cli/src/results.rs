@@ -136,24 +136,51 @@ impl Results {
         notices
     }
 
-    fn text(&self) -> anyhow::Result<String> {
+    /// As JSON.
+    pub(crate) fn text(&self) -> anyhow::Result<String> {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    /// To the file of `--json`.
-    pub(crate) fn save(&self, path: &Path) -> anyhow::Result<()> {
-        Ok(write_bytes_atomically(path, self.text()?.as_bytes())?)
-    }
-
-    /// The table on stdout, or the JSON in its place; the JSON file is written first.
+    /// The JSON file, then stdout.
     pub(crate) fn deliver(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
         if let Some(path) = json.file() {
-            self.save(path)?;
+            write_bytes_atomically(path, self.text()?.as_bytes())?;
         }
-        if json.to_stdout() {
-            say(&self.text()?)?
-        } else {
-            say(table)?
+        self.print(json, table)
+    }
+
+    /// The table on stdout, or the JSON in its place.
+    pub(crate) fn print(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
+        let text = if json.to_stdout() { &self.text()? } else { table };
+        Ok(say(text)?)
+    }
+}
+
+/// Several files that appear together: all of them are on the disk before the first gets its name.
+#[derive(Default)]
+pub(crate) struct Staged(Vec<OutputFile>);
+
+impl Staged {
+    /// One more file.
+    pub(crate) fn stage(&mut self, path: &Path, bytes: &[u8]) -> anyhow::Result<&mut Self> {
+        let mut file = OutputFile::create(path)?;
+        file.write(bytes)?;
+        self.0.push(file);
+        Ok(self)
+    }
+
+    /// One more file, if there is to be one.
+    pub(crate) fn stage_optional(&mut self, path: Option<&Path>, bytes: &[u8]) -> anyhow::Result<&mut Self> {
+        match path {
+            Some(path) => self.stage(path, bytes),
+            None => Ok(self),
+        }
+    }
+
+    /// All get their names, in order.
+    pub(crate) fn finish(&mut self) -> anyhow::Result<()> {
+        for file in self.0.drain(..) {
+            file.finish()?;
         }
         Ok(())
     }

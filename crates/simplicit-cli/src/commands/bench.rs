@@ -8,7 +8,7 @@ use simplicit::parallel::Cancel;
 use simplicit::problem::penalty::L1;
 use simplicit::problem::{Ball, RowProblem};
 use simplicit::solver::{Design, SolverSettings, solve_rows};
-use simplicit::states::{Collected, InputSource, StateSlice, StateSource};
+use simplicit::states::{Collected, StateSlice, StateSource};
 use simplicit::statistics::Statistics;
 use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance, train};
 
@@ -16,7 +16,7 @@ use crate::args::RunArgs;
 use crate::baseline::{Baseline, Kind};
 use crate::embedded;
 use crate::exit::{Outcome, not_yet, say};
-use crate::measure::{Runner, milliseconds};
+use crate::measure::Runner;
 use crate::progress::Watcher;
 use crate::table::{Table, count, percent};
 
@@ -27,8 +27,9 @@ const BETA: f64 = 1e-3;
 const KAPPA: f64 = 0.99;
 
 const HELP: &str = "\
-Measures the row solver on the paper's problem (122 rows of 896 features, 1,000 samples, l1 with kappa 0.99, every row
-certified) and inference of a sparse model against the dense network it came from. Takes seconds.";
+Measures the row solver on the paper's problem (122 rows of 896 features, 1,000 samples, l1 with
+kappa 0.99, every row certified) and inference of a sparse model against the dense network it came
+from. Takes seconds.";
 
 /// Measure solver and inference on this machine
 #[derive(Debug, Args)]
@@ -111,9 +112,8 @@ pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         &format!("{fitted:.2} s for {} samples by cardinality", count(source.samples() as u64)),
     ]);
     let test = embedded::test_images()?;
-    let u = test.rows(0..test.samples())?;
-    let dense = milliseconds(&Runner::of_baseline(&baseline, threads)?, &u, 5.0)?;
-    let sparse = milliseconds(&Runner::of_model(&model, threads)?, &u, 5.0)?;
+    let dense = Runner::of_baseline(&baseline, threads)?.milliseconds(&test, cancel)?;
+    let sparse = Runner::of_model(&model, threads)?.milliseconds(&test, cancel)?;
     table.row(&["dense network", &format!("{dense:.2} ms per 1,000 samples")]);
     table.row(&[
         "sparse model",

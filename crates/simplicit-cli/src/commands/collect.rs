@@ -14,11 +14,12 @@ use crate::results::require_writable;
 use crate::table::{bytes, count};
 
 const HELP: &str = "\
-The file is safetensors with U, Z, X, Y (float32, one sample a row, last layer first) and the layout in its metadata;
-simplicit train --states reads it, and so does anything that reads safetensors.
+The file is safetensors with U, Z, X, Y (float32, one sample a row, last layer first) and the
+layout in its metadata; simplicit train --states reads it, and so does anything that reads
+safetensors.
 
 Example:
-  simplicit collect --network net.onnx --inputs images.npy --samples 5000 --out states.safetensors";
+  simplicit collect --network net.onnx --inputs u.npy --samples 5000 --out s.safetensors";
 
 /// Write the states of a network on some inputs
 #[derive(Debug, Args)]

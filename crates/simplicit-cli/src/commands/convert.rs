@@ -13,8 +13,9 @@ use crate::results::require_writable;
 use crate::table::{bytes, count};
 
 const HELP: &str = "\
-The model computes what the network computes: its matrices hold the network's own weights, last layer on top.
-Preprocessing is stored in the model, and later commands use it: say here how raw inputs become what the network expects.
+The model computes what the network computes: its matrices hold the network's own weights, last
+layer on top. Preprocessing is stored in the model, and later commands use it: say here how raw
+inputs become what the network expects.
 
 Example:
   simplicit convert --network net.onnx --scale 1/255 --out model.safetensors";

@@ -18,11 +18,11 @@ use crate::results::{Results, Stopwatch, require_writable};
 use crate::summary::summary;
 
 const HELP: &str = "\
-Give a model, a network, or both: with both, the table also says how often they agree and how far the outputs are apart.
-Inputs are preprocessed as the model says, unless flags override it.
+Give a model, a network, or both: with both, the table also says how often they agree and how far
+the outputs are apart. Inputs are preprocessed as the model says, unless flags override it.
 
 Example:
-  simplicit evaluate --model model.safetensors --network net.onnx --inputs test.npy --labels labels.npy";
+  simplicit evaluate --model m.safetensors --network net.onnx --inputs u.npy --labels y.npy";
 
 /// Measure the accuracy of a model and of its baseline
 #[derive(Debug, Args)]
@@ -76,13 +76,21 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     }
     watcher.phase("model");
     let of_model = match &model {
-        Some(model) => Some(Runner::of_model(model, threads)?.run(&inputs, cancel, &watcher)?),
+        Some(model) => {
+            let runner = Runner::of_model(model, threads)?;
+            results.milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
+            Some(runner.run(&inputs, cancel, &watcher)?)
+        }
         None => None,
     };
     stopwatch.lap("model");
     watcher.phase("baseline");
     let of_baseline = match &baseline {
-        Some(baseline) => Some(Runner::of_baseline(baseline, threads)?.run(&inputs, cancel, &watcher)?),
+        Some(baseline) => {
+            let runner = Runner::of_baseline(baseline, threads)?;
+            results.baseline_milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
+            Some(runner.run(&inputs, cancel, &watcher)?)
+        }
         None => None,
     };
     stopwatch.lap("baseline");
@@ -99,11 +107,9 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     if let Some(measured) = &of_model {
         results.accuracy = score(measured)?;
         results.not_converged = Some(measured.not_converged());
-        results.milliseconds = Some(measured.milliseconds());
     }
     if let Some(measured) = &of_baseline {
         results.baseline_accuracy = score(measured)?;
-        results.baseline_milliseconds = Some(measured.milliseconds());
     }
     if let (Some(model), Some(baseline)) = (&of_model, &of_baseline) {
         results.agreement = Some(agreement(&model.outputs, &baseline.outputs)?);

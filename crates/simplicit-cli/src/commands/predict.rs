@@ -15,8 +15,9 @@ use crate::results::require_writable;
 use crate::table::count;
 
 const HELP: &str = "\
-Outputs are in the units of the network the model was made from. A sample whose equilibrium was not reached within the
-limit is written as far as it got, counted on stderr, and makes the exit code 1.
+Outputs are in the units of the network the model was made from. A sample whose equilibrium was
+not reached within the limit is written as far as it got, counted on stderr, and makes the exit
+code 1.
 
 Example:
   simplicit predict --model model.safetensors --inputs images.npy --out outputs.npy";

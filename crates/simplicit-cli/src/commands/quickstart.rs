@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use simplicit::evaluate::{accuracy, agreement, class_changes, equilibrium_error, layer_errors};
-use simplicit::files::write_bytes_atomically;
 use simplicit::parallel::Cancel;
-use simplicit::states::InputSource;
 use simplicit::train::Forget;
 use simplicit_cli::report;
 
@@ -17,19 +15,20 @@ use crate::baseline::{Baseline, Kind};
 use crate::embedded;
 use crate::exit::Outcome;
 use crate::interrupt::set_how_to_go_on;
-use crate::measure::{Runner, milliseconds};
+use crate::measure::Runner;
 use crate::progress::Watcher;
-use crate::results::{Results, Stopwatch, require_writable};
+use crate::results::{Results, Staged, Stopwatch, require_writable};
 use crate::settings::{ConnectivityKind, Effective, MatchingKind, PenaltyKind};
 use crate::summary::summary;
 use crate::training::{Job, Samples};
 
-/// With 2,000 images; see `docs/` for the accuracy it leaves.
-const TARGET: f64 = 0.65;
+/// Leaves 87.74 % of 87.98 % with these 2,000 images (`simplicit quickstart`), well inside one point.
+const TARGET: f64 = 0.75;
 
 const HELP: &str = "\
-Everything is part of the program: a trained 784-64-32-16-10 network for FashionMNIST (52,896 parameters), 2,000 training
-images, and the 10,000 test images with labels. Takes seconds and writes model.safetensors, report.html and run.json.
+Everything is part of the program: a trained 784-64-32-16-10 network for FashionMNIST (52,896
+parameters), 2,000 training images, and the 10,000 test images with labels. Takes seconds and
+writes model.safetensors, report.html and run.json.
 
 Then try:
   simplicit inspect simplicit-quickstart/model.safetensors
@@ -96,16 +95,13 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
     results.agreement = Some(agreement(&ours.outputs, &theirs.outputs)?);
     results.equilibrium_error = Some(equilibrium_error(&ours.outputs, &theirs.outputs)?);
     results.not_converged = Some(ours.not_converged());
-    let u = test.rows(0..test.samples())?;
-    results.milliseconds = Some(milliseconds(&of_model, &u, 2.0)?);
-    results.baseline_milliseconds = Some(milliseconds(&of_baseline, &u, 2.0)?);
+    results.milliseconds = Some(of_model.milliseconds(&test, cancel)?);
+    results.baseline_milliseconds = Some(of_baseline.milliseconds(&test, cancel)?);
     let implicit = baseline.implicit()?;
     let layers = layer_errors(model, &implicit, &test, threads, cancel)?;
     stopwatch.lap("test");
 
     watcher.phase("writing");
-    model.save(&model_path)?;
-    stopwatch.lap("write");
     results.seconds = stopwatch.seconds();
     let classes = class_changes(&ours.outputs, &theirs.outputs, labels.as_slice())?;
     let phases: Vec<(String, f64)> =
@@ -131,8 +127,10 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
         phases: &phases,
         ..report::Input::new("quick start", model)
     });
-    write_bytes_atomically(&report_path, page.as_bytes())?;
-    results.save(&run_path)?;
+    let text = results.text()?;
+    let mut files = Staged::default();
+    files.stage(&report_path, page.as_bytes())?.stage(&run_path, text.as_bytes())?;
+    files.stage_optional(args.json.file(), text.as_bytes())?.stage(&model_path, &model.to_bytes())?.finish()?;
     watcher.finish();
     let mut table = summary(&results, Some(baseline.bytes));
     table.push_str(&format!(
@@ -141,7 +139,7 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
         report_path.display(),
         run_path.display()
     ));
-    results.deliver(&args.json, &table)?;
+    results.print(&args.json, &table)?;
     Ok(Outcome::with_notices(&results.notices()))
 }
 

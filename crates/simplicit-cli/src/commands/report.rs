@@ -23,13 +23,14 @@ use crate::results::{RowDetails, require_writable};
 const MAX_RUN: u64 = 256 << 20;
 
 const HELP: &str = "\
-One self-contained HTML file: sizes, the pattern of (A B; C D), non-zeros per layer and input, singular values of A. What
-it cannot know from the model alone comes from --run (what train --json wrote: rows, gaps, accuracies, times), --network
-(the pattern before) and, with --inputs and --labels, from measuring again (classes, layers, iterations).
+One self-contained HTML file: sizes, the pattern of (A B; C D), non-zeros per layer and input,
+singular values of A. What it cannot know from the model alone comes from --run (what train --json
+wrote: rows, gaps, accuracies, times), --network (the pattern before) and, with --inputs and
+--labels, from measuring again (classes, layers, iterations).
 
 Example:
-  simplicit train --network net.onnx --inputs images.npy --json run.json --out model.safetensors
-  simplicit report --model model.safetensors --network net.onnx --run run.json --out report.html";
+  simplicit train --network net.onnx --inputs u.npy --json run.json --out m.safetensors
+  simplicit report --model m.safetensors --network net.onnx --run run.json --out r.html";
 
 /// Write the HTML report about a model
 #[derive(Debug, Args)]
@@ -102,17 +103,19 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         let inputs = open_inputs(path, &args.preprocessing, Some(model.preprocessing()), &selection)?;
         let labels = args.labels.as_ref().map(|path| Labels::read(path, &selection)).transpose()?;
         watcher.phase("measuring");
-        let ours = Runner::of_model(&model, threads)?.run(&inputs, cancel, &watcher)?;
+        let runner = Runner::of_model(&model, threads)?;
+        let ours = runner.run(&inputs, cancel, &watcher)?;
         run.samples = Some(ours.outputs.rows());
         run.threads = Some(threads.get());
-        run.milliseconds = Some(ours.milliseconds());
+        run.milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
         if let Some(labels) = &labels {
             labels.require(ours.outputs.rows(), ours.outputs.cols())?;
             run.accuracy = Some(accuracy(&ours.outputs, labels.as_slice())?);
         }
         if let (Some(baseline), Some(implicit)) = (&baseline, &implicit) {
-            let theirs = Runner::of_baseline(baseline, threads)?.run(&inputs, cancel, &watcher)?;
-            run.baseline_milliseconds = Some(theirs.milliseconds());
+            let runner = Runner::of_baseline(baseline, threads)?;
+            let theirs = runner.run(&inputs, cancel, &watcher)?;
+            run.baseline_milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
             run.agreement = Some(agreement(&ours.outputs, &theirs.outputs)?);
             run.equilibrium_error = Some(equilibrium_error(&ours.outputs, &theirs.outputs)?);
             if let Some(labels) = &labels {

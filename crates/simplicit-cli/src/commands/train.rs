@@ -7,7 +7,6 @@ use anyhow::bail;
 use clap::Args;
 use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection, content_hash};
 use simplicit::evaluate::{accuracy, agreement, equilibrium_error};
-use simplicit::files::write_bytes_atomically;
 use simplicit::layout::Activation;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, components};
@@ -23,7 +22,7 @@ use crate::interrupt::set_how_to_go_on;
 use crate::measure::Runner;
 use crate::progress::Watcher;
 use crate::recipe::beside;
-use crate::results::{Results, Stopwatch, require_writable};
+use crate::results::{Results, Staged, Stopwatch, require_writable};
 use crate::settings::{ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
 use crate::summary::summary;
 use crate::training::{Job, Samples};
@@ -32,20 +31,22 @@ use crate::training::{Job, Samples};
 const MISSED: f64 = 0.002;
 
 const HELP: &str = "\
-Defaults: penalty cardinality (price --mu 2e-6; l1 --beta 3e-4; perspective --alpha 1.5e-3 --break 0.1; elastic-net
---beta 3e-4 --alpha 1e-4; ridge --alpha 1.5e-3; with --normalize off the paper's 1e-3), relaxed matching with lambda1 =
-lambda2 = 1, normalize on, 3 rounds and a refit for convex penalties, cascade on, output-aware on for ONNX networks.
-Connectivity: baseline for --network; full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere.
+Defaults: penalty cardinality with --mu 2e-6 (l1: --beta 3e-4; perspective: --alpha 1.5e-3
+--break 0.1; elastic-net: --beta 3e-4 --alpha 1e-4; ridge: --alpha 1.5e-3; with --normalize off
+all 1e-3), relaxed matching, lambda1 = lambda2 = 1, normalize on, 3 rounds and a refit for convex
+penalties, cascade on, output-aware on for ONNX networks. Connectivity: baseline for --network,
+full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere.
 
-The flags that were decided for you are written beside the output as FILE.recipe.toml; train --recipe repeats the run.
+What was decided for you is written beside the output, model.safetensors having
+model.recipe.toml; train --recipe repeats the run.
 
 Examples:
   simplicit train --network net.onnx --inputs images.npy --out model.safetensors
-  simplicit train --network net.onnx --inputs images.npy --target-sparsity 0.8 --out model.safetensors
-  simplicit train --network net.onnx --inputs images.npy --max-drop 0.5 --out model.safetensors
-  simplicit train --states states.safetensors --penalty l1 --beta 1e-3 --out model.safetensors
-  simplicit train --network net.onnx --inputs images.npy --preset paper --rescale --out paper.safetensors
-  simplicit train --recipe model.recipe.toml --checkpoint run1";
+  simplicit train --network net.onnx --inputs u.npy --target-sparsity 0.8 --out m.safetensors
+  simplicit train --network net.onnx --inputs u.npy --max-drop 0.5 --out m.safetensors
+  simplicit train --states states.safetensors --penalty l1 --beta 1e-3 --out m.safetensors
+  simplicit train --network net.onnx --inputs u.npy --preset paper --rescale --out p.safetensors
+  simplicit train --recipe m.recipe.toml --checkpoint run1";
 
 /// Train a sparse implicit model from a network, a model or plain states
 ///
@@ -151,10 +152,10 @@ pub(crate) struct TrainArgs {
     pub(crate) preprocessing: PreprocessingArgs,
 
     /// Measure accuracy on these inputs afterwards
-    #[arg(long, value_name = "FILE", help_heading = "Measuring")]
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) test_inputs: Option<PathBuf>,
     /// Labels of the test inputs; a CIFAR file is its own
-    #[arg(long, value_name = "FILE", requires = "test_inputs", help_heading = "Measuring")]
+    #[arg(long, value_name = "FILE", requires = "test_inputs", help_heading = "Results")]
     pub(crate) test_labels: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
@@ -183,8 +184,15 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     let mask_is_cyclic = mask.as_ref().is_some_and(|m| is_cyclic(m, sizes.states));
     let effective = resolve(args, origin.facts(), mask_is_cyclic)?;
     let test = Test::open(args, origin.preprocessing())?;
-    let provenance = provenance(args, &effective, origin.preprocessing())?;
-    let checkpoint = args.checkpoint.as_ref().map(|dir| Checkpoint::open(dir, &provenance)).transpose()?;
+    let provenance = provenance(args, &effective)?;
+    let checkpoint = match &args.checkpoint {
+        Some(directory) => {
+            let mut fingerprint = provenance.clone();
+            fingerprint.insert("preprocessing".into(), serde_json::to_string(origin.preprocessing())?);
+            Some(Checkpoint::open(directory, &fingerprint)?)
+        }
+        None => None,
+    };
     let keep: &dyn Keep = checkpoint.as_ref().map_or(&Forget, |c| c);
     stopwatch.lap("load");
     let job = Job {
@@ -213,27 +221,29 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         results.samples = Some(of_model.outputs.rows());
         results.not_converged = Some(of_model.not_converged());
         results.accuracy = test.accuracy(&of_model.outputs)?;
-        results.milliseconds = Some(of_model.milliseconds());
+        results.milliseconds = Some(runner.milliseconds(&test.inputs, cancel)?);
         // Not comparable without a baseline: only plain states have none.
         results.equilibrium_error = None;
         if let Some(baseline) = origin.baseline() {
-            let of_baseline = Runner::of_baseline(baseline, threads)?.run(&test.inputs, cancel, &watcher)?;
+            let runner = Runner::of_baseline(baseline, threads)?;
+            let of_baseline = runner.run(&test.inputs, cancel, &watcher)?;
             results.baseline_accuracy = test.accuracy(&of_baseline.outputs)?;
-            results.baseline_milliseconds = Some(of_baseline.milliseconds());
+            results.baseline_milliseconds = Some(runner.milliseconds(&test.inputs, cancel)?);
             results.agreement = Some(agreement(&of_model.outputs, &of_baseline.outputs)?);
             results.equilibrium_error = Some(equilibrium_error(&of_model.outputs, &of_baseline.outputs)?);
         }
         stopwatch.lap("test");
     }
     watcher.phase("writing");
-    write_bytes_atomically(&recipe_path, recipe(args, &effective, origin.preprocessing())?.as_bytes())?;
-    trained.model.save(&args.out)?;
-    stopwatch.lap("write");
     results.seconds = stopwatch.seconds();
+    let recipe = recipe(args, &effective, origin.preprocessing())?;
+    let mut files = Staged::default();
+    files.stage(&recipe_path, recipe.as_bytes())?.stage_optional(args.json.file(), results.text()?.as_bytes())?;
+    files.stage(&args.out, &trained.model.to_bytes())?.finish()?;
     watcher.finish();
     let mut table = summary(&results, origin.baseline().map(|b| b.bytes));
     table.push_str(&format!("model           {}\nrecipe          {}\n", args.out.display(), recipe_path.display()));
-    results.deliver(&args.json, &table)?;
+    results.print(&args.json, &table)?;
     let mut notices = results.notices();
     notices.extend(missed(&effective, &trained.model, trained.report.agreement));
     Ok(Outcome::with_notices(&notices))
@@ -377,15 +387,10 @@ fn is_cyclic(mask: &Mask, states: usize) -> bool {
     components(&Csr::from_rows(states, (0..states).map(allowed))).cyclic.contains(&true)
 }
 
-/// Settings, seed, hashes and version: the model's provenance and the checkpoint's fingerprint.
-fn provenance(
-    args: &TrainArgs,
-    effective: &Effective,
-    preprocessing: &Preprocessing,
-) -> anyhow::Result<BTreeMap<String, String>> {
+/// Settings, seed, hashes and version: the model's provenance and, with the preprocessing, the checkpoint's fingerprint.
+fn provenance(args: &TrainArgs, effective: &Effective) -> anyhow::Result<BTreeMap<String, String>> {
     let mut map = BTreeMap::from([
         ("settings".to_string(), serde_json::to_string(effective)?),
-        ("preprocessing".to_string(), serde_json::to_string(preprocessing)?),
         ("seed".to_string(), effective.seed.to_string()),
         ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
     ]);

@@ -1,0 +1,74 @@
+//! Running the program in a directory of its own.
+
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // Each test file uses its own part.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The program under test.
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_simplicit");
+
+/// A file under data/.
+pub fn data(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../data")).canonicalize().unwrap().join(name)
+}
+
+/// What the program did.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ran {
+    pub fn of(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    /// Panics with everything said unless the exit code is `code`.
+    #[track_caller]
+    pub fn expect(self, code: i32) -> Self {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        self
+    }
+
+    /// One line on stderr, as failures have.
+    #[track_caller]
+    pub fn one_line(&self) -> &str {
+        assert_eq!(self.stderr.matches('\n').count(), 1, "{self:#?}");
+        self.stderr.trim_end()
+    }
+}
+
+/// A command in a directory: words of `line` are arguments, `@name` is a file under data/.
+pub fn command(directory: &Path, line: &str) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.current_dir(directory).args(words(line));
+    command
+}
+
+pub fn words(line: &str) -> Vec<String> {
+    line.split_whitespace()
+        .map(|word| word.strip_prefix('@').map_or(word.to_string(), |name| data(name).display().to_string()))
+        .collect()
+}
+
+pub fn run(directory: &Path, line: &str) -> Ran {
+    Ran::of(command(directory, line).output().unwrap())
+}
+
+/// A small training run that takes about a second.
+pub const TRAIN: &str = "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 400";
+
+/// Names in a directory, sorted.
+pub fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
