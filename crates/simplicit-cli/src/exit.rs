@@ -50,8 +50,20 @@ pub(crate) fn code(result: anyhow::Result<Outcome>) -> ExitCode {
         complain(&crate::interrupt::farewell());
         return ExitCode::from(crate::interrupt::CODE);
     }
-    complain(&format!("error: {}", one_line(&format!("{error:#}"))));
+    complain(&format!("error: {}", one_line(&story(&error))));
     ExitCode::from(2)
+}
+
+/// The error and its causes; a cause that was already told is not repeated.
+fn story(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&cause);
+        }
+    }
+    text
 }
 
 /// Line ends become spaces: scripts read one line.

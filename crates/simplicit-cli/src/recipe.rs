@@ -64,8 +64,7 @@ fn flag(key: &str, value: &toml::Value) -> anyhow::Result<Vec<String>> {
         let names: Vec<&str> = known.iter().filter(|a| !a.is_hide_set()).filter_map(|a| a.get_long()).collect();
         bail!("unknown key {key:?}, expected one of {}", names.join(", "));
     };
-    let takes_value = argument.get_num_args().is_none_or(|n| n.takes_values());
-    if !takes_value {
+    if matches!(argument.get_action(), clap::ArgAction::SetTrue) {
         return match value {
             toml::Value::Boolean(true) => Ok(vec![format!("--{key}")]),
             toml::Value::Boolean(false) => Ok(Vec::new()),

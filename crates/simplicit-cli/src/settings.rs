@@ -162,7 +162,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     };
     if !convex && args.rounds.is_some_and(|r| r > 1) {
         bail!(
-            "--rounds: expected 1 or nothing with --penalty cardinality, which reweights by itself; got {}",
+            "--rounds: expected 1 or nothing with --penalty cardinality, which is not reweighted; got {}",
             args.rounds.unwrap_or(1)
         );
     }

@@ -4,28 +4,43 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{PROGRAM, Ran, TRAIN, command, names, run, words};
 use simplicit::random::Random;
 
-/// Several models on the way to a target: statistics, rows and writes in every part of the run.
+/// One model; `--progress json` says how far it is.
 fn line() -> String {
-    format!("{TRAIN} --target-sparsity 0.75 --checkpoint kept --progress json --out m.safetensors")
+    format!("{TRAIN} --checkpoint kept --progress json --out m.safetensors")
 }
 
-fn quiet(directory: &Path, line: &str) -> Child {
-    command(directory, line).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+/// Kills the run after so many lines of progress and a little while, or when its final write begins.
+fn kill(directory: &Path, line: &str, events: Option<usize>, pause: Duration) -> bool {
+    let mut child = command(directory, line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+    match events {
+        Some(events) => {
+            said.by_ref().take(events).for_each(drop);
+            std::thread::sleep(pause);
+        }
+        None => {
+            // Files are staged under hidden names once the last phase has been announced.
+            said.by_ref().find(|l| l.as_ref().is_ok_and(|l| l.contains("writing")));
+            std::thread::sleep(pause);
+        }
+    }
+    child.kill().unwrap(); // SIGKILL
+    child.wait().unwrap().code().is_none()
 }
 
 #[test]
 fn twenty_kills_at_random_moments_and_the_same_bytes() {
     let reference = tempfile::tempdir().unwrap();
-    let begin = Instant::now();
     let first = run(reference.path(), &line()).expect(0);
-    let whole = begin.elapsed();
+    let events = first.stderr.lines().count();
     assert!(first.stderr.contains("\"samples\"") && first.stderr.contains("\"rows\""));
     let expected = std::fs::read(reference.path().join("m.safetensors")).unwrap();
     let plain = tempfile::tempdir().unwrap();
@@ -38,51 +53,41 @@ fn twenty_kills_at_random_moments_and_the_same_bytes() {
 
     let mut random = Random::new(20);
     let mut interrupted = 0;
-    for kill in 0..20 {
+    for turn in 0..20 {
         let directory = tempfile::tempdir().unwrap();
         let d = directory.path();
-        let mut child = quiet(d, &line());
-        // One moment in every twentieth of the run; the last two wait for the final write to begin.
-        if kill < 18 {
-            std::thread::sleep(whole.mul_f64((f64::from(kill) + random.uniform()) / 18.0));
+        // One moment in every sixteenth of the run, then four in the final write, which takes a few milliseconds.
+        let (at, pause) = if turn < 16 {
+            (Some((events as f64 * (f64::from(turn) + random.uniform()) / 16.0) as usize), 40.0)
         } else {
-            let deadline = Instant::now() + 20 * whole;
-            while child.try_wait().unwrap().is_none() && Instant::now() < deadline {
-                if kill == 18 && names(d).iter().any(|n| n.starts_with(".m.safetensors")) && names(d).len() > 3 {
-                    break;
-                }
-                if kill == 19 && d.join("m.recipe.toml").exists() {
-                    break;
-                }
-            }
-        }
-        child.kill().unwrap(); // SIGKILL
-        let status = child.wait().unwrap();
-        interrupted += usize::from(status.code().is_none());
+            (None, 4.0)
+        };
+        let killed = kill(d, &line(), at, Duration::from_secs_f64(1e-3 * pause * random.uniform()));
+        interrupted += usize::from(killed);
         if let Ok(bytes) = std::fs::read(d.join("m.safetensors")) {
-            assert!(bytes == expected, "kill {kill}: half a model");
+            assert!(bytes == expected, "kill {turn}: half a model");
         }
         run(d, &line()).expect(0);
-        assert!(std::fs::read(d.join("m.safetensors")).unwrap() == expected, "kill {kill}: another model");
+        assert!(std::fs::read(d.join("m.safetensors")).unwrap() == expected, "kill {turn}: another model");
     }
-    assert!(interrupted >= 12, "only {interrupted} runs were interrupted");
+    assert!(interrupted >= 16, "only {interrupted} runs were interrupted");
 }
 
 #[test]
 fn a_run_killed_again_and_again_still_ends_with_the_same_bytes() {
+    // Several models on the way to a target; every start gets a little further.
+    let line = format!("{} --target-sparsity 0.75", line());
     let reference = tempfile::tempdir().unwrap();
-    let begin = Instant::now();
-    run(reference.path(), &line()).expect(0);
-    let whole = begin.elapsed();
+    run(reference.path(), &line).expect(0);
     let directory = tempfile::tempdir().unwrap();
     let mut random = Random::new(21);
+    let mut interrupted = 0;
     for _ in 0..6 {
-        let mut child = quiet(directory.path(), &line());
-        std::thread::sleep(whole.mul_f64(0.2 + 0.3 * random.uniform()));
-        child.kill().unwrap();
-        child.wait().unwrap();
+        let pause = Duration::from_secs_f64(0.05 * random.uniform());
+        interrupted += usize::from(kill(directory.path(), &line, Some(3 + random.below(9)), pause));
     }
-    run(directory.path(), &line()).expect(0);
+    assert_eq!(interrupted, 6);
+    run(directory.path(), &line).expect(0);
     let read = |d: &Path| std::fs::read(d.join("m.safetensors")).unwrap();
     assert!(read(directory.path()) == read(reference.path()));
 }

@@ -89,11 +89,11 @@ fn output_of_every_command() {
     let directory = tempfile::tempdir().unwrap();
     let train = format!(
         "{TRAIN} --target-sparsity 0.7 --test-inputs @fashion_test_images.idx.gz --test-labels @fashion_test_labels.idx.gz \
-         --out m.safetensors --json run.json"
+         --out m.safetensors --json run.json --threads 2"
     );
     let test = "--inputs @fashion_test_images.idx.gz";
     let evaluate = format!(
-        "evaluate --model m.safetensors --network @fashion_fc.onnx {test} --labels @fashion_test_labels.idx.gz"
+        "evaluate --model m.safetensors --network @fashion_fc.onnx {test} --labels @fashion_test_labels.idx.gz --threads 2"
     );
     let lines = [
         train.as_str(),
@@ -139,6 +139,7 @@ fn errors_are_one_line_each() {
         "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --out no/such/place/m.safetensors",
         "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 2001 --out m.safetensors",
         "train --states missing.safetensors --out m.safetensors",
+        "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 150 --max-drop 1 --out m.safetensors",
         "train --recipe typo.toml",
         "train --recipe broken.toml",
         "train --recipe missing.toml",
@@ -185,7 +186,7 @@ fn errors_are_one_line_each() {
             "--checkpoint folder",
             "--json no/such/place.json",
             "--test-labels @fashion_test_labels.idx.gz",
-            "--samples 150 --max-drop 1",
+            "--max-drop 200",
         ]
         .iter()
         .map(|flags| with(flags)),

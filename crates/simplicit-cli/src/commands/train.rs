@@ -53,7 +53,7 @@ Examples:
 /// Every row of (A B; C D) is a problem of its own: match the pre-activations (or outputs) of the baseline on the given
 /// inputs with as few weights as possible. --network and --inputs, or --states, and --out are enough.
 #[derive(Debug, Args)]
-#[command(after_help = HELP)]
+#[command(after_help = HELP, allow_negative_numbers = true)]
 pub(crate) struct TrainArgs {
     /// The baseline: an ONNX network, or a model, whose equilibrium states are then matched
     #[arg(long, value_name = "FILE", required_unless_present = "states", requires = "inputs")]
