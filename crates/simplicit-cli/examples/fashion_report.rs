@@ -6,13 +6,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-#[path = "../tests/common/mod.rs"]
-mod common;
+#[path = "../tests/fashion/mod.rs"]
+mod fashion;
 
 use simplicit::train::TrainSettings;
 
 fn main() {
     let path = std::env::args().nth(1).unwrap_or_else(|| panic!("expected the path of the page to write"));
     let settings = TrainSettings { target_sparsity: Some(0.65), ..Default::default() };
-    std::fs::write(path, common::fashion_report(2_000, 10_000, &settings)).unwrap();
+    std::fs::write(path, fashion::fashion_report(2_000, 10_000, &settings)).unwrap();
 }

@@ -1,2 +1,111 @@
-//! The command line.
-fn main() {}
+//! `simplicit`: sparse, well-posed implicit models from trained networks, on the command line.
+
+mod args;
+mod baseline;
+mod commands;
+mod embedded;
+mod exit;
+mod interrupt;
+mod measure;
+mod progress;
+mod recipe;
+mod results;
+mod settings;
+mod summary;
+mod table;
+mod training;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use exit::Outcome;
+
+const EXAMPLES: &str = "\
+Examples:
+  simplicit quickstart                      see it work, on embedded data, in seconds
+  simplicit train --network net.onnx --inputs images.npy --out model.safetensors
+  simplicit train --network net.onnx --inputs u.npy --target-sparsity 0.8 --out m.safetensors
+  simplicit evaluate --model m.safetensors --network net.onnx --inputs u.npy --labels y.npy
+  simplicit export --model model.safetensors --out sparse.onnx
+
+Exit codes: 0 done; 1 done, with a note on stderr that a script must see (a row at its limit, a
+sample not converged, a target missed); 2 failed or refused, one line on stderr; 130 after Ctrl-C.
+Results go to stdout, everything else to stderr.";
+
+/// Sparse, well-posed implicit models from trained networks, by convex optimisation
+///
+/// A trained network goes in; a smaller implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d comes out, with the states of
+/// the network matched row by row, every convex row certified, and the file as small as its non-zeros.
+#[derive(Debug, Parser)]
+#[command(name = "simplicit", version, after_help = EXAMPLES, arg_required_else_help = true, term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Quickstart(commands::quickstart::QuickstartArgs),
+    Train(Box<commands::train::TrainArgs>),
+    Evaluate(commands::evaluate::EvaluateArgs),
+    Predict(commands::predict::PredictArgs),
+    Collect(commands::collect::CollectArgs),
+    Convert(commands::convert::ConvertArgs),
+    Inspect(commands::inspect::InspectArgs),
+    Export(commands::export::ExportArgs),
+    Report(commands::report::ReportArgs),
+    Bench(commands::bench::BenchArgs),
+    Completions(commands::completions::CompletionsArgs),
+    /// Not yet: attack a model with FGSM or PGD
+    Attack(commands::later::LaterArgs),
+    /// Not yet: certify a model's predictions against perturbations
+    Certify(commands::later::LaterArgs),
+    /// Not yet: run an experiment of the paper
+    Reproduce(commands::later::LaterArgs),
+}
+
+fn main() -> ExitCode {
+    exit::code(run())
+}
+
+fn run() -> anyhow::Result<Outcome> {
+    let line = recipe::expand(std::env::args_os().collect())?;
+    let cli = match Cli::try_parse_from(line) {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => {
+            exit::say(&error.render().to_string())?;
+            return Ok(Outcome::Done);
+        }
+        Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            anyhow::bail!("no command given; see simplicit --help, or begin with simplicit quickstart")
+        }
+        Err(error) => anyhow::bail!(usage(&error)),
+    };
+    let cancel = interrupt::listen()?;
+    match cli.command {
+        Command::Quickstart(args) => commands::quickstart::run(&args, &cancel),
+        Command::Train(args) => commands::train::run(&args, &cancel),
+        Command::Evaluate(args) => commands::evaluate::run(&args, &cancel),
+        Command::Predict(args) => commands::predict::run(&args, &cancel),
+        Command::Collect(args) => commands::collect::run(&args, &cancel),
+        Command::Convert(args) => commands::convert::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Export(args) => commands::export::run(&args),
+        Command::Report(args) => commands::report::run(&args, &cancel),
+        Command::Bench(args) => commands::bench::run(&args, &cancel),
+        Command::Completions(args) => commands::completions::run(&args),
+        Command::Attack(_) => Err(exit::not_yet("attack")),
+        Command::Certify(_) => Err(exit::not_yet("certify")),
+        Command::Reproduce(_) => Err(exit::not_yet("reproduce")),
+    }
+}
+
+/// clap's message without the usage block, on one line.
+fn usage(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let text = text.split("\n\nUsage:").next().unwrap_or(&text);
+    let text = text.split("\n\nFor more information").next().unwrap_or(text);
+    let text = exit::one_line(text);
+    format!("{}; see --help", text.strip_prefix("error: ").unwrap_or(&text))
+}

@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
-mod common;
+mod fashion;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -190,7 +190,7 @@ fn the_report_renders_on_desktop_and_phone() {
         eprintln!("skipped: {why}");
         return;
     };
-    let fashion = common::fashion_report(300, 500, &TrainSettings { strength: 2e-6, ..Default::default() });
+    let fashion = fashion::fashion_report(300, 500, &TrainSettings { strength: 2e-6, ..Default::default() });
     let mut backgrounds = Vec::new();
     for (report, dark) in [(&fashion, false), (&fashion, true), (&cyclic_report(), false)] {
         let (found, console) = measure(&browser, report, dark);

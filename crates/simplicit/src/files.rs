@@ -1,39 +1,21 @@
 //! Files we write appear whole or not at all; files we read are hostile until checked.
 
+mod output;
 pub mod tensors;
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{BufWriter, Read, Write};
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+pub use output::OutputFile;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes `path` through `write` into a temporary file of the same directory, flushes it to the disc and renames it, so
-/// that a reader sees the old file or the whole new one. On any failure the temporary file is removed and `path` is as
-/// it was.
-pub fn write_atomically(path: impl AsRef<Path>, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
-    let path = path.as_ref();
-    let (temporary, file) = create_beside(path)?;
-    let guard = RemoveOnDrop(Some(&temporary));
-    let mut buffered = BufWriter::new(file);
-    write(&mut buffered)?;
-    let file = buffered.into_inner().map_err(|e| Error::io(path, e.into_error()))?;
-    file.sync_all().map_err(|e| Error::io(path, e))?;
-    drop(file);
-    fs::rename(&temporary, path).map_err(|e| Error::io(path, e))?;
-    guard.keep();
-    // The rename itself lasts only once the directory is on the disc; not every file system can do this.
-    if let Ok(directory) = File::open(directory_of(path)) {
-        let _ = directory.sync_all();
-    }
-    Ok(())
-}
-
-/// [`write_atomically`] for bytes that are already there.
+/// Writes bytes that are already there, whole or not at all.
 pub fn write_bytes_atomically(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
-    let path = path.as_ref();
-    write_atomically(path, |file| file.write_all(bytes).map_err(|e| Error::io(path, e)))
+    let mut file = OutputFile::create(path)?;
+    file.write(bytes)?;
+    file.finish()
 }
 
 /// The bytes of a regular file of at most `limit` bytes.
@@ -56,75 +38,9 @@ pub fn read_capped(path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-fn create_beside(path: &Path) -> Result<(PathBuf, File)> {
-    static SERIAL: AtomicU64 = AtomicU64::new(0);
-    let Some(name) = path.file_name() else {
-        return Err(Error::file(path, "is not the name of a file; give a path that ends in a file name"));
-    };
-    for _ in 0..100 {
-        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        let mut hidden = std::ffi::OsString::from(".");
-        hidden.push(name);
-        hidden.push(format!(".{}-{serial}.tmp", std::process::id()));
-        let temporary = directory_of(path).join(hidden);
-        match OpenOptions::new().write(true).create_new(true).open(&temporary) {
-            Ok(file) => return Ok((temporary, file)),
-            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(e) => return Err(Error::io(path, e)),
-        }
-    }
-    Err(Error::file(path, "too many abandoned temporary files beside it; remove them"))
-}
-
-struct RemoveOnDrop<'a>(Option<&'a Path>);
-
-impl RemoveOnDrop<'_> {
-    fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for RemoveOnDrop<'_> {
-    fn drop(&mut self) {
-        if let Some(path) = self.0 {
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn names(directory: &Path) -> Vec<String> {
-        let mut names: Vec<_> =
-            fs::read_dir(directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-
-    #[test]
-    fn a_failed_write_leaves_the_old_file_and_nothing_else() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("m");
-        write_bytes_atomically(&path, b"old").unwrap();
-        let failed = write_atomically(&path, |f| {
-            f.write_all(b"half of the new").map_err(|e| Error::io("m", e))?;
-            Err(Error::Cancelled)
-        });
-        assert!(matches!(failed, Err(Error::Cancelled)));
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert_eq!(names(directory.path()), ["m"]);
-        let panicked = std::panic::catch_unwind(|| write_atomically(&path, |_| panic!("in the writer")));
-        assert!(panicked.is_err());
-        assert_eq!(names(directory.path()), ["m"]);
-        write_bytes_atomically(&path, b"new").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"new");
-    }
 
     #[test]
     fn directories_and_missing_parents_are_refused() {

@@ -116,7 +116,6 @@ pub mod linalg;
 pub mod model;
 pub mod network;
 mod onnx;
-pub mod output;
 pub mod parallel;
 pub mod problem;
 pub mod random;

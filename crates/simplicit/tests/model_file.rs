@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use simplicit::arrays::Preprocessing;
 use simplicit::files::tensors::{Dtype, Tensor, Tensors, encode};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::Csr;
-use simplicit::model::{ImplicitModel, ModelMetadata, ModelParts, Preprocessing, Scaling};
+use simplicit::model::{ImplicitModel, ModelMetadata, ModelParts, Scaling};
 use simplicit::random::Random;
 
 fn sparse(rows: usize, cols: usize, density: f64, r: &mut Random) -> Csr<f32> {

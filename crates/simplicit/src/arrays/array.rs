@@ -283,7 +283,7 @@ impl std::fmt::Display for Shape<'_> {
 }
 
 /// `file.npz:key` is a file and a key, unless a file of that whole name exists.
-fn split_key(file: &Path) -> (PathBuf, Option<String>) {
+pub(super) fn split_key(file: &Path) -> (PathBuf, Option<String>) {
     let whole = (file.to_path_buf(), None);
     let Some(text) = file.to_str().filter(|_| !file.exists()) else { return whole };
     match text.rsplit_once(':') {

@@ -5,12 +5,26 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
+use super::array::split_key;
 use super::bytes::Bytes;
 use crate::{Error, Result};
 
-/// SHA-256 of a file's bytes as 64 hexadecimal digits, the same that `sha256sum` prints. Reads the file once.
+/// SHA-256 of some bytes, one part after the other, as 64 hexadecimal digits.
+pub(crate) fn digest(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    parts.iter().for_each(|part| hash.update(part));
+    hexadecimal(hash)
+}
+
+fn hexadecimal(hash: Sha256) -> String {
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// SHA-256 of a file's bytes as 64 hexadecimal digits, the same that `sha256sum` prints. Reads the file once; a key
+/// after the name (`file.npz:key`) makes no difference.
 pub fn content_hash(path: impl AsRef<Path>) -> Result<String> {
-    let path = path.as_ref();
+    let (path, _) = split_key(path.as_ref());
+    let path = path.as_path();
     let bytes = Bytes::open(path)?;
     let mut reader = bytes.reader();
     let mut hash = Sha256::new();
@@ -22,5 +36,5 @@ pub fn content_hash(path: impl AsRef<Path>) -> Result<String> {
         }
         hash.update(&buffer[..count]);
     }
-    Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hexadecimal(hash))
 }

@@ -31,6 +31,7 @@ pub use array::Array;
 pub use element::Element;
 pub use file::ArrayFile;
 pub use hash::content_hash;
+pub(crate) use hash::digest;
 pub use inputs::Inputs;
 pub use labels::Labels;
 pub use npy::write_npy;

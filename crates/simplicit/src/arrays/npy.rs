@@ -2,8 +2,8 @@
 
 use super::bytes::Bytes;
 use super::element::Element;
+use crate::files::OutputFile;
 use crate::linalg::Matrix;
-use crate::output::OutputFile;
 use crate::{Error, Result};
 
 /// What `\x93NUMPY` files begin with.

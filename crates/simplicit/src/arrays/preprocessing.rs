@@ -59,6 +59,22 @@ impl Preprocessing {
         Ok(())
     }
 
+    /// Whether it can apply to samples of `inputs` values, whatever their axes: one number, or a number per channel of
+    /// equal channels.
+    pub fn check_inputs(&self, inputs: usize) -> Result<()> {
+        self.check()?;
+        for (name, values) in [("mean", &self.mean), ("std", &self.std)] {
+            if !inputs.is_multiple_of(values.len()) {
+                return Err(Error::setting(
+                    name,
+                    format!("one number, or one per channel of {inputs} inputs"),
+                    format!("{} numbers", values.len()),
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// u = raw, the default for arrays.
     pub fn identity() -> Self {
         Self { scale: 1.0, mean: vec![0.0], std: vec![1.0] }
@@ -134,6 +150,14 @@ mod tests {
         }
         let message = three.per_feature(&[4, 2, 2]).unwrap_err().to_string();
         assert_eq!(message, "mean: expected 1 value or 4, one per channel, got 3 values");
+    }
+
+    #[test]
+    fn channels_must_divide_the_inputs() {
+        let two = Preprocessing::new(1.0, vec![1.0, 2.0], vec![1.0]).unwrap();
+        assert!(two.check_inputs(4).is_ok());
+        let message = two.check_inputs(3).unwrap_err().to_string();
+        assert_eq!(message, "mean: expected one number, or one per channel of 3 inputs, got 2 numbers");
     }
 
     #[test]

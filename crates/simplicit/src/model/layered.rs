@@ -3,7 +3,7 @@
 use super::{ImplicitModel, ModelMetadata, ModelParts, Scaling};
 use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::{Csr, Matrix};
-use crate::network::{Network, Source, Weights};
+use crate::network::{Network, Source, Term, Weights};
 use crate::states::StateMap;
 use crate::{Error, Result};
 
@@ -201,6 +201,38 @@ impl ImplicitModel {
             baseline_multiply_adds: Some(all().map(|l| l.weights.as_slice().len() as u64).sum()),
             ..Default::default()
         };
+        Self::new(parts)
+    }
+
+    /// As [`ImplicitModel::from_layers_scaled`] for a network that is a plain chain of linear layers and activations.
+    pub fn from_network_scaled(network: &Network, gamma: f64) -> Result<Self> {
+        let count = network.pre_activations().len();
+        let layer = |k: usize, sum: &crate::network::PreActivation, name: &str, activation| {
+            let before = if k < count { Source::Layer(k) } else { Source::Input };
+            match &sum.terms[..] {
+                [Term { source, maps, weights: Weights::Dense(weights) }] if *source == before && maps.is_empty() => {
+                    Ok(DenseLayer {
+                        name: name.into(),
+                        weights: (**weights).clone(),
+                        bias: sum.unit_bias(),
+                        activation,
+                    })
+                }
+                _ => Err(Error::unsupported(
+                    format!("layered scaling of {name:?}"),
+                    "it needs a chain of linear layers and activations without skips or convolutions",
+                )),
+            }
+        };
+        // Layers of the layout are last first; layer k reads layer k + 1.
+        let mut hidden = Vec::with_capacity(count);
+        for (k, (sum, about)) in network.pre_activations().iter().zip(network.layout().layers()).enumerate().rev() {
+            hidden.push(layer(k + 1, sum, &about.name, about.activation)?);
+        }
+        let output = layer(0, network.output(), "output", Activation::Identity)?;
+        let mut parts = Self::from_layers_scaled(&hidden, &output, gamma)?.into_parts();
+        parts.metadata.baseline_nonzeros = Some(network.nonzeros() as u64);
+        parts.metadata.baseline_multiply_adds = Some(network.multiply_adds());
         Self::new(parts)
     }
 

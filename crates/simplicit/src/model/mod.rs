@@ -10,13 +10,14 @@ mod well_posedness;
 
 pub use components::{Components, components};
 pub use layered::{Block, DenseLayer, Target};
-pub use metadata::{ModelMetadata, Preprocessing, Scaling};
+pub use metadata::{ModelMetadata, Scaling};
 pub use rescale::Rescaled;
 pub use sparsity::{LayerCount, LetterCounts, Sparsity};
 pub use well_posedness::{Contraction, WellPosedness};
 
 pub(crate) use well_posedness::component_contraction;
 
+use crate::arrays::Preprocessing;
 use crate::layout::Layout;
 use crate::linalg::Csr;
 use crate::states::StateShape;
@@ -108,7 +109,7 @@ impl ImplicitModel {
                 return Err(Error::NotFinite { array: name.into(), row: k, column: 0, value: f64::from(vector[k]) });
             }
         }
-        parts.preprocessing.check(p)?;
+        parts.preprocessing.check_inputs(p)?;
         parts.metadata.check(n)?;
         Ok(Self { parts, shape })
     }

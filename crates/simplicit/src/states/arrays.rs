@@ -181,4 +181,12 @@ impl StateSource for ArrayStates {
         block.require_finite(samples.start)?;
         Ok(block)
     }
+
+    fn layers_are_known(&self) -> bool {
+        self.layout_declared
+    }
+
+    fn baseline_nonzeros(&self) -> Option<u64> {
+        self.baseline_nonzeros
+    }
 }

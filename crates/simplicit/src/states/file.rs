@@ -6,8 +6,8 @@ use serde_json::json;
 
 use super::StateSource;
 use crate::arrays::Preprocessing;
+use crate::files::OutputFile;
 use crate::linalg::Matrix;
-use crate::output::OutputFile;
 use crate::parallel::{self, Cancel, Threads};
 use crate::{Error, Result};
 

@@ -8,11 +8,13 @@ mod arrays;
 mod block;
 mod collect;
 mod file;
+mod slice;
 
 pub use arrays::ArrayStates;
 pub use block::StateBlock;
 pub use collect::{Collected, InputSource};
 pub use file::{StatesMetadata, write_states};
+pub use slice::StateSlice;
 
 use crate::Result;
 use crate::layout::Layout;
@@ -49,4 +51,12 @@ pub trait StateSource: Sync {
     fn samples(&self) -> usize;
     /// States of some consecutive samples; every value is finite.
     fn block(&self, samples: std::ops::Range<usize>) -> Result<StateBlock>;
+    /// Whether the layout is the baseline's; without it `feedforward` and `baseline` connectivity make no sense.
+    fn layers_are_known(&self) -> bool {
+        true
+    }
+    /// Non-zero parameters of the baseline, where the source knows them.
+    fn baseline_nonzeros(&self) -> Option<u64> {
+        None
+    }
 }

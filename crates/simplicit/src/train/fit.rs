@@ -6,6 +6,7 @@ use super::keep::{self, Keep};
 use super::plan::{Group, Plan};
 use super::{Objective, Progress, Run, TrainInput, TrainSettings, metadata};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
+use crate::layout::Layout;
 use crate::linalg::{Csr, Matrix, toward_zero};
 use crate::model::{ImplicitModel, ModelParts};
 use crate::parallel::{self, Threads};
@@ -66,8 +67,12 @@ impl Workshop {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings) -> Result<Self> {
         let shape = input.source.shape();
         let layout = input.source.layout();
-        let pattern = input.baseline.map(pattern);
-        if matches!(settings.connectivity, Connectivity::Feedforward) && input.baseline.is_none() {
+        let known = input.source.layers_are_known();
+        let pattern = match input.baseline {
+            Some(baseline) => Some(pattern(baseline)),
+            None => known.then(|| layered(layout, shape)),
+        };
+        if matches!(settings.connectivity, Connectivity::Feedforward) && !known {
             return Err(Error::setting(
                 "connectivity",
                 "full, no-self-loop or mask for states whose layers are not known",
@@ -95,6 +100,15 @@ fn pattern(baseline: &ImplicitModel) -> Mask {
         }
     }
     Mask::from_pattern(&pattern)
+}
+
+/// Where a layered network of these layers has connections: every layer reads the one before it, the first the inputs,
+/// the outputs the last.
+fn layered(layout: &Layout, shape: StateShape) -> Mask {
+    let n = shape.states;
+    let reads = |layer: usize| if layer < layout.layers().len() { layout.range(layer) } else { n..n + shape.inputs };
+    let before: Vec<std::ops::Range<usize>> = (0..n).map(|i| reads(layout.layer_of(i).map_or(0, |k| k + 1))).collect();
+    Mask::from_fn(n + shape.outputs, n + shape.inputs, |i, j| before.get(i).unwrap_or(&reads(0)).contains(&j))
 }
 
 /// Rows with a constant: those of baseline layers with a bias, or all if asked.
@@ -158,6 +172,21 @@ pub(super) fn fit(
     let training_error = built.output_error(shape);
     let rows = built.reports.into_iter().flatten().map(|(report, _)| report).collect();
     Ok(Fitted { model, rows, training_error })
+}
+
+/// The model a search settled on, with the bounds of its cardinality rows.
+pub(super) fn certified(
+    workshop: &mut Workshop,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    strength: f64,
+    found: Fitted,
+    run: &mut Run,
+) -> Result<Fitted> {
+    match settings.objective {
+        Objective::Cardinality => fit(workshop, input, settings, strength, true, run),
+        Objective::Convex(_) => Ok(found),
+    }
 }
 
 /// Rows stored so far; every report with the row's (residual energy, energy).

@@ -4,19 +4,24 @@
 //! sees the states of the model built so far), all states at once for cyclic connectivity. The same walk serves every
 //! objective: statistics, row problems, solve, reweight, refit, round to f32.
 
+mod checkpoint;
 mod fit;
 mod importance;
 mod keep;
+mod max_drop;
 mod plan;
 mod search;
 
+pub use checkpoint::Checkpoint;
 pub use fit::RowReport;
 pub use importance::importance;
 pub use keep::{Forget, Keep};
+pub use max_drop::train_to_max_drop;
 
 use std::sync::Arc;
 
-use crate::model::{ImplicitModel, ModelMetadata, Preprocessing};
+use crate::arrays::Preprocessing;
+use crate::model::{ImplicitModel, ModelMetadata};
 use crate::parallel::{Cancel, Threads};
 use crate::problem::{Connectivity, Matching, Penalty};
 use crate::solver::{CardinalitySettings, SolverSettings};
@@ -149,6 +154,8 @@ pub struct TrainReport {
     pub training_error: f64,
     /// The search's path: (strength, sparsity).
     pub path: Vec<(f64, f64)>,
+    /// Share of held-out samples with the baseline's prediction, where [`train_to_max_drop`] measured it.
+    pub agreement: Option<f64>,
 }
 
 impl TrainReport {
@@ -185,6 +192,9 @@ pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Res
 }
 
 fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    if settings.matching == Matching::Exact {
+        return Err(Error::unsupported("exact matching in training", "not yet; use relaxed matching"));
+    }
     let shape = input.source.shape();
     if let Some(baseline) = input.baseline
         && baseline.shape() != shape
@@ -234,7 +244,10 @@ fn metadata(input: &TrainInput, settings: &TrainSettings) -> ModelMetadata {
     let known = input.baseline.map(|b| b.metadata());
     ModelMetadata {
         kappa: settings.kappa,
-        baseline_nonzeros: Some(known.and_then(|m| m.baseline_nonzeros).unwrap_or(dense)),
+        scaling: known.and_then(|m| m.scaling.clone()),
+        baseline_nonzeros: Some(
+            known.and_then(|m| m.baseline_nonzeros).or(input.source.baseline_nonzeros()).unwrap_or(dense),
+        ),
         baseline_multiply_adds: known.and_then(|m| m.baseline_multiply_adds),
         ..ModelMetadata::default()
     }

@@ -1,7 +1,7 @@
 //! The strength that hits a target sparsity, by whole models: allocation over layers is the method's own.
 
 use super::fit::{self, Fitted, Workshop};
-use super::{Objective, Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
+use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
 use crate::Result;
 
 /// Accepted distance from the target, half of the 0.2 points promised.
@@ -56,10 +56,8 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
             }
         }
         strength = best_strength;
-        if matches!(settings.objective, Objective::Cardinality) {
-            best = fit::fit(&mut workshop, input, settings, strength, true, run)?;
-        }
+        best = fit::certified(&mut workshop, input, settings, strength, best, run)?;
     }
     let Fitted { model, rows, training_error } = best;
-    Ok(Trained { model, report: TrainReport { rows, strength, training_error, path } })
+    Ok(Trained { model, report: TrainReport { rows, strength, training_error, path, agreement: None } })
 }

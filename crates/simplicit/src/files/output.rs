@@ -1,4 +1,4 @@
-//! Files we write appear whole or not at all: a temporary file in the same directory, renamed at the end.
+//! The one way to write a file: a temporary file in the same directory, renamed at the end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -55,6 +55,11 @@ impl OutputFile {
         self.file.sync_all().map_err(|e| Error::io(&self.target, e))?;
         std::fs::rename(&self.temporary, &self.target).map_err(|e| Error::io(&self.target, e))?;
         self.finished = true;
+        // The rename itself lasts only once the directory is on the disk; not every file system can do this.
+        let directory = self.target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        if let Ok(directory) = File::open(directory) {
+            let _ = directory.sync_all();
+        }
         Ok(())
     }
 }
@@ -87,6 +92,15 @@ mod tests {
         output.write_at(1, b"ab").unwrap();
         assert_eq!(std::fs::read(&target).unwrap(), b"old");
         output.finish().unwrap();
+        assert_eq!(std::fs::read(&target).unwrap(), b".ab.");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+
+        let panicked = std::panic::catch_unwind(|| {
+            let mut output = OutputFile::create(&target).unwrap();
+            output.write(b"half of the new").unwrap();
+            panic!("in the writer")
+        });
+        assert!(panicked.is_err());
         assert_eq!(std::fs::read(&target).unwrap(), b".ab.");
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
     }

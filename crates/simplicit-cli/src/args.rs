@@ -1,0 +1,148 @@
+//! Flags that several commands share.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use simplicit::arrays::{Array, Inputs, Preprocessing, Selection};
+use simplicit::parallel::Threads;
+
+use crate::progress::Show;
+
+/// on or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+impl Switch {
+    pub(crate) fn is_on(self) -> bool {
+        self == Switch::On
+    }
+}
+
+impl From<bool> for Switch {
+    fn from(on: bool) -> Self {
+        if on { Switch::On } else { Switch::Off }
+    }
+}
+
+/// u = (raw·scale − mean) / std.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Preprocessing, u = (raw·scale − mean)/std")]
+pub(crate) struct PreprocessingArgs {
+    /// Factor on the raw values, such as 1/255 [default: the model's; else 1/255 for IDX and CIFAR files, 1 for arrays]
+    #[arg(long, value_name = "S", value_parser = number, allow_hyphen_values = true)]
+    pub(crate) scale: Option<f64>,
+    /// Subtracted after scaling: one number, or one per channel as 0.5,0.4,0.3 [default: the model's; else 0]
+    #[arg(long, value_name = "M[,M…]", value_delimiter = ',', value_parser = number, allow_hyphen_values = true)]
+    pub(crate) mean: Vec<f64>,
+    /// Divided by at the end: one number, or one per channel [default: the model's; else 1]
+    #[arg(long, value_name = "S[,S…]", value_delimiter = ',', value_parser = number)]
+    pub(crate) std: Vec<f64>,
+}
+
+impl PreprocessingArgs {
+    /// The flags over `default` (a model's own, or that of the file's format).
+    pub(crate) fn over(&self, default: &Preprocessing) -> anyhow::Result<Preprocessing> {
+        let or = |given: &Vec<f64>, default: &Vec<f64>| if given.is_empty() { default.clone() } else { given.clone() };
+        Ok(Preprocessing::new(
+            self.scale.unwrap_or(default.scale),
+            or(&self.mean, &default.mean),
+            or(&self.std, &default.std),
+        )?)
+    }
+}
+
+/// A choice of samples.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct SelectionArgs {
+    /// Use N samples, chosen without replacement; the same ones of inputs and labels [default: all, in order]
+    #[arg(long, value_name = "N")]
+    pub(crate) samples: Option<usize>,
+    /// Seed of everything random [default: 0]
+    #[arg(long, value_name = "S", default_value_t = 0, hide_default_value = true)]
+    pub(crate) seed: u64,
+}
+
+impl SelectionArgs {
+    pub(crate) fn selection(&self) -> Selection {
+        self.samples.map_or_else(Selection::all, |count| Selection::random(count, self.seed))
+    }
+}
+
+/// Inputs from a file, with a model's own preprocessing unless flags override it.
+pub(crate) fn open_inputs(
+    path: &Path,
+    flags: &PreprocessingArgs,
+    own: Option<&Preprocessing>,
+    selection: &Selection,
+) -> anyhow::Result<Inputs> {
+    let array = Array::open(path)?;
+    let format = if array.is_image_file() { Preprocessing::bytes() } else { Preprocessing::identity() };
+    let preprocessing = flags.over(own.unwrap_or(&format))?;
+    Ok(Inputs::new(array, Some(preprocessing), selection)?)
+}
+
+/// How the work is done; none of these changes a result.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Running")]
+pub(crate) struct RunArgs {
+    /// Threads; results do not depend on it [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Progress on stderr [default: bar on a terminal, none elsewhere]
+    #[arg(long, value_name = "HOW")]
+    pub(crate) progress: Option<Show>,
+}
+
+impl RunArgs {
+    pub(crate) fn threads(&self) -> Threads {
+        self.threads.map_or_else(Threads::available, |n| Threads::new(usize::from(n)))
+    }
+}
+
+/// Results for scripts.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Results")]
+pub(crate) struct JsonArgs {
+    /// Write the results as JSON, to a file or with - to stdout instead of the table
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+}
+
+impl JsonArgs {
+    pub(crate) fn to_stdout(&self) -> bool {
+        self.json.as_deref() == Some(Path::new("-"))
+    }
+
+    /// The file, if it is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        self.json.as_deref().filter(|p| *p != Path::new("-"))
+    }
+}
+
+/// A number, or a quotient such as 1/255.
+pub(crate) fn number(text: &str) -> Result<f64, String> {
+    let parse = |t: &str| t.trim().parse::<f64>().map_err(|_| format!("expected a number or a quotient, got {t:?}"));
+    let value = match text.split_once('/') {
+        Some((top, bottom)) => parse(top)? / parse(bottom)?,
+        None => parse(text)?,
+    };
+    if value.is_finite() { Ok(value) } else { Err(format!("expected a finite number, got {text:?}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_quotients() {
+        assert_eq!(number("1/255"), Ok(1.0 / 255.0));
+        assert_eq!(number("-0.5"), Ok(-0.5));
+        for bad in ["", "x", "1/0", "nan", "1/2/3"] {
+            assert!(number(bad).is_err(), "{bad}");
+        }
+    }
+}

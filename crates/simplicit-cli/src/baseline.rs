@@ -1,0 +1,94 @@
+//! What `--network` names: a trained network, or an implicit model in its place.
+
+use std::path::Path;
+
+use anyhow::Context;
+use simplicit::arrays::Preprocessing;
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
+use simplicit::model::ImplicitModel;
+use simplicit::network::Network;
+use simplicit::parallel::Threads;
+use simplicit::states::StateMap;
+
+/// A baseline and what is known about its file.
+pub(crate) struct Baseline {
+    pub(crate) kind: Kind,
+    /// Bytes of the file.
+    pub(crate) bytes: u64,
+}
+
+/// Either kind runs; a network also has gradients.
+pub(crate) enum Kind {
+    Network(Box<Network>),
+    Model(Box<ImplicitModel>, Box<Equilibrium>),
+}
+
+impl Baseline {
+    /// ONNX or a model file, by what the file begins with.
+    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
+        use std::io::Read;
+        let mut head = Vec::new();
+        let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+        let bytes = file.metadata().with_context(|| path.display().to_string())?.len();
+        file.take(9).read_to_end(&mut head).with_context(|| path.display().to_string())?;
+        // The header of safetensors is a length in eight bytes and then JSON.
+        let kind = if head.get(8) == Some(&b'{') {
+            Kind::of_model(ImplicitModel::load(path)?)?
+        } else {
+            Kind::Network(Box::new(Network::from_onnx(path)?))
+        };
+        Ok(Self { kind, bytes })
+    }
+
+    /// The states it computes.
+    pub(crate) fn map(&self) -> &dyn StateMap {
+        match &self.kind {
+            Kind::Network(network) => network.as_ref(),
+            Kind::Model(_, equilibrium) => equilibrium.as_ref(),
+        }
+    }
+
+    /// The equivalent implicit model.
+    pub(crate) fn implicit(&self) -> anyhow::Result<ImplicitModel> {
+        Ok(match &self.kind {
+            Kind::Network(network) => ImplicitModel::from_network(network)?,
+            Kind::Model(model, _) => model.as_ref().clone(),
+        })
+    }
+
+    /// A model's own preprocessing; a network has none.
+    pub(crate) fn preprocessing(&self) -> Option<&Preprocessing> {
+        match &self.kind {
+            Kind::Network(_) => None,
+            Kind::Model(model, _) => Some(model.preprocessing()),
+        }
+    }
+
+    /// The network, if it is one.
+    pub(crate) fn network(&self) -> Option<&Network> {
+        match &self.kind {
+            Kind::Network(network) => Some(network),
+            Kind::Model(..) => None,
+        }
+    }
+
+    /// Non-zero parameters and multiply-adds.
+    pub(crate) fn size(&self) -> (u64, u64) {
+        match &self.kind {
+            Kind::Network(network) => (network.nonzeros() as u64, network.multiply_adds()),
+            Kind::Model(model, _) => {
+                let sparsity = model.sparsity();
+                (sparsity.nonzeros, sparsity.multiply_adds)
+            }
+        }
+    }
+}
+
+impl Kind {
+    /// A model, run one block per thread by whoever asks for its states.
+    pub(crate) fn of_model(model: ImplicitModel) -> anyhow::Result<Self> {
+        let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
+        let equilibrium = Equilibrium::new(&model, settings)?;
+        Ok(Kind::Model(Box::new(model), Box::new(equilibrium)))
+    }
+}

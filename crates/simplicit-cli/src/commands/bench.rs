@@ -1,0 +1,129 @@
+//! `simplicit bench`: how fast this machine is, on embedded data.
+
+use std::time::Instant;
+
+use clap::Args;
+use simplicit::model::ImplicitModel;
+use simplicit::parallel::Cancel;
+use simplicit::problem::penalty::L1;
+use simplicit::problem::{Ball, RowProblem};
+use simplicit::solver::{Design, SolverSettings, solve_rows};
+use simplicit::states::{Collected, StateSlice, StateSource};
+use simplicit::statistics::Statistics;
+use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance, train};
+
+use crate::args::RunArgs;
+use crate::baseline::{Baseline, Kind};
+use crate::embedded;
+use crate::exit::{Outcome, not_yet, say};
+use crate::measure::Runner;
+use crate::progress::Watcher;
+use crate::table::{Table, count, percent};
+
+/// The paper's problem: 1,000 samples, λ = 0.1, β = 1e-3, κ = 0.99.
+const SAMPLES: usize = 1000;
+const LAMBDA: f64 = 0.1;
+const BETA: f64 = 1e-3;
+const KAPPA: f64 = 0.99;
+
+const HELP: &str = "\
+Measures the row solver on the paper's problem (122 rows of 896 features, 1,000 samples, l1 with
+kappa 0.99, every row certified) and inference of a sparse model against the dense network it came
+from. Takes seconds.";
+
+/// Measure solver and inference on this machine
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub(crate) struct BenchArgs {
+    /// What to measure: nothing for the quick measurement; frontier is not there yet
+    #[arg(value_name = "WHAT", value_parser = ["frontier"])]
+    what: Option<String>,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    if let Some(what) = &args.what {
+        return Err(not_yet(&format!("bench {what}")));
+    }
+    let watcher = Watcher::new(args.run.progress);
+    let threads = args.run.threads();
+    let network = embedded::network()?;
+    let images = embedded::train_images()?;
+    let mut table = Table::new();
+    table.row(&["threads", &threads.get().to_string()]);
+
+    watcher.phase("solver");
+    // The paper's coordinates: the baseline rescaled so that it satisfies κ itself.
+    let scaled = Kind::of_model(ImplicitModel::from_network(&network)?.rescale(KAPPA)?.model)?;
+    let scaled = Baseline { kind: scaled, bytes: 0 };
+    let all = Collected::new(scaled.map(), &images)?;
+    let source = StateSlice::new(&all, 0..SAMPLES)?;
+    let shape = source.shape();
+    let begin = Instant::now();
+    let statistics = Statistics::of_states(&source, false, threads, cancel, |done| watcher.samples(done, SAMPLES))?;
+    let gathered = begin.elapsed().as_secs_f64();
+    let features = shape.states + shape.inputs;
+    let problems: Vec<RowProblem> = (0..shape.states + shape.outputs)
+        .map(|i| RowProblem {
+            ball: (i < shape.states).then(|| Ball::on_states(KAPPA, shape.states, features)),
+            ..RowProblem::new(i, LAMBDA * SAMPLES as f64)
+        })
+        .collect();
+    let begin = Instant::now();
+    let design = Design::new(&statistics)?;
+    let penalty = L1::new(BETA)?;
+    let total = problems.len();
+    let rows = solve_rows(&design, &penalty, &problems, &SolverSettings::default(), threads, cancel, |done| {
+        watcher.samples(done, total);
+    })?;
+    let solved = begin.elapsed().as_secs_f64();
+    let gap = rows.iter().map(|r| r.relative_gap).fold(0.0, f64::max);
+    table.row(&[
+        "statistics",
+        &format!("{:.0} ms for {} samples, {features} features", 1e3 * gathered, count(SAMPLES as u64)),
+    ]);
+    table.row(&[
+        "solver",
+        &format!("{:.0} rows/s ({total} rows in {solved:.2} s, largest relative gap {gap:.1e})", total as f64 / solved),
+    ]);
+
+    watcher.phase("inference");
+    let baseline = Baseline { kind: Kind::Network(Box::new(network)), bytes: 0 };
+    let implicit = baseline.implicit()?;
+    let source = Collected::new(baseline.map(), &images)?;
+    let weights = match baseline.network() {
+        Some(network) => Some(importance(network, &images, 1, 0, threads, cancel)?),
+        None => None,
+    };
+    let input = TrainInput {
+        source: &source,
+        baseline: Some(&implicit),
+        importance: weights.as_deref(),
+        preprocessing: images.preprocessing().clone(),
+    };
+    let mut progress = |p| watcher.training(&p);
+    let mut run = Run { threads, cancel, keep: &Forget, progress: &mut progress };
+    let begin = Instant::now();
+    let model = train(&input, &TrainSettings::default(), &mut run)?.model;
+    let fitted = begin.elapsed().as_secs_f64();
+    table.row(&[
+        "one whole model",
+        &format!("{fitted:.2} s for {} samples by cardinality", count(source.samples() as u64)),
+    ]);
+    let test = embedded::test_images()?;
+    let dense = Runner::of_baseline(&baseline, threads)?.milliseconds(&test, cancel)?;
+    let sparse = Runner::of_model(&model, threads)?.milliseconds(&test, cancel)?;
+    table.row(&["dense network", &format!("{dense:.2} ms per 1,000 samples")]);
+    table.row(&[
+        "sparse model",
+        &format!(
+            "{sparse:.2} ms per 1,000 samples at {}: {:.1} × as fast",
+            percent(model.sparsity().sparsity),
+            dense / sparse
+        ),
+    ]);
+    watcher.finish();
+    say(&table.show())?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,70 @@
+//! `simplicit collect`: the states of a baseline on some inputs, as a file.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use simplicit::parallel::Cancel;
+use simplicit::states::{Collected, StateSource, StatesMetadata, write_states};
+
+use crate::args::{PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
+use crate::baseline::Baseline;
+use crate::exit::{Outcome, say};
+use crate::progress::Watcher;
+use crate::results::require_writable;
+use crate::table::{bytes, count};
+
+const HELP: &str = "\
+The file is safetensors with U, Z, X, Y (float32, one sample a row, last layer first) and the
+layout in its metadata; simplicit train --states reads it, and so does anything that reads
+safetensors.
+
+Example:
+  simplicit collect --network net.onnx --inputs u.npy --samples 5000 --out s.safetensors";
+
+/// Write the states of a network on some inputs
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub(crate) struct CollectArgs {
+    /// An ONNX network, or a model, whose equilibrium states are then collected
+    #[arg(long, value_name = "FILE")]
+    network: PathBuf,
+    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
+    #[arg(long, value_name = "FILE")]
+    inputs: PathBuf,
+    /// The states file to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    #[command(flatten)]
+    selection: SelectionArgs,
+    #[command(flatten)]
+    preprocessing: PreprocessingArgs,
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+pub(crate) fn run(args: &CollectArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    require_writable([args.out.as_path()])?;
+    let watcher = Watcher::new(args.run.progress);
+    let baseline = Baseline::open(&args.network)?;
+    let selection = args.selection.selection();
+    let inputs = open_inputs(&args.inputs, &args.preprocessing, baseline.preprocessing(), &selection)?;
+    let source = Collected::new(baseline.map(), &inputs)?;
+    let metadata = StatesMetadata {
+        baseline_nonzeros: Some(baseline.size().0),
+        preprocessing: Some(inputs.preprocessing().clone()),
+    };
+    watcher.phase("states");
+    write_states(&args.out, &source, &metadata, args.run.threads(), cancel)?;
+    watcher.finish();
+    let shape = source.shape();
+    say(&format!(
+        "wrote {} ({}): {} samples of {} inputs, {} states, {} outputs\n",
+        args.out.display(),
+        bytes(std::fs::metadata(&args.out).map_or(0, |m| m.len())),
+        count(source.samples() as u64),
+        count(shape.inputs as u64),
+        count(shape.states as u64),
+        count(shape.outputs as u64)
+    ))?;
+    Ok(Outcome::Done)
+}

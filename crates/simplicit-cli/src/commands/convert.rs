@@ -1,0 +1,59 @@
+//! `simplicit convert`: a network as the equivalent implicit model, without training.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use simplicit::arrays::{Preprocessing, content_hash};
+use simplicit::model::ImplicitModel;
+
+use crate::args::PreprocessingArgs;
+use crate::baseline::Baseline;
+use crate::exit::{Outcome, say};
+use crate::results::require_writable;
+use crate::table::{bytes, count};
+
+const HELP: &str = "\
+The model computes what the network computes: its matrices hold the network's own weights, last
+layer on top. Preprocessing is stored in the model, and later commands use it: say here how raw
+inputs become what the network expects.
+
+Example:
+  simplicit convert --network net.onnx --scale 1/255 --out model.safetensors";
+
+/// Turn a network into the equivalent implicit model, without training
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub(crate) struct ConvertArgs {
+    /// An ONNX network of linear layers and activations, or a model
+    #[arg(long, value_name = "FILE")]
+    network: PathBuf,
+    /// The model file to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    #[command(flatten)]
+    preprocessing: PreprocessingArgs,
+}
+
+pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<Outcome> {
+    require_writable([args.out.as_path()])?;
+    let baseline = Baseline::open(&args.network)?;
+    let mut parts = baseline.implicit()?.into_parts();
+    let identity = Preprocessing::identity();
+    parts.preprocessing = args.preprocessing.over(baseline.preprocessing().unwrap_or(&identity))?;
+    let provenance = &mut parts.metadata.provenance;
+    provenance.insert("network".into(), content_hash(&args.network)?);
+    provenance.insert("version".into(), env!("CARGO_PKG_VERSION").into());
+    let model = ImplicitModel::new(parts)?;
+    model.save(&args.out)?;
+    let (shape, sparsity) = (model.shape(), model.sparsity());
+    say(&format!(
+        "wrote {} ({}): {} inputs, {} states, {} outputs, {} non-zeros\n",
+        args.out.display(),
+        bytes(sparsity.bytes),
+        count(shape.inputs as u64),
+        count(shape.states as u64),
+        count(shape.outputs as u64),
+        count(sparsity.nonzeros)
+    ))?;
+    Ok(Outcome::Done)
+}

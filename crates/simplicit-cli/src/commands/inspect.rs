@@ -1,0 +1,94 @@
+//! `simplicit inspect`: what a model file holds.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use simplicit::model::ImplicitModel;
+
+use crate::args::JsonArgs;
+use crate::exit::Outcome;
+use crate::results::{Results, Stopwatch};
+use crate::table::{Table, bytes, count, or_dash, percent};
+
+/// Show what a model file holds: sizes, layers, well-posedness, where it comes from
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  simplicit inspect model.safetensors")]
+pub(crate) struct InspectArgs {
+    /// The model
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
+    let stopwatch = Stopwatch::start();
+    let model = ImplicitModel::load(&args.model)?;
+    let mut results = Results::of_model(&model);
+    let seed = model.metadata().provenance.get("seed");
+    results.seed = seed.and_then(|s| s.parse().ok());
+    results.seconds = stopwatch.seconds();
+    results.deliver(&args.json, &describe(&model))?;
+    Ok(Outcome::Done)
+}
+
+fn describe(model: &ImplicitModel) -> String {
+    let (shape, sparsity, posed) = (model.shape(), model.sparsity(), model.well_posedness());
+    let about = model.metadata();
+    let letters = sparsity.letters;
+    let mut table = Table::new();
+    let count = |n: usize| count(n as u64);
+    table.row(&[
+        "inputs, states, outputs",
+        &format!("{}, {}, {}", count(shape.inputs), count(shape.states), count(shape.outputs)),
+    ]);
+    table.row(&[
+        "non-zeros",
+        &format!(
+            "{} of the baseline's {}",
+            count(sparsity.nonzeros as usize),
+            count(sparsity.baseline_nonzeros as usize)
+        ),
+    ]);
+    table.row(&["sparsity", &percent(sparsity.sparsity)]);
+    table.row(&[
+        "of A, B, C, D, b, d",
+        &[letters.a, letters.b, letters.c, letters.d, letters.state_bias, letters.output_bias].map(count).join(", "),
+    ]);
+    table.row(&[
+        "multiply-adds",
+        &format!(
+            "{} (baseline {})",
+            count(sparsity.multiply_adds as usize),
+            or_dash(sparsity.baseline_multiply_adds, |n| count(n as usize))
+        ),
+    ]);
+    table.row(&["file", &bytes(sparsity.bytes)]);
+    table.row(&["‖A‖∞", &format!("{:.6}", posed.norm_a_inf)]);
+    let verdict = match (posed.acyclic, posed.is_shown()) {
+        (true, _) => "acyclic, well-posed",
+        (false, true) => "well-posed",
+        (false, false) => "not shown to be well-posed",
+    };
+    table.row(&["λ_pf(|A|) at most", &format!("{:.6}, {verdict}", posed.lambda_pf_upper)]);
+    table.row(&["kappa", &or_dash(about.kappa, |k| k.to_string())]);
+    let scaling = about.scaling.as_ref().map(|s| s.states.iter().copied().fold(0.0, f64::max));
+    table.row(&["largest state factor", &or_dash(scaling, |s| s.to_string())]);
+    let p = model.preprocessing();
+    table.row(&["preprocessing", &format!("u = (raw·{} − {:?})/{:?}", p.scale, p.mean, p.std)]);
+    for (key, value) in &about.provenance {
+        table.row(&[key, value]);
+    }
+    let mut layers = Table::with_head(&["layer", "activation", "units", "non-zeros", "unread units"]);
+    for (layer, about) in sparsity.layers.iter().zip(model.layout().layers()) {
+        layers.row(&[
+            &layer.name,
+            &about.activation.to_string(),
+            &count(layer.units),
+            &count(layer.nonzeros),
+            &count(layer.unread),
+        ]);
+    }
+    layers.row(&["outputs", "", &count(shape.outputs), &count(letters.c + letters.d + letters.output_bias), ""]);
+    format!("{}\n{}", table.show(), layers.show())
+}

@@ -1,0 +1,14 @@
+//! One file per command.
+
+pub(crate) mod bench;
+pub(crate) mod collect;
+pub(crate) mod completions;
+pub(crate) mod convert;
+pub(crate) mod evaluate;
+pub(crate) mod export;
+pub(crate) mod inspect;
+pub(crate) mod later;
+pub(crate) mod predict;
+pub(crate) mod quickstart;
+pub(crate) mod report;
+pub(crate) mod train;

@@ -1,0 +1,161 @@
+//! `simplicit report`: the HTML page about a model.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Args;
+use serde::Deserialize;
+use simplicit::arrays::Labels;
+use simplicit::evaluate::{accuracy, agreement, class_changes, equilibrium_error, layer_errors};
+use simplicit::files::{read_capped, write_bytes_atomically};
+use simplicit::model::ImplicitModel;
+use simplicit::parallel::Cancel;
+use simplicit::train::RowReport;
+use simplicit_cli::report;
+
+use crate::args::{PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
+use crate::baseline::Baseline;
+use crate::exit::{Outcome, say};
+use crate::measure::Runner;
+use crate::progress::Watcher;
+use crate::results::{RowDetails, require_writable};
+
+const MAX_RUN: u64 = 256 << 20;
+
+const HELP: &str = "\
+One self-contained HTML file: sizes, the pattern of (A B; C D), non-zeros per layer and input,
+singular values of A. What it cannot know from the model alone comes from --run (what train --json
+wrote: rows, gaps, accuracies, times), --network (the pattern before) and, with --inputs and
+--labels, from measuring again (classes, layers, iterations).
+
+Example:
+  simplicit train --network net.onnx --inputs u.npy --json run.json --out m.safetensors
+  simplicit report --model m.safetensors --network net.onnx --run run.json --out r.html";
+
+/// Write the HTML report about a model
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub(crate) struct ReportArgs {
+    /// The model
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// The baseline: an ONNX network, or another model
+    #[arg(long, value_name = "FILE")]
+    network: Option<PathBuf>,
+    /// What train --json wrote
+    #[arg(long, value_name = "FILE")]
+    run: Option<PathBuf>,
+    /// The page to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Inputs to measure on
+    #[arg(long, value_name = "FILE")]
+    inputs: Option<PathBuf>,
+    /// Their labels
+    #[arg(long, value_name = "FILE", requires = "inputs")]
+    labels: Option<PathBuf>,
+    #[command(flatten)]
+    selection: SelectionArgs,
+    #[command(flatten)]
+    preprocessing: PreprocessingArgs,
+    #[command(flatten)]
+    running: RunArgs,
+}
+
+/// The keys of a run that the page shows.
+#[derive(Default, Deserialize)]
+struct Run {
+    accuracy: Option<f64>,
+    baseline_accuracy: Option<f64>,
+    agreement: Option<f64>,
+    equilibrium_error: Option<f64>,
+    milliseconds: Option<f64>,
+    baseline_milliseconds: Option<f64>,
+    threads: Option<usize>,
+    samples: Option<usize>,
+    nonzeros: Option<u64>,
+    #[serde(default)]
+    seconds: std::collections::BTreeMap<String, f64>,
+    #[serde(default)]
+    row_details: Vec<RowDetails>,
+}
+
+pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    require_writable([args.out.as_path()])?;
+    let watcher = Watcher::new(args.running.progress);
+    let threads = args.running.threads();
+    let model = ImplicitModel::load(&args.model)?;
+    let baseline = args.network.as_deref().map(Baseline::open).transpose()?;
+    let mut run = args.run.as_deref().map(read_run).transpose()?.unwrap_or_default();
+    if let (Some(path), Some(counted)) = (&args.run, run.nonzeros)
+        && counted != model.sparsity().nonzeros
+    {
+        anyhow::bail!(
+            "{}: expected the run of this model with {} non-zeros, got one of {counted}; give the JSON of its own training",
+            path.display(),
+            model.sparsity().nonzeros
+        );
+    }
+    let implicit = baseline.as_ref().map(Baseline::implicit).transpose()?;
+    let (mut classes, mut layers, mut diagnostics) = (Vec::new(), Vec::new(), Vec::new());
+    if let Some(path) = &args.inputs {
+        let selection = args.selection.selection();
+        let inputs = open_inputs(path, &args.preprocessing, Some(model.preprocessing()), &selection)?;
+        let labels = args.labels.as_ref().map(|path| Labels::read(path, &selection)).transpose()?;
+        watcher.phase("measuring");
+        let runner = Runner::of_model(&model, threads)?;
+        let ours = runner.run(&inputs, cancel, &watcher)?;
+        run.samples = Some(ours.outputs.rows());
+        run.threads = Some(threads.get());
+        run.milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
+        if let Some(labels) = &labels {
+            labels.require(ours.outputs.rows(), ours.outputs.cols())?;
+            run.accuracy = Some(accuracy(&ours.outputs, labels.as_slice())?);
+        }
+        if let (Some(baseline), Some(implicit)) = (&baseline, &implicit) {
+            let runner = Runner::of_baseline(baseline, threads)?;
+            let theirs = runner.run(&inputs, cancel, &watcher)?;
+            run.baseline_milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
+            run.agreement = Some(agreement(&ours.outputs, &theirs.outputs)?);
+            run.equilibrium_error = Some(equilibrium_error(&ours.outputs, &theirs.outputs)?);
+            if let Some(labels) = &labels {
+                run.baseline_accuracy = Some(accuracy(&theirs.outputs, labels.as_slice())?);
+                classes = class_changes(&ours.outputs, &theirs.outputs, labels.as_slice())?;
+            }
+            layers = layer_errors(&model, implicit, &inputs, threads, cancel)?;
+        }
+        diagnostics = ours.diagnostics;
+    }
+    let rows: Vec<RowReport> = run.row_details.into_iter().map(RowReport::from).collect();
+    let total = run.seconds.remove("total");
+    let phases: Vec<(String, f64)> = run.seconds.into_iter().collect();
+    let title = args.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let page = report::render(&report::Input {
+        baseline: implicit.as_ref(),
+        baseline_bytes: baseline.as_ref().map(|b| b.bytes),
+        test_samples: run.samples,
+        accuracy: run.accuracy,
+        baseline_accuracy: run.baseline_accuracy,
+        agreement: run.agreement,
+        equilibrium_error: run.equilibrium_error,
+        milliseconds: run.milliseconds,
+        baseline_milliseconds: run.baseline_milliseconds,
+        threads: run.threads,
+        rows: &rows,
+        classes: &classes,
+        layer_errors: &layers,
+        diagnostics: &diagnostics,
+        seconds: total,
+        phases: &phases,
+        ..report::Input::new(&title, &model)
+    });
+    watcher.finish();
+    write_bytes_atomically(&args.out, page.as_bytes())?;
+    say(&format!("wrote {}\n", args.out.display()))?;
+    Ok(Outcome::Done)
+}
+
+fn read_run(path: &Path) -> anyhow::Result<Run> {
+    let bytes = read_capped(path, MAX_RUN)?;
+    serde_json::from_slice(&bytes).with_context(|| format!("{}: expected what train --json writes", path.display()))
+}

@@ -1,0 +1,436 @@
+//! `simplicit train`: a sparse implicit model from a network, a model or plain states.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+use clap::Args;
+use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection, content_hash};
+use simplicit::evaluate::{accuracy, agreement, equilibrium_error};
+use simplicit::layout::Activation;
+use simplicit::linalg::{Csr, Matrix};
+use simplicit::model::{ImplicitModel, components};
+use simplicit::parallel::Cancel;
+use simplicit::problem::Mask;
+use simplicit::states::{ArrayStates, StateSource};
+use simplicit::train::{Checkpoint, Forget, Keep};
+
+use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, Switch, number, open_inputs};
+use crate::baseline::Baseline;
+use crate::exit::{Outcome, not_yet};
+use crate::interrupt::set_how_to_go_on;
+use crate::measure::Runner;
+use crate::progress::Watcher;
+use crate::recipe::beside;
+use crate::results::{Results, Staged, Stopwatch, require_writable};
+use crate::settings::{ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
+use crate::summary::summary;
+use crate::training::{Job, Samples};
+
+/// Distance from a target that a script must see.
+const MISSED: f64 = 0.002;
+
+const HELP: &str = "\
+Defaults: penalty cardinality with --mu 2e-6 (l1: --beta 3e-4; perspective: --alpha 1.5e-3
+--break 0.1; elastic-net: --beta 3e-4 --alpha 1e-4; ridge: --alpha 1.5e-3; with --normalize off
+all 1e-3), relaxed matching, lambda1 = lambda2 = 1, normalize on, 3 rounds and a refit for convex
+penalties, cascade on, output-aware on for ONNX networks. Connectivity: baseline for --network,
+full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere.
+
+What was decided for you is written beside the output, model.safetensors having
+model.recipe.toml; train --recipe repeats the run.
+
+Examples:
+  simplicit train --network net.onnx --inputs images.npy --out model.safetensors
+  simplicit train --network net.onnx --inputs u.npy --target-sparsity 0.8 --out m.safetensors
+  simplicit train --network net.onnx --inputs u.npy --max-drop 0.5 --out m.safetensors
+  simplicit train --states states.safetensors --penalty l1 --beta 1e-3 --out m.safetensors
+  simplicit train --network net.onnx --inputs u.npy --preset paper --rescale --out p.safetensors
+  simplicit train --recipe m.recipe.toml --checkpoint run1";
+
+/// Train a sparse implicit model from a network, a model or plain states
+///
+/// Every row of (A B; C D) is a problem of its own: match the pre-activations (or outputs) of the baseline on the given
+/// inputs with as few weights as possible. --network and --inputs, or --states, and --out are enough.
+#[derive(Debug, Args)]
+#[command(after_help = HELP, allow_negative_numbers = true)]
+pub(crate) struct TrainArgs {
+    /// The baseline: an ONNX network, or a model, whose equilibrium states are then matched
+    #[arg(long, value_name = "FILE", required_unless_present = "states", requires = "inputs")]
+    pub(crate) network: Option<PathBuf>,
+    /// Inputs of the network: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz; no labels needed
+    #[arg(long, value_name = "FILE", conflicts_with = "states")]
+    pub(crate) inputs: Option<PathBuf>,
+    /// States instead of a network: a file with U, Z, X, Y (see collect), or a folder with U.npy, Z.npy, X.npy, Y.npy
+    #[arg(long, value_name = "FILE", conflicts_with = "network")]
+    pub(crate) states: Option<PathBuf>,
+    /// The model file to write
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Flags from a TOML file, keys are the long flag names; flags given here win
+    #[arg(long, value_name = "FILE")]
+    pub(crate) recipe: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) selection: SelectionArgs,
+    /// Activation of --states without a layout: relu, leaky-relu:0.1, tanh, sigmoid, identity [default: relu]
+    #[arg(long, value_name = "PHI")]
+    pub(crate) activation: Option<String>,
+
+    /// How sparse: the share of the baseline's non-zeros to remove, counted over the whole model
+    #[arg(long, value_name = "T", conflicts_with = "max_drop", value_parser = number, help_heading = "What is asked for")]
+    pub(crate) target_sparsity: Option<f64>,
+    /// The smallest model whose predictions agree with the baseline's within X points on held-out inputs, the last tenth
+    #[arg(long, value_name = "X", value_parser = number, help_heading = "What is asked for")]
+    pub(crate) max_drop: Option<f64>,
+    /// A set of defaults; other flags override it
+    #[arg(long, help_heading = "What is asked for")]
+    pub(crate) preset: Option<Preset>,
+
+    /// What a weight costs [default: cardinality]
+    #[arg(long, help_heading = "The problem")]
+    pub(crate) penalty: Option<PenaltyKind>,
+    /// Weight of |x| (l1, elastic-net)
+    #[arg(long, value_name = "B", value_parser = number, help_heading = "The problem")]
+    pub(crate) beta: Option<f64>,
+    /// Weight of x² (perspective, elastic-net, ridge)
+    #[arg(long, value_name = "A", value_parser = number, help_heading = "The problem")]
+    pub(crate) alpha: Option<f64>,
+    /// Price of a non-zero (cardinality, perspective)
+    #[arg(long, value_name = "M", value_parser = number, help_heading = "The problem")]
+    pub(crate) mu: Option<f64>,
+    /// Where perspective turns from |x| into x², in place of --mu: mu = alpha·break²
+    #[arg(long = "break", value_name = "X", conflicts_with = "mu", value_parser = number, help_heading = "The problem")]
+    pub(crate) break_point: Option<f64>,
+    /// Which connections the model may have [default: baseline for --network, full for --states]
+    #[arg(long, help_heading = "The problem")]
+    pub(crate) connectivity: Option<ConnectivityKind>,
+    /// (states + outputs) × (states + inputs) array, non-zero where a weight may be
+    #[arg(long, value_name = "FILE", help_heading = "The problem")]
+    pub(crate) mask: Option<PathBuf>,
+    /// Hold every row of |A| to a sum of at most K [default: 0.99 where cycles are allowed, none elsewhere]
+    #[arg(long, value_name = "K", value_parser = number, help_heading = "The problem")]
+    pub(crate) kappa: Option<f64>,
+    /// Diagonal rescaling to ‖A‖∞ ≤ kappa: of the baseline before training under kappa, else of the trained model
+    #[arg(long, help_heading = "The problem")]
+    pub(crate) rescale: bool,
+    /// The paper's layered scaling first: every layer's weights over G·max‖W‖∞, G > 1
+    #[arg(long, value_name = "G", value_parser = number, help_heading = "The problem")]
+    pub(crate) gamma: Option<f64>,
+    /// How states and outputs are matched [default: relaxed]
+    #[arg(long, help_heading = "The problem")]
+    pub(crate) matching: Option<MatchingKind>,
+    /// Weight of the mismatch of states [default: 1]
+    #[arg(long, value_name = "L", value_parser = number, help_heading = "The problem")]
+    pub(crate) lambda1: Option<f64>,
+    /// Weight of the mismatch of outputs [default: 1]
+    #[arg(long, value_name = "L", value_parser = number, help_heading = "The problem")]
+    pub(crate) lambda2: Option<f64>,
+    /// Unit-RMS features and targets, so that units of the inputs do not matter [default: on]
+    #[arg(long, help_heading = "The problem")]
+    pub(crate) normalize: Option<Switch>,
+    /// Weight rows by how much the output minds their errors [default: on for ONNX networks with --normalize on]
+    #[arg(long, help_heading = "The problem")]
+    pub(crate) output_aware: Option<Switch>,
+    /// A constant in every row; off means only where the baseline has a bias [default: off]
+    #[arg(long, help_heading = "The problem")]
+    pub(crate) bias: Option<Switch>,
+
+    /// Convex solves with reweighting between them [default: 3]
+    #[arg(long, value_name = "N", help_heading = "The method")]
+    pub(crate) rounds: Option<usize>,
+    /// Least squares on the chosen weights at the end [default: on]
+    #[arg(long, help_heading = "The method")]
+    pub(crate) refit: Option<Switch>,
+    /// Later rows see the states of the model built so far [default: on]
+    #[arg(long, help_heading = "The method")]
+    pub(crate) cascade: Option<Switch>,
+    /// Not yet
+    #[arg(long, hide = true, num_args = 0..=1)]
+    pub(crate) reach: Option<Option<String>>,
+
+    #[command(flatten)]
+    pub(crate) preprocessing: PreprocessingArgs,
+
+    /// Measure accuracy on these inputs afterwards
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) test_inputs: Option<PathBuf>,
+    /// Labels of the test inputs; a CIFAR file is its own
+    #[arg(long, value_name = "FILE", requires = "test_inputs", help_heading = "Results")]
+    pub(crate) test_labels: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) json: JsonArgs,
+
+    /// Keep finished statistics and rows in this directory; the same command goes on from there after any interruption
+    #[arg(long, value_name = "DIR", help_heading = "Running")]
+    pub(crate) checkpoint: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    let mut stopwatch = Stopwatch::start();
+    let recipe_path = beside(&args.out);
+    require_writable([args.out.as_path(), &recipe_path].into_iter().chain(args.json.file()))?;
+    set_how_to_go_on(match &args.checkpoint {
+        Some(_) => "the same command goes on from the checkpoint".to_string(),
+        None => "no model was written; with --checkpoint DIR the same command could go on where it was".to_string(),
+    });
+    let watcher = Watcher::new(args.run.progress);
+    watcher.phase("reading");
+    let threads = args.run.threads();
+    let origin = Origin::open(args)?;
+    let mask = args.mask.as_deref().map(read_mask).transpose()?;
+    let sizes = origin.sizes();
+    let mask_is_cyclic = mask.as_ref().is_some_and(|m| is_cyclic(m, sizes.states));
+    let effective = resolve(args, origin.facts(), mask_is_cyclic)?;
+    let test = Test::open(args, origin.preprocessing())?;
+    let provenance = provenance(args, &effective)?;
+    let checkpoint = match &args.checkpoint {
+        Some(directory) => {
+            let mut fingerprint = provenance.clone();
+            fingerprint.insert("preprocessing".into(), serde_json::to_string(origin.preprocessing())?);
+            Some(Checkpoint::open(directory, &fingerprint)?)
+        }
+        None => None,
+    };
+    let keep: &dyn Keep = checkpoint.as_ref().map_or(&Forget, |c| c);
+    stopwatch.lap("load");
+    let job = Job {
+        effective: &effective,
+        mask,
+        preprocessing: origin.preprocessing().clone(),
+        provenance,
+        keep,
+        threads,
+        cancel,
+        watcher: &watcher,
+    };
+    let finished = job.run(&origin.samples(), &mut stopwatch)?;
+    let trained = finished.trained;
+    let mut results = Results::of_model(&trained.model);
+    results.add_training(&trained.report);
+    results.seed = Some(effective.seed);
+    results.threads = Some(threads.get());
+    results.samples = Some(sizes.samples);
+    results.equilibrium_error = Some(finished.equilibrium_error);
+    results.not_converged = Some(finished.not_converged);
+    if let Some(test) = &test {
+        watcher.phase("test inputs");
+        let runner = Runner::of_model(&trained.model, threads)?;
+        let of_model = runner.run(&test.inputs, cancel, &watcher)?;
+        results.samples = Some(of_model.outputs.rows());
+        results.not_converged = Some(of_model.not_converged());
+        results.accuracy = test.accuracy(&of_model.outputs)?;
+        results.milliseconds = Some(runner.milliseconds(&test.inputs, cancel)?);
+        // Not comparable without a baseline: only plain states have none.
+        results.equilibrium_error = None;
+        if let Some(baseline) = origin.baseline() {
+            let runner = Runner::of_baseline(baseline, threads)?;
+            let of_baseline = runner.run(&test.inputs, cancel, &watcher)?;
+            results.baseline_accuracy = test.accuracy(&of_baseline.outputs)?;
+            results.baseline_milliseconds = Some(runner.milliseconds(&test.inputs, cancel)?);
+            results.agreement = Some(agreement(&of_model.outputs, &of_baseline.outputs)?);
+            results.equilibrium_error = Some(equilibrium_error(&of_model.outputs, &of_baseline.outputs)?);
+        }
+        stopwatch.lap("test");
+    }
+    watcher.phase("writing");
+    results.seconds = stopwatch.seconds();
+    let recipe = recipe(args, &effective, origin.preprocessing())?;
+    let mut files = Staged::default();
+    files.stage(&recipe_path, recipe.as_bytes())?.stage_optional(args.json.file(), results.text()?.as_bytes())?;
+    files.stage(&args.out, &trained.model.to_bytes())?.finish()?;
+    watcher.finish();
+    let mut table = summary(&results, origin.baseline().map(|b| b.bytes));
+    table.push_str(&format!("model           {}\nrecipe          {}\n", args.out.display(), recipe_path.display()));
+    results.print(&args.json, &table)?;
+    let mut notices = results.notices();
+    notices.extend(missed(&effective, &trained.model, trained.report.agreement));
+    Ok(Outcome::with_notices(&notices))
+}
+
+/// A target that was not reached.
+fn missed(effective: &Effective, model: &ImplicitModel, agreement: Option<f64>) -> Option<String> {
+    let sparsity = model.sparsity().sparsity;
+    if let Some(target) = effective.target_sparsity
+        && (sparsity - target).abs() > MISSED
+    {
+        return Some(format!("target sparsity {target} missed: {sparsity:.4}"));
+    }
+    let (drop, agreement) = (effective.max_drop?, agreement?);
+    (100.0 * (1.0 - agreement) > drop + 1e-9)
+        .then(|| format!("max-drop {drop} missed: {:.2} points on the held-out inputs", 100.0 * (1.0 - agreement)))
+}
+
+/// What is trained on.
+enum Origin {
+    Network(Box<Baseline>, Box<Inputs>),
+    States(Box<ArrayStates>, Preprocessing),
+}
+
+/// How many samples, of how many states.
+struct Sizes {
+    samples: usize,
+    states: usize,
+}
+
+impl Origin {
+    fn open(args: &TrainArgs) -> anyhow::Result<Self> {
+        match (&args.network, &args.inputs, &args.states) {
+            (Some(network), Some(inputs), None) => {
+                if args.activation.is_some() {
+                    bail!("--activation: expected --states without a layout, got --network, which has its own");
+                }
+                let baseline = Baseline::open(network)?;
+                let selection = args.selection.selection();
+                let inputs = open_inputs(inputs, &args.preprocessing, baseline.preprocessing(), &selection)?;
+                Ok(Origin::Network(Box::new(baseline), Box::new(inputs)))
+            }
+            (_, _, Some(states)) => {
+                if args.selection.samples.is_some() {
+                    return Err(not_yet("--samples with --states"));
+                }
+                let activation = args.activation.clone().unwrap_or_else(|| "relu".into());
+                let states = ArrayStates::open(states, Activation::try_from(activation)?)?;
+                if args.activation.is_some() && states.layout_is_declared() {
+                    bail!("--activation: expected states without a layout, got a file that declares its own");
+                }
+                let identity = Preprocessing::identity();
+                let preprocessing = args.preprocessing.over(states.preprocessing().unwrap_or(&identity))?;
+                Ok(Origin::States(Box::new(states), preprocessing))
+            }
+            _ => bail!("expected --network with --inputs, or --states; see simplicit train --help"),
+        }
+    }
+
+    fn baseline(&self) -> Option<&Baseline> {
+        match self {
+            Origin::Network(baseline, _) => Some(baseline),
+            Origin::States(..) => None,
+        }
+    }
+
+    fn preprocessing(&self) -> &Preprocessing {
+        match self {
+            Origin::Network(_, inputs) => inputs.preprocessing(),
+            Origin::States(_, preprocessing) => preprocessing,
+        }
+    }
+
+    fn sizes(&self) -> Sizes {
+        use simplicit::states::InputSource;
+        match self {
+            Origin::Network(baseline, inputs) => {
+                Sizes { samples: inputs.samples(), states: baseline.map().shape().states }
+            }
+            Origin::States(states, _) => Sizes { samples: states.samples(), states: states.shape().states },
+        }
+    }
+
+    fn samples(&self) -> Samples<'_> {
+        match self {
+            Origin::Network(baseline, inputs) => Samples::Inputs(baseline, inputs),
+            Origin::States(states, _) => Samples::States(states),
+        }
+    }
+
+    fn facts(&self) -> Facts {
+        match self {
+            Origin::Network(baseline, _) => Facts {
+                network: baseline.network().is_some(),
+                baseline: true,
+                baseline_cyclic: match &baseline.kind {
+                    crate::baseline::Kind::Network(_) => false,
+                    crate::baseline::Kind::Model(model, _) => !model.well_posedness().acyclic,
+                },
+            },
+            Origin::States(..) => Facts { network: false, baseline: false, baseline_cyclic: false },
+        }
+    }
+}
+
+/// Test inputs and their labels, opened before the work begins.
+struct Test {
+    inputs: Inputs,
+    labels: Option<Labels>,
+}
+
+impl Test {
+    fn open(args: &TrainArgs, preprocessing: &Preprocessing) -> anyhow::Result<Option<Self>> {
+        let Some(path) = &args.test_inputs else { return Ok(None) };
+        let all = Selection::all();
+        let inputs = Inputs::new(Array::open(path)?, Some(preprocessing.clone()), &all)?;
+        let labels = args.test_labels.as_ref().map(|path| Labels::read(path, &all)).transpose()?;
+        Ok(Some(Self { inputs, labels }))
+    }
+
+    fn accuracy(&self, outputs: &Matrix<f32>) -> anyhow::Result<Option<f64>> {
+        let Some(labels) = &self.labels else { return Ok(None) };
+        labels.require(outputs.rows(), outputs.cols())?;
+        Ok(Some(accuracy(outputs, labels.as_slice())?))
+    }
+}
+
+fn read_mask(path: &Path) -> anyhow::Result<Mask> {
+    let array = Array::open(path)?;
+    Ok(Mask::from_pattern(&array.rows(0..array.samples())?))
+}
+
+/// Whether the part of the mask between states allows a cycle.
+fn is_cyclic(mask: &Mask, states: usize) -> bool {
+    let (rows, cols) = mask.shape();
+    if rows < states || cols < states {
+        // The wrong shape is refused by training, with both shapes named.
+        return true;
+    }
+    let allowed = |i: usize| (0..states).filter(move |&j| mask.allows(i, j)).map(|j| (j, 1.0f32)).collect::<Vec<_>>();
+    components(&Csr::from_rows(states, (0..states).map(allowed))).cyclic.contains(&true)
+}
+
+/// Settings, seed, hashes and version: the model's provenance and, with the preprocessing, the checkpoint's fingerprint.
+fn provenance(args: &TrainArgs, effective: &Effective) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut map = BTreeMap::from([
+        ("settings".to_string(), serde_json::to_string(effective)?),
+        ("seed".to_string(), effective.seed.to_string()),
+        ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
+    ]);
+    let files = [("network", &args.network), ("inputs", &args.inputs), ("states", &args.states), ("mask", &args.mask)];
+    for (name, path) in files {
+        if let Some(path) = path {
+            map.insert(name.into(), hash(path)?);
+        }
+    }
+    Ok(map)
+}
+
+fn hash(path: &Path) -> anyhow::Result<String> {
+    if path.is_dir() {
+        let parts = ["U.npy", "Z.npy", "X.npy", "Y.npy"].map(|name| content_hash(path.join(name)));
+        return Ok(parts.into_iter().collect::<Result<Vec<_>, _>>()?.join(" "));
+    }
+    Ok(content_hash(path)?)
+}
+
+/// The effective recipe: everything that decides the result, and the files it was decided on.
+fn recipe(args: &TrainArgs, effective: &Effective, preprocessing: &Preprocessing) -> anyhow::Result<String> {
+    let mut table = toml::Table::new();
+    let files = [
+        ("network", &args.network),
+        ("inputs", &args.inputs),
+        ("states", &args.states),
+        ("mask", &args.mask),
+        ("test-inputs", &args.test_inputs),
+        ("test-labels", &args.test_labels),
+    ];
+    for (name, path) in files {
+        if let Some(path) = path {
+            table.insert(name.into(), path.display().to_string().into());
+        }
+    }
+    table.insert("out".into(), args.out.display().to_string().into());
+    table.insert("scale".into(), preprocessing.scale.into());
+    table.insert("mean".into(), preprocessing.mean.clone().into());
+    table.insert("std".into(), preprocessing.std.clone().into());
+    table.extend(toml::Table::try_from(effective)?);
+    Ok(format!("# simplicit {} train --recipe THIS\n{table}", env!("CARGO_PKG_VERSION")))
+}

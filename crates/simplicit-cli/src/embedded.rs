@@ -1,0 +1,39 @@
+//! The quick start's network and images, part of the program.
+
+use simplicit::Result;
+use simplicit::arrays::{Array, ArrayFile, Inputs, Labels, Selection};
+use simplicit::network::Network;
+
+/// The network's file, for its size.
+pub(crate) const NETWORK: &[u8] = include_bytes!("../../../data/fashion_fc.onnx");
+const TRAIN_IMAGES: &[u8] = include_bytes!("../../../data/fashion_train_images.idx.gz");
+const TEST_IMAGES: &[u8] = include_bytes!("../../../data/fashion_test_images.idx.gz");
+const TEST_LABELS: &[u8] = include_bytes!("../../../data/fashion_test_labels.idx.gz");
+
+/// FashionMNIST's classes in the order of the outputs.
+pub(crate) const CLASSES: [&str; 10] =
+    ["T-shirt/top", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"];
+
+/// A trained 784-64-32-16-10 ReLU network.
+pub(crate) fn network() -> Result<Network> {
+    Network::from_onnx_bytes(NETWORK)
+}
+
+/// 2,000 training images.
+pub(crate) fn train_images() -> Result<Inputs> {
+    Inputs::new(array("fashion_train_images.idx.gz", TRAIN_IMAGES)?, None, &Selection::all())
+}
+
+/// All 10,000 test images.
+pub(crate) fn test_images() -> Result<Inputs> {
+    Inputs::new(array("fashion_test_images.idx.gz", TEST_IMAGES)?, None, &Selection::all())
+}
+
+/// Their labels.
+pub(crate) fn test_labels() -> Result<Labels> {
+    Labels::from_array(&array("fashion_test_labels.idx.gz", TEST_LABELS)?, &Selection::all())
+}
+
+fn array(name: &str, bytes: &'static [u8]) -> Result<Array> {
+    ArrayFile::from_bytes(name, bytes)?.only_array()
+}

@@ -1,0 +1,77 @@
+//! How a command ends: 0, 1, 2 or 130, with at most one line on stderr.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use simplicit::Error;
+
+/// A command that did what it was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Exit 0.
+    Done,
+    /// Exit 1: done, with something a script must see. It has been said on stderr.
+    Noticed,
+}
+
+impl Outcome {
+    /// `Noticed` if there is anything to say, which goes to stderr.
+    pub(crate) fn with_notices(notices: &[String]) -> Self {
+        for notice in notices {
+            complain(&format!("note: {notice}"));
+        }
+        if notices.is_empty() { Outcome::Done } else { Outcome::Noticed }
+    }
+}
+
+/// One line on stderr; nothing can be done if even that fails.
+pub(crate) fn complain(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Data on stdout. A closed pipe comes back as an error that [`code`] turns into success.
+pub(crate) fn say(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()
+}
+
+/// The exit code, after the one line that says why.
+pub(crate) fn code(result: anyhow::Result<Outcome>) -> ExitCode {
+    let error = match result {
+        Ok(Outcome::Done) => return ExitCode::SUCCESS,
+        Ok(Outcome::Noticed) => return ExitCode::from(1),
+        Err(error) => error,
+    };
+    if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe) {
+        return ExitCode::SUCCESS;
+    }
+    if matches!(error.downcast_ref::<Error>(), Some(Error::Cancelled)) && crate::interrupt::was_asked() {
+        complain(&crate::interrupt::farewell());
+        return ExitCode::from(crate::interrupt::CODE);
+    }
+    complain(&format!("error: {}", one_line(&story(&error))));
+    ExitCode::from(2)
+}
+
+/// The error and its causes; a cause that was already told is not repeated.
+fn story(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&cause);
+        }
+    }
+    text
+}
+
+/// Line ends become spaces: scripts read one line.
+pub(crate) fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A refusal of something that is planned.
+pub(crate) fn not_yet(what: &str) -> anyhow::Error {
+    anyhow::anyhow!("{what}: not yet; this version refuses it rather than ignore it")
+}

@@ -1,0 +1,160 @@
+//! Running models and baselines over inputs: outputs, time, what did not converge.
+
+use std::time::{Duration, Instant};
+
+use simplicit::Result;
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, SampleDiagnostics, not_converged};
+use simplicit::linalg::Matrix;
+use simplicit::model::ImplicitModel;
+use simplicit::network::Network;
+use simplicit::parallel::{self, Cancel, Threads};
+use simplicit::states::{InputSource, StateSource};
+
+use crate::baseline::{Baseline, Kind};
+use crate::progress::Watcher;
+
+/// Samples read and run together: memory is one of these, whatever the number of samples.
+const CHUNK: usize = 4096;
+/// Samples a thread of a network takes at a time.
+const BLOCK: usize = 256;
+/// Samples that are timed, how often, and when it is enough.
+const TIMED: usize = 10_000;
+const TURNS: usize = 5;
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The outputs of all samples, one a row, in the units of the network that everything started from.
+pub(crate) struct Measured {
+    pub(crate) outputs: Matrix<f32>,
+    /// Of running, without reading.
+    pub(crate) seconds: f64,
+    /// One per sample; empty for a network.
+    pub(crate) diagnostics: Vec<SampleDiagnostics>,
+}
+
+impl Measured {
+    /// Samples without equilibrium.
+    pub(crate) fn not_converged(&self) -> u64 {
+        not_converged(&self.diagnostics).len() as u64
+    }
+
+    /// Milliseconds for 1,000 samples.
+    pub(crate) fn milliseconds(&self) -> f64 {
+        1e6 * self.seconds / self.outputs.rows().max(1) as f64
+    }
+}
+
+/// Something that runs a batch on some threads.
+pub(crate) enum Runner<'a> {
+    Network(&'a Network, Threads),
+    /// With the factor from stored outputs to the original network's.
+    Model(Box<Equilibrium>, f64),
+}
+
+impl<'a> Runner<'a> {
+    pub(crate) fn of_model(model: &ImplicitModel, threads: Threads) -> Result<Self> {
+        let equilibrium = Equilibrium::new(model, EquilibriumSettings { threads, ..Default::default() })?;
+        Ok(Runner::Model(Box::new(equilibrium), model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs)))
+    }
+
+    pub(crate) fn of_baseline(baseline: &'a Baseline, threads: Threads) -> Result<Self> {
+        match &baseline.kind {
+            Kind::Network(network) => Ok(Runner::Network(network, threads)),
+            Kind::Model(model, _) => Self::of_model(model, threads),
+        }
+    }
+
+    /// Outputs and diagnostics of a batch.
+    pub(crate) fn batch(&self, u: &Matrix<f32>) -> Result<(Matrix<f32>, Vec<SampleDiagnostics>)> {
+        match self {
+            Runner::Network(network, threads) => {
+                let blocks = parallel::map(*threads, u.rows().div_ceil(BLOCK), |block| {
+                    let rows = block * BLOCK..((block + 1) * BLOCK).min(u.rows());
+                    network.forward(&InputSource::rows(u, rows)?)
+                })?;
+                let cols = blocks.first().map_or(0, Matrix::cols);
+                let values = blocks.into_iter().flat_map(Matrix::into_vec).collect();
+                Ok((Matrix::from_vec(u.rows(), cols, values)?, Vec::new()))
+            }
+            Runner::Model(equilibrium, factor) => {
+                let mut solution = equilibrium.outputs(u)?;
+                if *factor != 1.0 {
+                    let outputs = solution.y.as_mut_slice();
+                    outputs.iter_mut().for_each(|y| *y = (f64::from(*y) * factor) as f32);
+                }
+                Ok((solution.y, solution.diagnostics))
+            }
+        }
+    }
+
+    /// All samples, a chunk at a time.
+    pub(crate) fn run(&self, inputs: &dyn InputSource, cancel: &Cancel, watcher: &Watcher) -> Result<Measured> {
+        let samples = inputs.samples();
+        let (mut values, mut cols, mut seconds, mut diagnostics) = (Vec::new(), 0, 0.0, Vec::new());
+        for first in (0..samples).step_by(CHUNK) {
+            cancel.check()?;
+            let u = inputs.rows(first..(first + CHUNK).min(samples))?;
+            let start = Instant::now();
+            let (y, more) = self.batch(&u)?;
+            seconds += start.elapsed().as_secs_f64();
+            cols = y.cols();
+            values.extend(y.into_vec());
+            diagnostics.extend(more);
+            watcher.samples((first + CHUNK).min(samples), samples);
+        }
+        Ok(Measured { outputs: Matrix::from_vec(samples, cols, values)?, seconds, diagnostics })
+    }
+
+    /// Milliseconds per 1,000 samples: the best of some runs after one to warm up, reading not counted.
+    pub(crate) fn milliseconds(&self, inputs: &dyn InputSource, cancel: &Cancel) -> Result<f64> {
+        let u = inputs.rows(0..inputs.samples().min(TIMED))?;
+        let begin = Instant::now();
+        self.batch(&u)?;
+        let mut best = f64::INFINITY;
+        for _ in 0..TURNS {
+            cancel.check()?;
+            let start = Instant::now();
+            self.batch(&u)?;
+            best = best.min(start.elapsed().as_secs_f64());
+            if begin.elapsed() > PATIENCE {
+                break;
+            }
+        }
+        Ok(1e6 * best / u.rows().max(1) as f64)
+    }
+}
+
+/// RMS of (model − source outputs) / RMS of the source's over all its samples, and how many did not converge.
+pub(crate) fn error_on_states(
+    model: &ImplicitModel,
+    source: &dyn StateSource,
+    threads: Threads,
+    cancel: &Cancel,
+) -> Result<(f64, u64)> {
+    let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
+    let equilibrium = Equilibrium::new(model, settings)?;
+    let samples = source.samples();
+    let (mut difference, mut energy, mut lost) = (0.0, 0.0, 0);
+    parallel::fold(
+        threads,
+        samples.div_ceil(BLOCK),
+        |block| {
+            cancel.check()?;
+            let states = source.block(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
+            let solution = equilibrium.outputs(&states.u.cast())?;
+            let pairs = solution.y.as_slice().iter().zip(states.y.as_slice());
+            let (mut d, mut e) = (0.0, 0.0);
+            for (model, baseline) in pairs {
+                d += (f64::from(*model) - baseline).powi(2);
+                e += baseline.powi(2);
+            }
+            Ok((d, e, not_converged(&solution.diagnostics).len() as u64))
+        },
+        |_, (d, e, n)| {
+            difference += d;
+            energy += e;
+            lost += n;
+            Ok(())
+        },
+    )?;
+    Ok((if energy > 0.0 { (difference / energy).sqrt() } else { 0.0 }, lost))
+}

@@ -1,0 +1,105 @@
+//! Progress on stderr: a bar, JSON lines, or nothing.
+
+use std::io::IsTerminal;
+
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::json;
+use simplicit::train::Progress;
+
+use crate::exit::complain;
+
+/// What to show while work goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Show {
+    /// A bar, drawn only on a terminal
+    Bar,
+    /// One JSON object a line on stderr
+    Json,
+    /// Nothing
+    None,
+}
+
+/// Whoever watches a command.
+pub(crate) struct Watcher {
+    show: Show,
+    bar: ProgressBar,
+}
+
+impl Watcher {
+    /// A bar if stderr is a terminal and nothing else is asked for.
+    pub(crate) fn new(show: Option<Show>) -> Self {
+        let show = show.unwrap_or(if std::io::stderr().is_terminal() { Show::Bar } else { Show::None });
+        let bar = if show == Show::Bar { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        if let Ok(style) = ProgressStyle::with_template("{msg:38} {bar:32} {pos:>6}/{len:<6} {elapsed}") {
+            bar.set_style(style);
+        }
+        Self { show, bar }
+    }
+
+    /// A phase begins.
+    pub(crate) fn phase(&self, name: &str) {
+        match self.show {
+            Show::Bar => {
+                self.bar.set_length(0);
+                self.bar.set_position(0);
+                self.bar.set_message(name.to_string());
+            }
+            Show::Json => complain(&json!({ "event": "phase", "name": name }).to_string()),
+            Show::None => {}
+        }
+    }
+
+    /// Samples of a phase are done.
+    pub(crate) fn samples(&self, done: usize, total: usize) {
+        match self.show {
+            Show::Bar => {
+                self.bar.set_length(total as u64);
+                self.bar.set_position(done as u64);
+            }
+            Show::Json => complain(&json!({ "event": "samples", "done": done, "total": total }).to_string()),
+            Show::None => {}
+        }
+    }
+
+    /// What training says.
+    pub(crate) fn training(&self, progress: &Progress) {
+        match self.show {
+            Show::Bar => self.draw(progress),
+            Show::Json => complain(&line(progress).to_string()),
+            Show::None => {}
+        }
+    }
+
+    fn draw(&self, progress: &Progress) {
+        let (message, done, total) = match progress {
+            Progress::Samples { group, done, total } => (format!("samples for {group}"), *done, *total),
+            Progress::Rows { group, done, total } => (format!("rows of {group}"), *done, *total),
+            Progress::Model { strength, sparsity } => {
+                (format!("{:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
+            }
+        };
+        self.bar.set_message(message);
+        self.bar.set_length(total as u64);
+        self.bar.set_position(done as u64);
+    }
+
+    /// Clears the bar, so that results stand alone.
+    pub(crate) fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn line(progress: &Progress) -> serde_json::Value {
+    match progress {
+        Progress::Samples { group, done, total } => {
+            json!({ "event": "samples", "group": group, "done": done, "total": total })
+        }
+        Progress::Rows { group, done, total } => {
+            json!({ "event": "rows", "group": group, "done": done, "total": total })
+        }
+        Progress::Model { strength, sparsity } => {
+            json!({ "event": "model", "strength": strength, "sparsity": sparsity })
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! What commands tell scripts: one set of keys for all, null where a key does not apply.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use simplicit::files::{OutputFile, write_bytes_atomically};
+use simplicit::model::{ImplicitModel, LayerCount};
+use simplicit::train::{RowReport, TrainReport};
+
+use crate::args::JsonArgs;
+use crate::exit::say;
+
+/// The keys of the contract, then ours.
+#[derive(Debug, Clone, Default, Serialize)]
+pub(crate) struct Results {
+    pub(crate) sparsity: Option<f64>,
+    pub(crate) nonzeros: Option<u64>,
+    pub(crate) baseline_nonzeros: Option<u64>,
+    pub(crate) multiply_adds: Option<u64>,
+    pub(crate) baseline_multiply_adds: Option<u64>,
+    pub(crate) model_bytes: Option<u64>,
+    pub(crate) accuracy: Option<f64>,
+    pub(crate) baseline_accuracy: Option<f64>,
+    pub(crate) rows: Option<usize>,
+    pub(crate) rows_at_limit: Option<usize>,
+    pub(crate) max_relative_gap: Option<f64>,
+    pub(crate) refit_residual: Option<f64>,
+    pub(crate) norm_a_inf: Option<f64>,
+    pub(crate) lambda_pf_upper: Option<f64>,
+    pub(crate) equilibrium_error: Option<f64>,
+    pub(crate) not_converged: Option<u64>,
+    pub(crate) seconds: BTreeMap<String, f64>,
+    pub(crate) seed: Option<u64>,
+    pub(crate) version: &'static str,
+    /// Share of samples predicted as by the baseline: on the test inputs, or held out by `--max-drop`.
+    pub(crate) agreement: Option<f64>,
+    /// Samples that accuracy, agreement and equilibrium error were measured on.
+    pub(crate) samples: Option<usize>,
+    /// Factor on the penalty, or price of a non-zero, that training ended with.
+    pub(crate) strength: Option<f64>,
+    pub(crate) training_error: Option<f64>,
+    /// Milliseconds per 1,000 samples.
+    pub(crate) milliseconds: Option<f64>,
+    pub(crate) baseline_milliseconds: Option<f64>,
+    pub(crate) threads: Option<usize>,
+    /// Last layer first.
+    pub(crate) layers: Vec<LayerCount>,
+    /// States, then outputs.
+    pub(crate) row_details: Vec<RowDetails>,
+}
+
+/// A [`RowReport`] in a file.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct RowDetails {
+    name: String,
+    nonzeros: usize,
+    relative_gap: Option<f64>,
+    at_limit: bool,
+    relative_residual: Option<f64>,
+    bound_distance: Option<f64>,
+}
+
+impl From<&RowReport> for RowDetails {
+    fn from(row: &RowReport) -> Self {
+        Self {
+            name: row.name.clone(),
+            nonzeros: row.nonzeros,
+            relative_gap: row.relative_gap,
+            at_limit: row.at_limit,
+            relative_residual: Some(row.relative_residual).filter(|r| r.is_finite()),
+            bound_distance: row.bound_distance,
+        }
+    }
+}
+
+impl From<RowDetails> for RowReport {
+    fn from(row: RowDetails) -> Self {
+        Self {
+            name: row.name,
+            nonzeros: row.nonzeros,
+            relative_gap: row.relative_gap,
+            at_limit: row.at_limit,
+            relative_residual: row.relative_residual.unwrap_or(f64::INFINITY),
+            bound_distance: row.bound_distance,
+        }
+    }
+}
+
+impl Results {
+    /// Nothing known yet but the version.
+    pub(crate) fn new() -> Self {
+        Self { version: env!("CARGO_PKG_VERSION"), ..Self::default() }
+    }
+
+    /// Counts and well-posedness of the stored model.
+    pub(crate) fn of_model(model: &ImplicitModel) -> Self {
+        let (sparsity, posed) = (model.sparsity(), model.well_posedness());
+        Self {
+            sparsity: Some(sparsity.sparsity),
+            nonzeros: Some(sparsity.nonzeros),
+            baseline_nonzeros: Some(sparsity.baseline_nonzeros),
+            multiply_adds: Some(sparsity.multiply_adds),
+            baseline_multiply_adds: sparsity.baseline_multiply_adds,
+            model_bytes: Some(sparsity.bytes),
+            norm_a_inf: Some(posed.norm_a_inf),
+            lambda_pf_upper: Some(posed.lambda_pf_upper),
+            layers: sparsity.layers,
+            ..Self::new()
+        }
+    }
+
+    /// What training says.
+    pub(crate) fn add_training(&mut self, report: &TrainReport) {
+        self.rows = Some(report.rows.len());
+        self.rows_at_limit = Some(report.rows_at_limit());
+        self.max_relative_gap = report.max_relative_gap();
+        self.refit_residual = Some(report.refit_residual());
+        self.strength = Some(report.strength);
+        self.training_error = Some(report.training_error);
+        self.agreement = report.agreement;
+        self.row_details = report.rows.iter().map(RowDetails::from).collect();
+    }
+
+    /// What a script must see: exit 1.
+    pub(crate) fn notices(&self) -> Vec<String> {
+        let mut notices = Vec::new();
+        if let Some(count) = self.rows_at_limit.filter(|n| *n > 0) {
+            let gap = self.max_relative_gap.unwrap_or(f64::NAN);
+            notices.push(format!("{count} row(s) ended at a limit, largest relative gap {gap:.1e}"));
+        }
+        if let Some(count) = self.not_converged.filter(|n| *n > 0) {
+            notices.push(format!("the equilibrium of {count} sample(s) was not reached"));
+        }
+        notices
+    }
+
+    /// As JSON.
+    pub(crate) fn text(&self) -> anyhow::Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
+    /// The JSON file, then stdout.
+    pub(crate) fn deliver(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
+        if let Some(path) = json.file() {
+            write_bytes_atomically(path, self.text()?.as_bytes())?;
+        }
+        self.print(json, table)
+    }
+
+    /// The table on stdout, or the JSON in its place.
+    pub(crate) fn print(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
+        let text = if json.to_stdout() { &self.text()? } else { table };
+        Ok(say(text)?)
+    }
+}
+
+/// Several files that appear together: all of them are on the disk before the first gets its name.
+#[derive(Default)]
+pub(crate) struct Staged(Vec<OutputFile>);
+
+impl Staged {
+    /// One more file.
+    pub(crate) fn stage(&mut self, path: &Path, bytes: &[u8]) -> anyhow::Result<&mut Self> {
+        let mut file = OutputFile::create(path)?;
+        file.write(bytes)?;
+        self.0.push(file);
+        Ok(self)
+    }
+
+    /// One more file, if there is to be one.
+    pub(crate) fn stage_optional(&mut self, path: Option<&Path>, bytes: &[u8]) -> anyhow::Result<&mut Self> {
+        match path {
+            Some(path) => self.stage(path, bytes),
+            None => Ok(self),
+        }
+    }
+
+    /// All get their names, in order.
+    pub(crate) fn finish(&mut self) -> anyhow::Result<()> {
+        for file in self.0.drain(..) {
+            file.finish()?;
+        }
+        Ok(())
+    }
+}
+
+/// Seconds of every phase and in all.
+pub(crate) struct Stopwatch {
+    begin: Instant,
+    phase: Instant,
+    seconds: BTreeMap<String, f64>,
+}
+
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        Self { begin: Instant::now(), phase: Instant::now(), seconds: BTreeMap::new() }
+    }
+
+    /// Everything since the last call belongs to this phase.
+    pub(crate) fn lap(&mut self, phase: &str) {
+        *self.seconds.entry(phase.to_string()).or_default() += self.phase.elapsed().as_secs_f64();
+        self.phase = Instant::now();
+    }
+
+    /// All phases and `total`.
+    pub(crate) fn seconds(&self) -> BTreeMap<String, f64> {
+        let mut seconds = self.seconds.clone();
+        seconds.insert("total".into(), self.begin.elapsed().as_secs_f64());
+        seconds
+    }
+}
+
+/// An error now rather than after an hour: every file that will be written can be.
+pub(crate) fn require_writable<'a>(paths: impl IntoIterator<Item = &'a Path>) -> anyhow::Result<()> {
+    for path in paths {
+        drop(OutputFile::create(path)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,301 @@
+//! From the flags of `train` to settings: presets, defaults, and the refusal of what does not fit together.
+
+use std::sync::Arc;
+
+use anyhow::bail;
+use clap::ValueEnum;
+use serde::Serialize;
+use simplicit::problem::penalty::{ElasticNet, L1, Perspective, Ridge};
+use simplicit::problem::{Connectivity, Mask, Matching};
+use simplicit::train::{Objective, TrainSettings};
+
+use crate::args::Switch;
+use crate::commands::train::TrainArgs;
+use crate::exit::not_yet;
+
+/// Default κ where one is needed.
+pub(crate) const KAPPA: f64 = 0.99;
+
+/// Strengths where neither a strength nor a target is given: in unit-RMS coordinates, and in raw units as in the paper.
+struct Strengths {
+    beta: f64,
+    alpha: f64,
+    break_point: f64,
+    elastic_alpha: f64,
+    price: f64,
+}
+const NORMALISED: Strengths =
+    Strengths { beta: 3e-4, alpha: 1.5e-3, break_point: 0.1, elastic_alpha: 1e-4, price: 2e-6 };
+const RAW: Strengths = Strengths { beta: 1e-3, alpha: 1e-3, break_point: 1.0, elastic_alpha: 1e-3, price: 1e-3 };
+/// The paper's λ₁ and λ₂.
+const PAPER_LAMBDA: f64 = 0.1;
+
+/// What a non-zero weight costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PenaltyKind {
+    /// β|x|
+    L1,
+    /// The convex envelope of μ·[x ≠ 0] + αx²: --alpha with --mu or --break
+    Perspective,
+    /// β|x| + αx²
+    ElasticNet,
+    /// αx²: no sparsity
+    Ridge,
+    /// μ for every non-zero
+    Cardinality,
+}
+
+/// Which connections a model may have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ConnectivityKind {
+    /// Everything, as in the paper: feedback and self-loops too
+    Full,
+    /// Everything but a state's own loop
+    NoSelfLoop,
+    /// Any earlier layer and the inputs: learned skips, no cycles
+    Feedforward,
+    /// Only where the baseline has a connection
+    Baseline,
+    /// The non-zeros of --mask
+    Mask,
+}
+
+/// How states and outputs are matched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum MatchingKind {
+    /// Z = AX + BU and Y = CX + DU
+    Exact,
+    /// The squared mismatch is penalised
+    Relaxed,
+}
+
+/// A set of defaults.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Preset {
+    /// The paper's: perspective (or l1), full connectivity, raw units, one convex solve
+    Paper,
+}
+
+/// What is known about the baseline before the settings are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Facts {
+    /// A network with gradients.
+    pub(crate) network: bool,
+    /// A network or an implicit model, not plain states.
+    pub(crate) baseline: bool,
+    /// The baseline's own connections have cycles.
+    pub(crate) baseline_cyclic: bool,
+}
+
+/// Everything that was decided, under the names of the flags. Written as the effective recipe (with the paths) and
+/// as the model's provenance (without).
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Effective {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) samples: Option<usize>,
+    pub(crate) seed: u64,
+    pub(crate) penalty: PenaltyKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) beta: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) alpha: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mu: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) target_sparsity: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_drop: Option<f64>,
+    pub(crate) connectivity: ConnectivityKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kappa: Option<f64>,
+    pub(crate) rescale: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) gamma: Option<f64>,
+    pub(crate) matching: MatchingKind,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lambda1: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) lambda2: Option<f64>,
+    pub(crate) normalize: Switch,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rounds: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) refit: Option<Switch>,
+    pub(crate) cascade: Switch,
+    pub(crate) output_aware: Switch,
+    pub(crate) bias: Switch,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) activation: Option<String>,
+}
+
+/// Decides everything that the flags leave open; refuses flags that would be ignored.
+pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> anyhow::Result<Effective> {
+    let paper = args.preset == Some(Preset::Paper);
+    let penalty = args.penalty.unwrap_or(if paper { PenaltyKind::Perspective } else { PenaltyKind::Cardinality });
+    let convex = penalty != PenaltyKind::Cardinality;
+    let normalise = args.normalize.map_or(!paper, Switch::is_on);
+    let matching = args.matching.unwrap_or(MatchingKind::Relaxed);
+    let relaxed = matching == MatchingKind::Relaxed;
+    if !relaxed {
+        return Err(not_yet("--matching exact"));
+    }
+    if args.reach.is_some() {
+        return Err(not_yet("--reach"));
+    }
+    let default = if paper || !facts.baseline { ConnectivityKind::Full } else { ConnectivityKind::Baseline };
+    let connectivity = args.connectivity.unwrap_or(if args.mask.is_some() { ConnectivityKind::Mask } else { default });
+    match (connectivity, &args.mask) {
+        (ConnectivityKind::Mask, None) => bail!("--connectivity mask: expected --mask FILE as well, got none"),
+        (ConnectivityKind::Mask, Some(_)) | (_, None) => {}
+        (_, Some(_)) => bail!("--mask: expected --connectivity mask, got another; leave one of them out"),
+    }
+    let cyclic = match connectivity {
+        ConnectivityKind::Full | ConnectivityKind::NoSelfLoop => true,
+        ConnectivityKind::Feedforward => false,
+        ConnectivityKind::Baseline => facts.baseline_cyclic,
+        ConnectivityKind::Mask => mask_is_cyclic,
+    };
+    if !convex && args.rounds.is_some_and(|r| r > 1) {
+        bail!(
+            "--rounds: expected 1 or nothing with --penalty cardinality, which is not reweighted; got {}",
+            args.rounds.unwrap_or(1)
+        );
+    }
+    if !convex && args.refit == Some(Switch::Off) {
+        bail!("--refit off: expected a convex penalty; cardinality always ends in a refit");
+    }
+    let may_be_aware = facts.network && normalise;
+    let output_aware = args.output_aware.map_or(may_be_aware && !paper, Switch::is_on);
+    if output_aware && !facts.network {
+        return Err(not_yet("--output-aware on without a network's gradients (implicit model or plain states)"));
+    }
+    if output_aware && !normalise {
+        bail!("--output-aware on: expected --normalize on, got off; the weights set the units of every row");
+    }
+    if args.gamma.is_some() && !facts.network {
+        bail!("--gamma: expected --network with an ONNX network, whose layers are scaled; got none");
+    }
+    if args.gamma.is_some() && args.rescale {
+        bail!("--gamma: expected no --rescale beside it; both choose the coordinates of the states");
+    }
+    let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
+    let (beta, alpha, mu) = strengths(args, penalty, normalise, paper)?;
+    Ok(Effective {
+        samples: args.selection.samples,
+        seed: args.selection.seed,
+        penalty,
+        beta,
+        alpha,
+        mu,
+        target_sparsity: args.target_sparsity,
+        max_drop: args.max_drop,
+        connectivity,
+        kappa: args.kappa.or(cyclic.then_some(KAPPA)),
+        rescale: args.rescale,
+        gamma: args.gamma,
+        matching,
+        lambda1: relaxed.then_some(args.lambda1.unwrap_or(lambda)),
+        lambda2: relaxed.then_some(args.lambda2.unwrap_or(lambda)),
+        normalize: normalise.into(),
+        rounds: convex.then_some(args.rounds.unwrap_or(if paper { 1 } else { 3 })),
+        refit: convex.then_some(args.refit.unwrap_or((!paper).into())),
+        cascade: args.cascade.unwrap_or((!paper).into()),
+        output_aware: output_aware.into(),
+        bias: args.bias.unwrap_or(Switch::Off),
+        activation: args.activation.clone(),
+    })
+}
+
+type Parameters = (Option<f64>, Option<f64>, Option<f64>);
+
+/// β, α and μ of the penalty; a parameter of another penalty is refused.
+fn strengths(args: &TrainArgs, penalty: PenaltyKind, normalise: bool, paper: bool) -> anyhow::Result<Parameters> {
+    let table = if normalise { NORMALISED } else { RAW };
+    let (beta, alpha, mu, break_point) = (args.beta, args.alpha, args.mu, args.break_point);
+    let none = |flags: &[(&str, Option<f64>)]| -> anyhow::Result<()> {
+        match flags.iter().find(|(_, value)| value.is_some()) {
+            Some((flag, _)) => {
+                let name = penalty.to_possible_value().map_or_else(String::new, |v| v.get_name().to_string());
+                bail!("{flag}: expected another penalty; {name} has no such parameter")
+            }
+            None => Ok(()),
+        }
+    };
+    Ok(match penalty {
+        PenaltyKind::L1 => {
+            none(&[("--alpha", alpha), ("--mu", mu), ("--break", break_point)])?;
+            (Some(beta.unwrap_or(table.beta)), None, None)
+        }
+        PenaltyKind::ElasticNet => {
+            none(&[("--mu", mu), ("--break", break_point)])?;
+            (Some(beta.unwrap_or(table.beta)), Some(alpha.unwrap_or(table.elastic_alpha)), None)
+        }
+        PenaltyKind::Ridge => {
+            none(&[("--beta", beta), ("--mu", mu), ("--break", break_point)])?;
+            (None, Some(alpha.unwrap_or(table.alpha)), None)
+        }
+        PenaltyKind::Perspective => {
+            none(&[("--beta", beta)])?;
+            // With α alone μ = α, the reading of the paper; with nothing the break lies inside the weights.
+            let given = alpha.or(mu.filter(|_| break_point.is_none()));
+            let alpha = alpha.unwrap_or(table.alpha);
+            let mu = match (mu, break_point) {
+                (Some(mu), _) => mu,
+                (None, Some(at)) => alpha * at * at,
+                (None, None) if given.is_some() || paper => alpha,
+                (None, None) => alpha * table.break_point * table.break_point,
+            };
+            (None, Some(alpha), Some(mu))
+        }
+        PenaltyKind::Cardinality => {
+            none(&[("--beta", beta), ("--alpha", alpha), ("--break", break_point)])?;
+            (None, None, Some(mu.unwrap_or(table.price)))
+        }
+    })
+}
+
+impl Effective {
+    /// The library's settings.
+    pub(crate) fn settings(&self, mask: Option<Mask>) -> anyhow::Result<TrainSettings> {
+        let (beta, alpha, mu) = (self.beta.unwrap_or(0.0), self.alpha.unwrap_or(0.0), self.mu.unwrap_or(0.0));
+        let objective = match self.penalty {
+            PenaltyKind::L1 => Objective::Convex(Arc::new(L1::new(beta)?)),
+            PenaltyKind::Perspective => Objective::Convex(Arc::new(Perspective::new(alpha, mu)?)),
+            PenaltyKind::ElasticNet => Objective::Convex(Arc::new(ElasticNet::new(beta, alpha)?)),
+            PenaltyKind::Ridge => Objective::Convex(Arc::new(Ridge::new(alpha)?)),
+            PenaltyKind::Cardinality => Objective::Cardinality,
+        };
+        let connectivity = match (self.connectivity, mask) {
+            (ConnectivityKind::Full, _) => Connectivity::Full,
+            (ConnectivityKind::NoSelfLoop, _) => Connectivity::NoSelfLoop,
+            (ConnectivityKind::Feedforward, _) => Connectivity::Feedforward,
+            (ConnectivityKind::Mask, Some(mask)) => Connectivity::Mask(mask),
+            (ConnectivityKind::Baseline | ConnectivityKind::Mask, _) => Connectivity::Baseline,
+        };
+        Ok(TrainSettings {
+            // A convex penalty carries its own weight; a search scales it from there.
+            strength: if matches!(objective, Objective::Cardinality) { mu } else { 1.0 },
+            objective,
+            target_sparsity: self.target_sparsity,
+            connectivity,
+            kappa: self.kappa,
+            matching: match self.matching {
+                MatchingKind::Exact => Matching::Exact,
+                MatchingKind::Relaxed => {
+                    Matching::Relaxed { states: self.lambda1.unwrap_or(1.0), outputs: self.lambda2.unwrap_or(1.0) }
+                }
+            },
+            normalise: self.normalize.is_on(),
+            rounds: self.rounds.unwrap_or(1),
+            refit: self.refit.is_none_or(Switch::is_on),
+            cascade: self.cascade.is_on(),
+            bias: self.bias.is_on(),
+            ..TrainSettings::default()
+        })
+    }
+}

@@ -1,0 +1,64 @@
+//! The short table that a person reads: baseline and model side by side.
+
+use crate::results::Results;
+use crate::table::{Table, bytes, count, or_dash, percent};
+
+/// Whatever is known; unknown cells are dashes, rows without anything known are left out.
+pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String {
+    let r = results;
+    let mut table = Table::with_head(&["", "baseline", "model", ""]);
+    let change = |before: Option<u64>, after: Option<u64>| match (before, after) {
+        (Some(before), Some(after)) if before > 0 => {
+            let share = 1.0 - after as f64 / before as f64;
+            format!("{:.1} % {}", 100.0 * share.abs(), if share >= 0.0 { "fewer" } else { "more" })
+        }
+        _ => String::new(),
+    };
+    let mut pair = |name: &str, before: String, after: String, remark: String| {
+        if before != "–" || after != "–" {
+            table.row(&[name, &before, &after, &remark]);
+        }
+    };
+    pair(
+        "parameters",
+        or_dash(r.baseline_nonzeros, count),
+        or_dash(r.nonzeros, count),
+        change(r.baseline_nonzeros, r.nonzeros),
+    );
+    pair("multiply-adds", or_dash(r.baseline_multiply_adds, count), or_dash(r.multiply_adds, count), String::new());
+    let points = match (r.baseline_accuracy, r.accuracy) {
+        (Some(before), Some(after)) => format!("{:+.2} points", 100.0 * (after - before)),
+        _ => String::new(),
+    };
+    pair("accuracy", or_dash(r.baseline_accuracy, percent), or_dash(r.accuracy, percent), points);
+    pair("file size", or_dash(baseline_bytes, bytes), or_dash(r.model_bytes, bytes), String::new());
+    let speed = match (r.baseline_milliseconds, r.milliseconds) {
+        (Some(before), Some(after)) if after > 0.0 => {
+            let threads = r.threads.map_or(String::new(), |n| format!(", {n} thread{}", if n == 1 { "" } else { "s" }));
+            format!("{:.1} × as fast{threads}", before / after)
+        }
+        _ => String::new(),
+    };
+    let milliseconds = |v: f64| format!("{v:.2} ms");
+    pair("1,000 samples", or_dash(r.baseline_milliseconds, milliseconds), or_dash(r.milliseconds, milliseconds), speed);
+    let mut single = |name: &str, value: String| {
+        table.row(&[name, &value]);
+    };
+    if let Some(agreement) = r.agreement {
+        single("agreement", format!("{} of the samples are predicted as by the baseline", percent(agreement)));
+    }
+    if let Some(error) = r.equilibrium_error {
+        single("output error", format!("{} of the baseline's outputs (RMS)", percent(error)));
+    }
+    if r.rows.is_some() {
+        single("worst gap", or_dash(r.max_relative_gap, |gap| format!("{gap:.1e} of the row's objective, certified")));
+    }
+    if let (Some(norm), Some(bound)) = (r.norm_a_inf, r.lambda_pf_upper) {
+        let verdict = if bound < 1.0 { "well-posed" } else { "not shown to be well-posed" };
+        single("well-posedness", format!("{verdict}: λ_pf ≤ {bound:.3}, ‖A‖∞ = {norm:.3}"));
+    }
+    if let Some(total) = r.seconds.get("total") {
+        single("time", format!("{total:.1} s"));
+    }
+    table.show()
+}

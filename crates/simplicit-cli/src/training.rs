@@ -1,0 +1,176 @@
+//! Training as the commands do it: coordinates, row weights, held-out samples, the model with its provenance.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use anyhow::bail;
+use simplicit::arrays::{Inputs, Preprocessing};
+use simplicit::linalg::Matrix;
+use simplicit::model::ImplicitModel;
+use simplicit::parallel::{Cancel, Threads};
+use simplicit::problem::Mask;
+use simplicit::states::{ArrayStates, Collected, InputSource, StateSlice, StateSource};
+use simplicit::train::{Keep, Run, TrainInput, Trained, importance, train, train_to_max_drop};
+
+use crate::baseline::{Baseline, Kind};
+use crate::measure::error_on_states;
+use crate::progress::Watcher;
+use crate::results::Stopwatch;
+use crate::settings::{Effective, KAPPA};
+
+/// Draws from the baseline's softmax per sample: the row weights' own noise is then far below their spread.
+const DRAWS: usize = 4;
+/// Share of the samples that `--max-drop` judges on, and how many at least.
+const HELD_OUT_SHARE: usize = 10;
+const HELD_OUT_LEAST: usize = 100;
+
+/// Where states come from.
+pub(crate) enum Samples<'a> {
+    Inputs(&'a Baseline, &'a Inputs),
+    States(&'a ArrayStates),
+}
+
+/// Everything training needs besides its samples.
+pub(crate) struct Job<'a> {
+    pub(crate) effective: &'a Effective,
+    pub(crate) mask: Option<Mask>,
+    pub(crate) preprocessing: Preprocessing,
+    /// Stored in the model, the strength found added.
+    pub(crate) provenance: BTreeMap<String, String>,
+    pub(crate) keep: &'a dyn Keep,
+    pub(crate) threads: Threads,
+    pub(crate) cancel: &'a Cancel,
+    pub(crate) watcher: &'a Watcher,
+}
+
+/// A trained model and its error on the training samples.
+pub(crate) struct Finished {
+    pub(crate) trained: Trained,
+    pub(crate) equilibrium_error: f64,
+    pub(crate) not_converged: u64,
+}
+
+impl Job<'_> {
+    /// Trains, measures, puts the provenance in.
+    pub(crate) fn run(self, samples: &Samples, stopwatch: &mut Stopwatch) -> anyhow::Result<Finished> {
+        let rescale_first = self.effective.rescale && self.effective.kappa.is_some();
+        // The baseline in the coordinates that are trained in; `None` for the network's own.
+        let moved = match samples {
+            Samples::Inputs(baseline, _) => match (self.effective.gamma, baseline.network()) {
+                (Some(gamma), Some(network)) => Some(ImplicitModel::from_network_scaled(network, gamma)?),
+                _ if rescale_first => Some(baseline.implicit()?.rescale(self.effective.kappa.unwrap_or(KAPPA))?.model),
+                _ => None,
+            },
+            Samples::States(_) => None,
+        };
+        match (samples, moved) {
+            (Samples::States(states), _) => self.on_source(*states, None, None, stopwatch),
+            (Samples::Inputs(baseline, inputs), None) => {
+                let implicit = baseline.implicit()?;
+                let source = Collected::new(baseline.map(), *inputs)?;
+                let weights = self.row_weights(baseline, inputs, None)?;
+                self.on_source(&source, Some(&implicit), weights, stopwatch)
+            }
+            (Samples::Inputs(baseline, inputs), Some(moved)) => {
+                let weights = self.row_weights(baseline, inputs, Some(&moved))?;
+                let kind = Kind::of_model(moved)?;
+                let Kind::Model(implicit, equilibrium) = &kind else { bail!("a model that is none") };
+                let source = Collected::new(equilibrium.as_ref(), *inputs)?;
+                self.on_source(&source, Some(implicit), weights, stopwatch)
+            }
+        }
+    }
+
+    /// Samples that are trained on.
+    fn training_part(&self, total: usize) -> anyhow::Result<Range<usize>> {
+        if self.effective.max_drop.is_none() {
+            return Ok(0..total);
+        }
+        let held_out = (total / HELD_OUT_SHARE).max(HELD_OUT_LEAST);
+        if total < 2 * held_out {
+            bail!(
+                "--max-drop: expected at least {} samples, of which the last are held out, got {total}",
+                2 * HELD_OUT_LEAST
+            );
+        }
+        Ok(0..total - held_out)
+    }
+
+    /// Output-aware weights in the coordinates of `moved`.
+    fn row_weights(
+        &self,
+        baseline: &Baseline,
+        inputs: &Inputs,
+        moved: Option<&ImplicitModel>,
+    ) -> anyhow::Result<Option<Vec<f64>>> {
+        let Some(network) = baseline.network().filter(|_| self.effective.output_aware.is_on()) else {
+            return Ok(None);
+        };
+        self.watcher.phase("output-aware weights");
+        let part = Head(inputs, self.training_part(inputs.samples())?.end);
+        let mut weights = importance(network, &part, DRAWS, self.effective.seed, self.threads, self.cancel)?;
+        if let Some(scaling) = moved.and_then(|m| m.metadata().scaling.as_ref()) {
+            // baseline = factor × stored, so a stored error counts factor² as much.
+            let factors = scaling.states.iter().copied().chain(std::iter::repeat(scaling.outputs));
+            weights.iter_mut().zip(factors).for_each(|(w, f)| *w *= f * f);
+        }
+        Ok(Some(weights))
+    }
+
+    fn on_source(
+        self,
+        source: &dyn StateSource,
+        baseline: Option<&ImplicitModel>,
+        weights: Option<Vec<f64>>,
+        stopwatch: &mut Stopwatch,
+    ) -> anyhow::Result<Finished> {
+        stopwatch.lap("prepare");
+        let settings = self.effective.settings(self.mask.clone())?;
+        let total = source.samples();
+        let part = self.training_part(total)?;
+        let held_out = part.end..total;
+        let training = StateSlice::new(source, part)?;
+        let input = TrainInput {
+            source: &training,
+            baseline,
+            importance: weights.as_deref(),
+            preprocessing: self.preprocessing.clone(),
+        };
+        let mut progress = |p| self.watcher.training(&p);
+        let mut run = Run { threads: self.threads, cancel: self.cancel, keep: self.keep, progress: &mut progress };
+        let mut trained = match self.effective.max_drop {
+            None => train(&input, &settings, &mut run)?,
+            Some(drop) => train_to_max_drop(&input, &StateSlice::new(source, held_out)?, drop, &settings, &mut run)?,
+        };
+        stopwatch.lap("train");
+        self.watcher.phase("equilibrium error");
+        let (equilibrium_error, not_converged) = error_on_states(&trained.model, source, self.threads, self.cancel)?;
+        let mut model = trained.model;
+        if self.effective.rescale && (self.effective.kappa.is_none() || baseline.is_none()) {
+            model = model.rescale(self.effective.kappa.unwrap_or(KAPPA))?.model;
+        }
+        let mut parts = model.into_parts();
+        parts.metadata.provenance = self.provenance;
+        parts.metadata.provenance.insert("strength".into(), format!("{:e}", trained.report.strength));
+        trained.model = ImplicitModel::new(parts)?;
+        stopwatch.lap("measure");
+        Ok(Finished { trained, equilibrium_error, not_converged })
+    }
+}
+
+/// The first samples of some inputs.
+struct Head<'a>(&'a Inputs, usize);
+
+impl InputSource for Head<'_> {
+    fn samples(&self) -> usize {
+        self.1
+    }
+
+    fn features(&self) -> usize {
+        self.0.features()
+    }
+
+    fn rows(&self, samples: Range<usize>) -> simplicit::Result<Matrix<f32>> {
+        self.0.rows(samples)
+    }
+}

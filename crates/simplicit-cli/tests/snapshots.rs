@@ -1,0 +1,204 @@
+//! Every command's help, output and errors against committed text files. After a change on purpose:
+//! `SIMPLICIT_UPDATE_SNAPSHOTS=1 cargo test --release -p simplicit-cli --test snapshots`, then read the difference.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod common;
+
+use std::fmt::Write;
+use std::path::Path;
+
+use common::{TRAIN, command, data, run};
+
+/// Paths of this machine and this run become names.
+fn normalised(text: &str, directory: &Path) -> String {
+    let data = data("").display().to_string();
+    text.replace(&directory.display().to_string(), "[DIR]").replace(data.trim_end_matches('/'), "[DATA]")
+}
+
+/// Measured figures differ from machine to machine: digits become 0 (several become one), and columns lose their width.
+fn without_figures(text: &str) -> String {
+    let mut out = String::new();
+    let mut in_number = false;
+    for c in text.chars() {
+        let numeric = c.is_ascii_digit() || (in_number && matches!(c, '.' | ','));
+        if numeric && !in_number {
+            out.push('0');
+        } else if !numeric {
+            out.push(c);
+        }
+        in_number = numeric;
+    }
+    let lines = out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    // Signs and exponents of measured numbers.
+    lines.map(|line| line.replace("-0", "0").replace("+0", "0").replace("0e0", "0") + "\n").collect()
+}
+
+fn check(name: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/snapshots/{name}.txt"));
+    if std::env::var_os("SIMPLICIT_UPDATE_SNAPSHOTS").is_some() {
+        std::fs::write(&path, text).unwrap();
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(text == expected, "{name} changed\n--- expected\n{expected}\n--- got\n{text}");
+}
+
+fn transcript(directory: &Path, lines: &[&str], figures: bool) -> String {
+    let mut text = String::new();
+    for line in lines {
+        let ran = run(directory, line);
+        writeln!(text, "$ simplicit {line}").unwrap();
+        let said = normalised(&format!("{}{}", ran.stdout, ran.stderr), directory);
+        text.push_str(&if figures { said } else { without_figures(&said) });
+        writeln!(text, "[exit {}]\n", ran.code.unwrap()).unwrap();
+    }
+    text
+}
+
+#[test]
+fn help_of_every_command() {
+    let directory = tempfile::tempdir().unwrap();
+    check("help", &transcript(directory.path(), &["--help", "--version"], true));
+    for name in [
+        "quickstart",
+        "train",
+        "evaluate",
+        "predict",
+        "collect",
+        "convert",
+        "inspect",
+        "export",
+        "report",
+        "bench",
+        "completions",
+    ] {
+        check(&format!("help-{name}"), &transcript(directory.path(), &[&format!("{name} --help")], true));
+    }
+}
+
+#[test]
+fn help_is_the_same_on_any_terminal() {
+    let directory = tempfile::tempdir().unwrap();
+    let narrow = command(directory.path(), "train --help").env("COLUMNS", "40").output().unwrap();
+    assert_eq!(String::from_utf8(narrow.stdout).unwrap(), run(directory.path(), "train --help").stdout);
+}
+
+#[test]
+fn output_of_every_command() {
+    let directory = tempfile::tempdir().unwrap();
+    let train = format!(
+        "{TRAIN} --target-sparsity 0.7 --test-inputs @fashion_test_images.idx.gz --test-labels @fashion_test_labels.idx.gz \
+         --out m.safetensors --json run.json --threads 2"
+    );
+    let test = "--inputs @fashion_test_images.idx.gz";
+    let evaluate = format!(
+        "evaluate --model m.safetensors --network @fashion_fc.onnx {test} --labels @fashion_test_labels.idx.gz --threads 2"
+    );
+    let lines = [
+        train.as_str(),
+        "train --states s.safetensors --penalty l1 --connectivity feedforward --out l1.safetensors",
+        "inspect m.safetensors",
+        &evaluate,
+        &format!("predict --model m.safetensors {test} --samples 50 --out y.npy"),
+        "convert --network @fashion_fc.onnx --scale 1/255 --out c.safetensors",
+        "export --model m.safetensors --out m.onnx",
+        "report --model m.safetensors --network @fashion_fc.onnx --run run.json --out r.html",
+    ];
+    let collect =
+        "collect --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 300 --out s.safetensors";
+    let text = transcript(directory.path(), &[&[collect], &lines[..]].concat(), false);
+    check("output", &text);
+    check(
+        "recipe",
+        &normalised(&std::fs::read_to_string(directory.path().join("m.recipe.toml")).unwrap(), directory.path()),
+    );
+}
+
+#[test]
+fn errors_are_one_line_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let d = directory.path();
+    std::fs::write(d.join("junk.onnx"), b"not a network").unwrap();
+    std::fs::write(d.join("junk.safetensors"), [7, 0, 0, 0, 0, 0, 0, 0, b'{', b'}', b' ']).unwrap();
+    std::fs::write(d.join("typo.toml"), "betta = 1e-3\n").unwrap();
+    std::fs::write(d.join("broken.toml"), "beta = = 1\n").unwrap();
+    std::fs::create_dir(d.join("folder")).unwrap();
+    std::fs::write(d.join("folder/holiday.jpg"), b"x").unwrap();
+    let with = |flags: &str| format!("{TRAIN} --out m.safetensors {flags}");
+    let lines: Vec<String> = [
+        "",
+        "frobnicate",
+        "train",
+        "train --network net.onnx --out m.safetensors",
+        "train --network missing.onnx --inputs @fashion_train_images.idx.gz --out m.safetensors",
+        "train --network junk.onnx --inputs @fashion_train_images.idx.gz --out m.safetensors",
+        "train --network junk.safetensors --inputs @fashion_train_images.idx.gz --out m.safetensors",
+        "train --network @resnet20_cifar100.onnx --inputs @fashion_train_images.idx.gz --out m.safetensors",
+        "train --network @fashion_fc.onnx --inputs @fashion_train_labels.idx.gz --out m.safetensors",
+        "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --out no/such/place/m.safetensors",
+        "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 2001 --out m.safetensors",
+        "train --states missing.safetensors --out m.safetensors",
+        "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 150 --max-drop 1 --out m.safetensors",
+        "train --recipe typo.toml",
+        "train --recipe broken.toml",
+        "train --recipe missing.toml",
+        "evaluate --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz",
+        "evaluate --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz",
+        "evaluate --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_train_labels.idx.gz",
+        "inspect missing.safetensors",
+        "inspect junk.safetensors",
+        "export --model junk.safetensors --out x.onnx",
+        "report --model missing.safetensors --out r.html",
+        "bench frontier",
+        "attack --epsilon 0.1",
+        "certify",
+        "reproduce",
+        "completions klingon",
+    ]
+    .iter()
+    .map(|line| (*line).to_string())
+    .chain(
+        [
+            "--penalty l0",
+            "--penalty l1 --mu 1",
+            "--penalty cardinality --beta 1",
+            "--penalty cardinality --rounds 3",
+            "--penalty cardinality --refit off",
+            "--penalty l1 --beta -1",
+            "--target-sparsity 1.5",
+            "--target-sparsity 0.5 --max-drop 1",
+            "--kappa 1.5",
+            "--connectivity mask",
+            "--connectivity full --mask @fashion_test_labels.idx.gz",
+            "--connectivity mask --mask @fashion_test_labels.idx.gz",
+            "--matching exact",
+            "--reach",
+            "--normalize off --output-aware on",
+            "--gamma 0.5",
+            "--gamma 2 --rescale",
+            "--mean 1,2,3",
+            "--std 0",
+            "--scale 1/0",
+            "--activation tanh",
+            "--threads 0",
+            "--lambda1 0",
+            "--checkpoint folder",
+            "--json no/such/place.json",
+            "--test-labels @fashion_test_labels.idx.gz",
+            "--max-drop 200",
+        ]
+        .iter()
+        .map(|flags| with(flags)),
+    )
+    .collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let before = common::names(d);
+    check("errors", &transcript(d, &lines, true));
+    for line in lines {
+        let ran = run(d, line).expect(2);
+        assert!(ran.one_line().starts_with("error: "), "{line}: {ran:?}");
+        assert_eq!(ran.stdout, "", "{line}");
+    }
+    assert_eq!(common::names(d), before, "something was left behind");
+}
