@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
+mod program;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{PROGRAM, Ran, TRAIN, command, names, run, words};
+use program::{PROGRAM, Ran, TRAIN, command, names, run, words};
 use simplicit::random::Random;
 
 /// One model; `--progress json` says how far it is.

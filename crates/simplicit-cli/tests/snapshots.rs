@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
+mod program;
 
 use std::fmt::Write;
 use std::path::Path;
 
-use common::{TRAIN, command, data, run};
+use program::{TRAIN, command, data, run};
 
 /// Paths of this machine and this run become names.
 fn normalised(text: &str, directory: &Path) -> String {
@@ -193,12 +193,12 @@ fn errors_are_one_line_each() {
     )
     .collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    let before = common::names(d);
+    let before = program::names(d);
     check("errors", &transcript(d, &lines, true));
     for line in lines {
         let ran = run(d, line).expect(2);
         assert!(ran.one_line().starts_with("error: "), "{line}: {ran:?}");
         assert_eq!(ran.stdout, "", "{line}");
     }
-    assert_eq!(common::names(d), before, "something was left behind");
+    assert_eq!(program::names(d), before, "something was left behind");
 }

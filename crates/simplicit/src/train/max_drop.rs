@@ -50,7 +50,8 @@ pub fn train_to_max_drop(
     let mut path = Vec::new();
     let mut strength = settings.strength;
     // In log strength: the last that agrees and the first that does not.
-    let (mut good, mut bad): (Option<(f64, f64)>, Option<(f64, f64)>) = (None, None);
+    let mut good: Option<(f64, f64)> = None;
+    let mut bad: Option<(f64, f64)> = None;
     let mut best: Option<(f64, f64, f64, Fitted)> = None;
     while path.len() < MAX_MODELS {
         let fitted = fit::fit(&mut workshop, input, settings, strength, run)?;
