@@ -99,6 +99,15 @@ fn provenance_has_settings_and_hashes_but_no_time_path_or_threads() {
 }
 
 #[test]
+fn completions_for_every_shell() {
+    let directory = tempfile::tempdir().unwrap();
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let ran = run(directory.path(), &format!("completions {shell}")).expect(0);
+        assert!(ran.stdout.contains("target-sparsity") && ran.stderr.is_empty(), "{shell}");
+    }
+}
+
+#[test]
 fn a_missed_target_is_exit_1_and_a_reached_one_is_0() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();

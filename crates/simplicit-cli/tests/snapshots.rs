@@ -104,6 +104,8 @@ fn output_of_every_command() {
         "convert --network @fashion_fc.onnx --scale 1/255 --out c.safetensors",
         "export --model m.safetensors --out m.onnx",
         "report --model m.safetensors --network @fashion_fc.onnx --run run.json --out r.html",
+        "quickstart --threads 2",
+        "bench --threads 2",
     ];
     let collect =
         "collect --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 300 --out s.safetensors";
