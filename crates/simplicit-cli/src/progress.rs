@@ -31,7 +31,7 @@ impl Watcher {
     pub(crate) fn new(show: Option<Show>) -> Self {
         let show = show.unwrap_or(if std::io::stderr().is_terminal() { Show::Bar } else { Show::None });
         let bar = if show == Show::Bar { ProgressBar::new(0) } else { ProgressBar::hidden() };
-        if let Ok(style) = ProgressStyle::with_template("{msg:38} {bar:32} {pos:>6}/{len:<6} {elapsed}") {
+        if let Ok(style) = ProgressStyle::with_template("{msg:34} {bar:24} {pos:>6}/{len:<6} {elapsed}") {
             bar.set_style(style);
         }
         Self { show, bar }
@@ -40,11 +40,7 @@ impl Watcher {
     /// A phase begins.
     pub(crate) fn phase(&self, name: &str) {
         match self.show {
-            Show::Bar => {
-                self.bar.set_length(0);
-                self.bar.set_position(0);
-                self.bar.set_message(name.to_string());
-            }
+            Show::Bar => self.set(name, 0, 1),
             Show::Json => complain(&json!({ "event": "phase", "name": name }).to_string()),
             Show::None => {}
         }
@@ -53,10 +49,7 @@ impl Watcher {
     /// Samples of a phase are done.
     pub(crate) fn samples(&self, done: usize, total: usize) {
         match self.show {
-            Show::Bar => {
-                self.bar.set_length(total as u64);
-                self.bar.set_position(done as u64);
-            }
+            Show::Bar => self.set(&self.bar.message(), done, total),
             Show::Json => complain(&json!({ "event": "samples", "done": done, "total": total }).to_string()),
             Show::None => {}
         }
@@ -79,9 +72,17 @@ impl Watcher {
                 (format!("{:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
             }
         };
-        self.bar.set_message(message);
-        self.bar.set_length(total as u64);
-        self.bar.set_position(done as u64);
+        self.set(&message, done, total);
+    }
+
+    fn set(&self, message: &str, done: usize, total: usize) {
+        self.bar.update(|state| {
+            state.set_len(total as u64);
+            state.set_pos(done as u64);
+        });
+        if self.bar.message() != message {
+            self.bar.set_message(message.to_string());
+        }
     }
 
     /// Clears the bar, so that results stand alone.

@@ -41,6 +41,8 @@ pub(crate) struct Results {
     /// Factor on the penalty, or price of a non-zero, that training ended with.
     pub(crate) strength: Option<f64>,
     pub(crate) training_error: Option<f64>,
+    /// Largest (value − bound)/value of a cardinality row against its certified lower bound.
+    pub(crate) max_bound_distance: Option<f64>,
     /// Milliseconds per 1,000 samples.
     pub(crate) milliseconds: Option<f64>,
     pub(crate) baseline_milliseconds: Option<f64>,
@@ -119,6 +121,7 @@ impl Results {
         self.refit_residual = Some(report.refit_residual());
         self.strength = Some(report.strength);
         self.training_error = Some(report.training_error);
+        self.max_bound_distance = report.rows.iter().filter_map(|r| r.bound_distance).reduce(f64::max);
         self.agreement = report.agreement;
         self.row_details = report.rows.iter().map(RowDetails::from).collect();
     }

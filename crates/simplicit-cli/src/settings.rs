@@ -242,12 +242,12 @@ fn strengths(args: &TrainArgs, penalty: PenaltyKind, normalise: bool, paper: boo
         PenaltyKind::Perspective => {
             none(&[("--beta", beta)])?;
             // With α alone μ = α, the reading of the paper; with nothing the break lies inside the weights.
-            let given = alpha.or(mu.filter(|_| break_point.is_none()));
+            let alone = alpha.is_some() || paper;
             let alpha = alpha.unwrap_or(table.alpha);
             let mu = match (mu, break_point) {
                 (Some(mu), _) => mu,
                 (None, Some(at)) => alpha * at * at,
-                (None, None) if given.is_some() || paper => alpha,
+                (None, None) if alone => alpha,
                 (None, None) => alpha * table.break_point * table.break_point,
             };
             (None, Some(alpha), Some(mu))
@@ -297,5 +297,73 @@ impl Effective {
             bias: self.bias.is_on(),
             ..TrainSettings::default()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::{Cli, Command};
+
+    const NETWORK: Facts = Facts { network: true, baseline: true, baseline_cyclic: false };
+    const STATES: Facts = Facts { network: false, baseline: false, baseline_cyclic: false };
+
+    fn resolved(flags: &str, facts: Facts) -> serde_json::Value {
+        let line = format!("simplicit train --network n --inputs u --out m {flags}");
+        let Command::Train(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
+            unreachable!("train was asked for")
+        };
+        serde_json::to_value(resolve(&args, facts, false).unwrap()).unwrap()
+    }
+
+    fn require(got: &serde_json::Value, expected: serde_json::Value) {
+        for (key, value) in expected.as_object().unwrap() {
+            assert_eq!(got.get(key).unwrap_or(&serde_json::Value::Null), value, "{key} of {got}");
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_help() {
+        let json = serde_json::json!({
+            "penalty": "cardinality", "mu": 2e-6, "connectivity": "baseline", "kappa": null, "matching": "relaxed",
+            "lambda1": 1.0, "lambda2": 1.0, "normalize": "on", "rounds": null, "refit": null, "cascade": "on",
+            "output-aware": "on", "bias": "off", "rescale": false, "seed": 0
+        });
+        require(&resolved("", NETWORK), json);
+        let json = serde_json::json!({ "connectivity": "full", "kappa": 0.99, "output-aware": "off" });
+        require(&resolved("", STATES), json);
+        let json = serde_json::json!({ "beta": 3e-4, "mu": null, "rounds": 3, "refit": "on" });
+        require(&resolved("--penalty l1", NETWORK), json);
+        require(&resolved("--connectivity no-self-loop", NETWORK), serde_json::json!({ "kappa": 0.99 }));
+        require(&resolved("--connectivity feedforward", NETWORK), serde_json::json!({ "kappa": null }));
+        let cyclic = Facts { network: false, baseline_cyclic: true, ..NETWORK };
+        require(&resolved("", cyclic), serde_json::json!({ "connectivity": "baseline", "kappa": 0.99 }));
+        require(&resolved("--normalize off", NETWORK), serde_json::json!({ "output-aware": "off" }));
+    }
+
+    #[test]
+    fn the_papers_preset_and_what_overrides_it() {
+        let paper = serde_json::json!({
+            "penalty": "perspective", "alpha": 1e-3, "mu": 1e-3, "lambda1": 0.1, "lambda2": 0.1, "kappa": 0.99,
+            "connectivity": "full", "normalize": "off", "rounds": 1, "refit": "off", "cascade": "off",
+            "output-aware": "off"
+        });
+        require(&resolved("--preset paper", NETWORK), paper);
+        let l1 = serde_json::json!({ "penalty": "l1", "beta": 1e-3, "alpha": null, "lambda1": 0.1 });
+        require(&resolved("--preset paper --penalty l1", NETWORK), l1);
+        let other = serde_json::json!({ "kappa": 0.5, "lambda1": 2.0, "lambda2": 0.1, "refit": "on" });
+        require(&resolved("--preset paper --kappa 0.5 --lambda1 2 --refit on", NETWORK), other);
+    }
+
+    #[test]
+    fn perspective_by_mu_by_break_or_by_alpha_alone() {
+        let of = |flags: &str| resolved(&format!("--penalty perspective {flags}"), NETWORK);
+        require(&of("--alpha 0.5 --mu 0.25"), serde_json::json!({ "alpha": 0.5, "mu": 0.25 }));
+        require(&of("--alpha 0.5 --break 2"), serde_json::json!({ "alpha": 0.5, "mu": 2.0 }));
+        require(&of("--alpha 0.5"), serde_json::json!({ "alpha": 0.5, "mu": 0.5 }));
+        let mu = of("")["mu"].as_f64().unwrap();
+        assert!((mu - 1.5e-5).abs() < 1e-15);
     }
 }

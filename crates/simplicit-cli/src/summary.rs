@@ -52,6 +52,9 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
     }
     if r.rows.is_some() {
         single("worst gap", or_dash(r.max_relative_gap, |gap| format!("{gap:.1e} of the row's objective, certified")));
+        if let Some(distance) = r.max_bound_distance {
+            single("worst bound", format!("within {:.1} % of a certified lower bound, row by row", 100.0 * distance));
+        }
     }
     if let (Some(norm), Some(bound)) = (r.norm_a_inf, r.lambda_pf_upper) {
         let verdict = if bound < 1.0 { "well-posed" } else { "not shown to be well-posed" };

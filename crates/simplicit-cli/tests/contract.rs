@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
+mod program;
 
 use std::path::Path;
 
-use common::{TRAIN, run};
+use program::{TRAIN, run};
 use serde_json::Value;
 
 const KEYS: &str = "sparsity nonzeros baseline_nonzeros multiply_adds baseline_multiply_adds model_bytes accuracy \
@@ -89,12 +89,21 @@ fn provenance_has_settings_and_hashes_but_no_time_path_or_threads() {
     let header = &text[..text.rfind("\"provenance\"").unwrap() + 1200];
     assert!(header.contains("cardinality") && header.contains("version"));
     for (file, word) in [("fashion_fc.onnx", "network"), ("fashion_train_images.idx.gz", "inputs")] {
-        let sum = std::process::Command::new("sha256sum").arg(common::data(file)).output().unwrap();
+        let sum = std::process::Command::new("sha256sum").arg(program::data(file)).output().unwrap();
         let sum = String::from_utf8(sum.stdout).unwrap();
         assert!(header.contains(&sum[..64]), "{word}");
     }
     for word in ["thread", &d.display().to_string(), "idx.gz", "seconds"] {
         assert!(!header.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn completions_for_every_shell() {
+    let directory = tempfile::tempdir().unwrap();
+    for shell in ["bash", "elvish", "fish", "powershell", "zsh"] {
+        let ran = run(directory.path(), &format!("completions {shell}")).expect(0);
+        assert!(ran.stdout.contains("target-sparsity") && ran.stderr.is_empty(), "{shell}");
     }
 }
 

@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
+mod program;
 
-use common::{names, run};
+use program::{names, run};
 
 #[test]
 fn quickstart_keeps_its_promises() {

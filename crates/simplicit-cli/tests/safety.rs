@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
+mod program;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{PROGRAM, Ran, TRAIN, command, names, run, words};
+use program::{PROGRAM, Ran, TRAIN, command, names, run, words};
 use simplicit::random::Random;
 
 /// One model; `--progress json` says how far it is.
@@ -58,9 +58,9 @@ fn twenty_kills_at_random_moments_and_the_same_bytes() {
         let d = directory.path();
         // One moment in every sixteenth of the run, then four in the final write, which takes a few milliseconds.
         let (at, pause) = if turn < 16 {
-            (Some((events as f64 * (f64::from(turn) + random.uniform()) / 16.0) as usize), 40.0)
+            (Some((events as f64 * (f64::from(turn) + random.uniform()) / 16.0) as usize), 8.0)
         } else {
-            (None, 4.0)
+            (None, 1.5)
         };
         let killed = kill(d, &line(), at, Duration::from_secs_f64(1e-3 * pause * random.uniform()));
         interrupted += usize::from(killed);

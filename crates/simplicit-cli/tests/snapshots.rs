@@ -3,12 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
+mod program;
 
 use std::fmt::Write;
 use std::path::Path;
 
-use common::{TRAIN, command, data, run};
+use program::{TRAIN, command, data, run};
 
 /// Paths of this machine and this run become names.
 fn normalised(text: &str, directory: &Path) -> String {
@@ -104,6 +104,8 @@ fn output_of_every_command() {
         "convert --network @fashion_fc.onnx --scale 1/255 --out c.safetensors",
         "export --model m.safetensors --out m.onnx",
         "report --model m.safetensors --network @fashion_fc.onnx --run run.json --out r.html",
+        "quickstart --threads 2",
+        "bench --threads 2",
     ];
     let collect =
         "collect --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 300 --out s.safetensors";
@@ -193,12 +195,12 @@ fn errors_are_one_line_each() {
     )
     .collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    let before = common::names(d);
+    let before = program::names(d);
     check("errors", &transcript(d, &lines, true));
     for line in lines {
         let ran = run(d, line).expect(2);
         assert!(ran.one_line().starts_with("error: "), "{line}: {ran:?}");
         assert_eq!(ran.stdout, "", "{line}");
     }
-    assert_eq!(common::names(d), before, "something was left behind");
+    assert_eq!(program::names(d), before, "something was left behind");
 }
