@@ -25,12 +25,12 @@ fn network() -> Network {
 }
 
 fn images(name: &str, count: usize) -> Matrix<f32> {
-    let array = Array::open(data(name).display().to_string()).unwrap();
+    let array = Array::open(data(name)).unwrap();
     Inputs::new(array, None, &Selection::all()).unwrap().rows(0..count).unwrap()
 }
 
 fn test_set() -> (Matrix<f32>, Vec<u32>) {
-    let labels = Labels::read(&data("fashion_test_labels.idx.gz").display().to_string(), &Selection::all()).unwrap();
+    let labels = Labels::read(data("fashion_test_labels.idx.gz"), &Selection::all()).unwrap();
     (images("fashion_test_images.idx.gz", 10_000), labels.as_slice().to_vec())
 }
 
