@@ -51,7 +51,15 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
         single("output error", format!("{} of the baseline's outputs (RMS)", percent(error)));
     }
     if r.rows.is_some() {
-        single("worst gap", or_dash(r.max_relative_gap, |gap| format!("{gap:.1e} of the row's objective, certified")));
+        single(
+            "worst gap",
+            or_dash(r.max_relative_gap, |gap| {
+                format!(
+                    "{gap:.1e} of the objective{}, certified",
+                    if r.max_bound_distance.is_some() { " of the rows' relaxations" } else { "" }
+                )
+            }),
+        );
         if let Some(distance) = r.max_bound_distance {
             single("worst bound", format!("within {:.1} % of a certified lower bound, row by row", 100.0 * distance));
         }
