@@ -61,7 +61,10 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
             }),
         );
         if let Some(distance) = r.max_bound_distance {
-            single("worst bound", format!("no row is further above its certified lower bound than {:.1} % of its cost", 100.0 * distance));
+            single(
+                "worst bound",
+                format!("no row is further above its certified lower bound than {:.1} % of its cost", 100.0 * distance),
+            );
         }
     }
     if let (Some(norm), Some(bound)) = (r.norm_a_inf, r.lambda_pf_upper) {

@@ -5,7 +5,7 @@
 //!
 //! * |x_j| ≤ u_j for every entry that pays ℓ1 or lies in the ball, Σ ĉ_j u_j ≤ κ for the ball itself;
 //! * the perspective, min over t ∈ \[0, 1\] of αx²/t + μt, as 2√(αμ)·u_j + αv_j² with v_j ≥ u_j − √(μ/α), v_j ≥ 0: the
-//!   same number by linear constraints, where the rotated cones s_j·t_j ≥ x_j² lose half of the digits;
+//!   same number by linear constraints, without rotated cones s_j·t_j ≥ x_j²;
 //! * the fit as ½xᵀĜx − ĥᵀx + ½ (Gram) or as ½‖r‖² with r + F̂x = ẑ (residual); exact matching as equations.
 
 use std::time::Instant;
