@@ -57,6 +57,11 @@ impl Layer {
         Self { name: name.into(), size, activation, map: None }
     }
 
+    /// Rows of the model for this layer, one bias each: channels of a map, units of a dense layer.
+    pub fn rows(&self) -> usize {
+        self.map.map_or(self.size, |m| m.channels)
+    }
+
     /// A feature map.
     pub fn map(name: impl Into<String>, shape: MapShape, activation: Activation) -> Self {
         Self { name: name.into(), size: shape.size(), activation, map: Some(shape) }
@@ -120,6 +125,18 @@ impl Layout {
     pub fn range(&self, k: usize) -> std::ops::Range<usize> {
         let start = self.layers[..k].iter().map(|l| l.size).sum();
         start..start + self.layers[k].size
+    }
+
+    /// Number of rows over all layers: what is solved, and the length of the vector b. Equal to [`Layout::size`] where
+    /// no layer is a map.
+    pub fn rows(&self) -> usize {
+        self.layers.iter().map(Layer::rows).sum()
+    }
+
+    /// Row numbers of layer k (in this order, last layer first).
+    pub fn row_range(&self, k: usize) -> std::ops::Range<usize> {
+        let start = self.layers[..k].iter().map(Layer::rows).sum();
+        start..start + self.layers[k].rows()
     }
 
     /// The layer a unit belongs to.

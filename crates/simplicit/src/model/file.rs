@@ -117,8 +117,9 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
         b: csr(tensors, "B", n, p)?,
         c: csr(tensors, "C", q, n)?,
         d: csr(tensors, "D", q, p)?,
-        state_bias: tensors.f32_vector("b", Some(n))?,
+        state_bias: tensors.f32_vector("b", Some(layout.rows()))?,
         output_bias: tensors.f32_vector("d", Some(q))?,
+        taps: Vec::new(),
         layout,
         preprocessing: parsed("preprocessing", text("preprocessing")?)?,
         metadata: ModelMetadata {

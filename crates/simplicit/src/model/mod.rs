@@ -6,6 +6,7 @@ mod layered;
 mod metadata;
 mod rescale;
 mod sparsity;
+mod taps;
 mod well_posedness;
 
 pub use components::{Components, components};
@@ -13,6 +14,7 @@ pub use layered::{Block, DenseLayer, Target};
 pub use metadata::{ModelMetadata, Scaling};
 pub use rescale::Rescaled;
 pub use sparsity::{LayerCount, LetterCounts, Sparsity};
+pub use taps::{Letter, TapBlock, TapWeights};
 pub use well_posedness::{Contraction, WellPosedness};
 
 pub(crate) use well_posedness::component_contraction;
@@ -24,8 +26,6 @@ use crate::states::StateShape;
 use crate::{Error, Result};
 
 /// The pieces of an [`ImplicitModel`], not yet checked against each other.
-///
-/// Convolutional tap blocks will be one more field here: build it with `..Default::default()`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelParts {
     /// A, n × n: states from states.
@@ -36,10 +36,12 @@ pub struct ModelParts {
     pub c: Csr<f32>,
     /// D, q × p: outputs from inputs.
     pub d: Csr<f32>,
-    /// The vector b, n.
+    /// The vector b, one per row of the layout: a channel of a map, a unit of a dense layer.
     pub state_bias: Vec<f32>,
     /// The vector d, q.
     pub output_bias: Vec<f32>,
+    /// Shared weights, poolings and residual sums; they add to A, B, C and D.
+    pub taps: Vec<TapBlock>,
     /// φ and the name of every layer, last layer first.
     pub layout: Layout,
     /// How raw inputs become u.
@@ -57,6 +59,7 @@ impl Default for ModelParts {
             d: Csr::empty(0, 0),
             state_bias: Vec::new(),
             output_bias: Vec::new(),
+            taps: Vec::new(),
             layout: Layout::default(),
             preprocessing: Preprocessing::default(),
             metadata: ModelMetadata::default(),
@@ -101,13 +104,16 @@ impl ImplicitModel {
             }
             require_finite_csr(name, matrix)?;
         }
-        for (name, vector, length) in [("b", &parts.state_bias, n), ("d", &parts.output_bias, q)] {
+        for (name, vector, length) in [("b", &parts.state_bias, parts.layout.rows()), ("d", &parts.output_bias, q)] {
             if vector.len() != length {
                 return Err(Error::shape(name, format!("{length} values"), format!("{} values", vector.len())));
             }
             if let Some(k) = vector.iter().position(|v| !v.is_finite()) {
                 return Err(Error::NotFinite { array: name.into(), row: k, column: 0, value: f64::from(vector[k]) });
             }
+        }
+        for (k, block) in parts.taps.iter().enumerate() {
+            block.check(k, &parts.layout, p, q)?;
         }
         parts.preprocessing.check_inputs(p)?;
         parts.metadata.check(n)?;
@@ -144,7 +150,12 @@ impl ImplicitModel {
         &self.parts.d
     }
 
-    /// The vector b, n.
+    /// Shared weights, poolings and residual sums, which add to A, B, C and D; empty for a dense model.
+    pub fn taps(&self) -> &[TapBlock] {
+        &self.parts.taps
+    }
+
+    /// The vector b, one per row of the layout.
     pub fn state_bias(&self) -> &[f32] {
         &self.parts.state_bias
     }

@@ -115,6 +115,18 @@ impl Window {
         first..end.clamp(first, output)
     }
 
+    /// How many output positions use each place of the kernel, row by row; those on padding do not.
+    pub fn uses(self, input: MapShape, output: MapShape) -> Vec<u64> {
+        let mut uses = Vec::with_capacity(self.area());
+        for dy in 0..self.kernel[0] {
+            let rows = self.inside(0, dy, input.height, output.height).len() as u64;
+            for dx in 0..self.kernel[1] {
+                uses.push(rows * self.inside(1, dx, input.width, output.width).len() as u64);
+            }
+        }
+        uses
+    }
+
     /// An error if some window could lie on padding alone, where a maximum or an average has no value.
     pub(crate) fn require_overlap(self) -> Result<()> {
         let [top, left, bottom, right] = self.padding;

@@ -55,13 +55,7 @@ impl Weights {
         match self {
             Weights::Dense(weights) => count(weights.as_slice()) as u64,
             Weights::Taps { weights, window, input, output } => {
-                let mut uses = Vec::with_capacity(window.area());
-                for dy in 0..window.kernel[0] {
-                    let rows = window.inside(0, dy, input.height, output.height).len();
-                    for dx in 0..window.kernel[1] {
-                        uses.push(rows as u64 * window.inside(1, dx, input.width, output.width).len() as u64);
-                    }
-                }
+                let uses = window.uses(*input, *output);
                 let used = weights.as_slice().iter().zip(uses.iter().cycle()).filter(|(w, _)| **w != 0.0);
                 used.map(|(_, uses)| uses).sum()
             }

@@ -219,6 +219,7 @@ impl Build {
             d: part(bottom, n, shape.inputs),
             state_bias: bias(top),
             output_bias: bias(bottom),
+            taps: Vec::new(),
             layout: input.source.layout().clone(),
             preprocessing: input.preprocessing.clone(),
             metadata: metadata(input, settings),

@@ -1,0 +1,155 @@
+//! Blocks of A, B, C, D with shared weights: convolutions, poolings and residual sums, never unrolled.
+
+use serde::{Deserialize, Serialize};
+
+use super::layered::Target;
+use crate::layout::{Layout, MapShape};
+use crate::linalg::Csr;
+use crate::network::{FixedMap, Source, Window};
+use crate::{Error, Result};
+
+/// What multiplies the operand of a [`TapBlock`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum TapWeights {
+    /// One row per output channel, column (c·kh + dy)·kw + dx; each weight stored and counted once.
+    Taps(Csr<f32>),
+    /// The operand itself: a residual sum. Structure, run but neither solved nor counted.
+    Identity,
+}
+
+/// One shared-weight summand of a layer's pre-activation, or of the output.
+///
+/// The source goes through its fixed `maps` (pooling; mostly none), which gives an operand of shape `input`; the window
+/// slides over it with zero padding and gives `output`. Vectors are maps of height and width 1, so a classifier behind a
+/// global average is a 1 × 1 kernel, and a linear layer behind a pooling a kernel as large as its map.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TapBlock {
+    /// What it is added to.
+    pub target: Target,
+    /// Where it starts.
+    pub source: Source,
+    /// Pooling between the source and the weights, in order.
+    pub maps: Vec<FixedMap>,
+    /// Kernel, stride and padding; a 1 × 1 window for [`TapWeights::Identity`].
+    pub window: Window,
+    /// Shape of the operand.
+    pub input: MapShape,
+    /// Shape of the result: the target's map, or its units × 1 × 1.
+    pub output: MapShape,
+    /// The weights.
+    pub weights: TapWeights,
+}
+
+/// Which of the four matrices a block belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Letter {
+    /// States from states.
+    A,
+    /// States from inputs.
+    B,
+    /// Outputs from states.
+    C,
+    /// Outputs from inputs.
+    D,
+}
+
+impl TapBlock {
+    /// A, B, C or D.
+    pub fn letter(&self) -> Letter {
+        match (self.target, self.source) {
+            (Target::Layer(_), Source::Layer(_)) => Letter::A,
+            (Target::Layer(_), Source::Input) => Letter::B,
+            (Target::Output, Source::Layer(_)) => Letter::C,
+            (Target::Output, Source::Input) => Letter::D,
+        }
+    }
+
+    /// Columns of the taps: channels of the operand × kernel.
+    pub fn columns(&self) -> usize {
+        self.input.channels * self.window.area()
+    }
+
+    /// Stored non-zeros, each tap once; none for structure.
+    pub fn nonzeros(&self) -> usize {
+        match &self.weights {
+            TapWeights::Taps(taps) => taps.nonzeros(),
+            TapWeights::Identity => 0,
+        }
+    }
+
+    /// Non-zeros of the unrolled matrix: taps that fall on padding are not there.
+    pub fn multiply_adds(&self) -> u64 {
+        let TapWeights::Taps(taps) = &self.weights else { return 0 };
+        let uses = self.window.uses(self.input, self.output);
+        taps.indices().iter().map(|&j| uses[j as usize % uses.len()]).sum()
+    }
+
+    /// Checks source, target, maps, window and weights against each other and the layout.
+    pub(super) fn check(&self, place: usize, layout: &Layout, inputs: usize, outputs: usize) -> Result<()> {
+        let what = || format!("tap block {place}, from {:?} to {:?}", self.source, self.target);
+        let fail = |expected: String, got: String| Err(Error::shape(what(), expected, got));
+        let layer = |k: usize| layout.layers().get(k);
+        let source_size = match self.source {
+            Source::Input => Some(inputs),
+            Source::Layer(k) => layer(k).map(|l| l.size),
+        };
+        let target_size = match self.target {
+            Target::Output => Some(outputs),
+            Target::Layer(k) => layer(k).map(|l| l.size),
+        };
+        let (Some(source_size), Some(target_size)) = (source_size, target_size) else {
+            return fail(format!("layers below {}", layout.layers().len()), "one that does not exist".into());
+        };
+        // Sizes of files from outside may overflow.
+        let size = |m: MapShape| m.channels.checked_mul(m.height).and_then(|v| v.checked_mul(m.width));
+        let first = self.maps.first().map_or(self.input, |m| m.input());
+        if size(first) != Some(source_size) {
+            return fail(format!("an operand of {source_size} units"), first.to_string());
+        }
+        let mut shape = first;
+        for map in &self.maps {
+            if map.input() != shape {
+                return fail(format!("a pooling of {shape}"), map.input().to_string());
+            }
+            shape = map.output()?;
+        }
+        if shape != self.input {
+            return fail(format!("an operand of {shape}"), self.input.to_string());
+        }
+        let target_map = match self.target {
+            Target::Layer(k) => layer(k).and_then(|l| l.map),
+            Target::Output => None,
+        };
+        if size(self.output) != Some(target_size) || target_map.is_some_and(|map| map != self.output) {
+            let expected =
+                target_map.map_or(format!("a result of {target_size} units"), |m| format!("a result of {m}"));
+            return fail(expected, self.output.to_string());
+        }
+        match &self.weights {
+            TapWeights::Identity => {
+                if size(self.input) != size(self.output) {
+                    return fail(format!("a residual of {}", self.output), self.input.to_string());
+                }
+            }
+            TapWeights::Taps(taps) => {
+                let [height, width] = self.window.output(self.input)?;
+                if (height, width) != (self.output.height, self.output.width) {
+                    return fail(format!("{} from the window", self.output), format!("{height} × {width} positions"));
+                }
+                let columns = size(MapShape {
+                    channels: self.input.channels,
+                    height: self.window.kernel[0],
+                    width: self.window.kernel[1],
+                });
+                if (Some(taps.cols()), taps.rows()) != (columns, self.output.channels) {
+                    return fail(
+                        format!("taps {} × {}", self.output.channels, columns.unwrap_or(usize::MAX)),
+                        format!("{} × {}", taps.rows(), taps.cols()),
+                    );
+                }
+                super::require_finite_csr(&what(), taps)?;
+            }
+        }
+        Ok(())
+    }
+}
