@@ -6,9 +6,14 @@ use simplicit::network::Network;
 
 /// The network's file, for its size.
 pub(crate) const NETWORK: &[u8] = include_bytes!("../../../data/fashion_fc.onnx");
-const TRAIN_IMAGES: &[u8] = include_bytes!("../../../data/fashion_train_images.idx.gz");
-const TEST_IMAGES: &[u8] = include_bytes!("../../../data/fashion_test_images.idx.gz");
-const TEST_LABELS: &[u8] = include_bytes!("../../../data/fashion_test_labels.idx.gz");
+/// The ResNet-20 of the CIFAR-100 experiment.
+pub(crate) const RESNET: &[u8] = include_bytes!("../../../data/resnet20_cifar100.onnx");
+/// 2,000 training images.
+pub(crate) const TRAIN_IMAGES: &[u8] = include_bytes!("../../../data/fashion_train_images.idx.gz");
+/// All 10,000 test images.
+pub(crate) const TEST_IMAGES: &[u8] = include_bytes!("../../../data/fashion_test_images.idx.gz");
+/// Their labels.
+pub(crate) const TEST_LABELS: &[u8] = include_bytes!("../../../data/fashion_test_labels.idx.gz");
 
 /// FashionMNIST's classes in the order of the outputs.
 pub(crate) const CLASSES: [&str; 10] =

@@ -9,6 +9,7 @@ mod interrupt;
 mod measure;
 mod progress;
 mod recipe;
+mod reproduce;
 mod results;
 mod settings;
 mod summary;
@@ -61,8 +62,7 @@ enum Command {
     Attack(commands::later::LaterArgs),
     /// Not yet: certify a model's predictions against perturbations
     Certify(commands::later::LaterArgs),
-    /// Not yet: run an experiment of the paper
-    Reproduce(commands::later::LaterArgs),
+    Reproduce(commands::reproduce::ReproduceArgs),
 }
 
 fn main() -> ExitCode {
@@ -97,7 +97,7 @@ fn run() -> anyhow::Result<Outcome> {
         Command::Completions(args) => commands::completions::run(&args),
         Command::Attack(_) => Err(exit::not_yet("attack")),
         Command::Certify(_) => Err(exit::not_yet("certify")),
-        Command::Reproduce(_) => Err(exit::not_yet("reproduce")),
+        Command::Reproduce(args) => commands::reproduce::run(&args, &cancel),
     }
 }
 

@@ -19,7 +19,6 @@ fn quickstart_keeps_its_promises() {
     assert_eq!(number("baseline_accuracy"), 0.8798);
     assert!(number("baseline_accuracy") - number("accuracy") <= 0.01);
     assert!(number("lambda_pf_upper") < 1.0);
-    assert!(result["seconds"]["total"].as_f64().unwrap() < 30.0);
     for word in
         ["parameters", "accuracy", "file size", "worst gap", "well-posed", "time", "model.safetensors", "report.html"]
     {

@@ -6,10 +6,10 @@ use clap::Args;
 use simplicit::arrays::{Preprocessing, content_hash};
 use simplicit::model::ImplicitModel;
 
-use crate::args::PreprocessingArgs;
+use crate::args::{JsonArgs, PreprocessingArgs};
 use crate::baseline::Baseline;
-use crate::exit::{Outcome, say};
-use crate::results::require_writable;
+use crate::exit::Outcome;
+use crate::results::{Results, require_writable};
 use crate::table::{bytes, count};
 
 const HELP: &str = "\
@@ -32,10 +32,12 @@ pub(crate) struct ConvertArgs {
     out: PathBuf,
     #[command(flatten)]
     preprocessing: PreprocessingArgs,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<Outcome> {
-    require_writable([args.out.as_path()])?;
+    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let baseline = Baseline::open(&args.network)?;
     let mut parts = baseline.implicit()?.into_parts();
     let identity = Preprocessing::identity();
@@ -46,7 +48,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<Outcome> {
     let model = ImplicitModel::new(parts)?;
     model.save(&args.out)?;
     let (shape, sparsity) = (model.shape(), model.sparsity());
-    say(&format!(
+    let line = format!(
         "wrote {} ({}): {} inputs, {} states, {} outputs, {} non-zeros\n",
         args.out.display(),
         bytes(sparsity.bytes),
@@ -54,6 +56,7 @@ pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<Outcome> {
         count(shape.states as u64),
         count(shape.outputs as u64),
         count(sparsity.nonzeros)
-    ))?;
+    );
+    Results::of_model(&model).deliver(&args.json, &line)?;
     Ok(Outcome::Done)
 }

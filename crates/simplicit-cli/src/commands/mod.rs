@@ -11,4 +11,5 @@ pub(crate) mod later;
 pub(crate) mod predict;
 pub(crate) mod quickstart;
 pub(crate) mod report;
+pub(crate) mod reproduce;
 pub(crate) mod train;

@@ -3,6 +3,7 @@
 //! The page needs nothing from elsewhere: figures are inline SVG, images are embedded PNG, and the only script zooms the
 //! pattern. What is not known is left `None` (or empty) in [`Input`] and shown as "–".
 
+mod chart;
 mod density;
 mod iterations;
 mod loss;
@@ -13,6 +14,8 @@ mod spectrum;
 mod summary;
 mod svg;
 mod text;
+
+pub use chart::{Chart, Series};
 
 use simplicit::equilibrium::SampleDiagnostics;
 use simplicit::evaluate::{ClassChange, LayerError};

@@ -1,0 +1,489 @@
+//! FashionMNIST with the 4-layer network: figures 2 to 6 and the two tables of settings.
+
+use std::path::{Path, PathBuf};
+
+use simplicit::evaluate::rank;
+use simplicit::model::ImplicitModel;
+use simplicit_cli::report::{Chart, Series};
+
+use super::{Experiment, Found, Item, Picture, Step, drop, element, number, percent, points};
+
+/// Non-zero parameters of the network, and rows of the model.
+const PARAMETERS: f64 = 52_896.0;
+const ROWS: f64 = 122.0;
+
+/// A row of the paper's table of settings: samples, λ₁ = λ₂, weight of the penalty, then what it reports: sparsity in
+/// per cent and accuracy under the two attacks.
+struct Setting {
+    samples: usize,
+    lambda: f64,
+    weight: f64,
+    sparsity: f64,
+    attacked: [f64; 2],
+}
+
+const fn setting(samples: usize, lambda: f64, weight: f64, sparsity: f64, attacked: [f64; 2]) -> Setting {
+    Setting { samples, lambda, weight, sparsity, attacked }
+}
+
+const PERSPECTIVE: [Setting; 6] = [
+    setting(700, 0.1, 0.01, 15.0, [78.7, 75.4]),
+    setting(500, 0.1, 0.01, 23.0, [77.3, 73.8]),
+    setting(400, 0.1, 0.01, 28.0, [76.6, 72.8]),
+    setting(300, 0.1, 0.01, 36.0, [74.9, 72.4]),
+    setting(200, 0.1, 0.01, 54.0, [73.7, 70.1]),
+    setting(100, 0.1, 0.01, 77.0, [57.2, 49.5]),
+];
+const L1: [Setting; 6] = [
+    setting(600, 0.1, 0.001, 20.0, [79.6, 76.2]),
+    setting(1000, 0.01, 0.001, 47.0, [79.3, 76.2]),
+    setting(500, 0.01, 0.01, 26.0, [78.3, 75.0]),
+    setting(2000, 0.01, 0.01, 6.0, [77.6, 74.6]),
+    setting(900, 0.01, 0.001, 65.0, [74.9, 69.9]),
+    setting(400, 0.01, 0.001, 76.0, [72.3, 68.4]),
+];
+/// Samples of figure 3.
+const SAMPLES: [usize; 7] = [100, 200, 400, 700, 1000, 1500, 2000];
+/// Our own levels: the default method, and ℓ1 as it comes out of the same walk.
+const LEVELS: [f64; 6] = [0.5, 0.7, 0.8, 0.85, 0.9, 0.93];
+const L1_LEVELS: [f64; 4] = [0.2, 0.47, 0.65, 0.8];
+/// ε of the paper's attacks.
+const EPSILON: &str = "1/255,2/255";
+
+/// The experiment's files.
+pub(crate) struct Fashion {
+    pub(crate) network: PathBuf,
+    pub(crate) inputs: PathBuf,
+    pub(crate) test_inputs: PathBuf,
+    pub(crate) test_labels: PathBuf,
+    /// Where steps leave their models.
+    pub(crate) models: PathBuf,
+    pub(crate) fast: bool,
+    pub(crate) threads: usize,
+}
+
+impl Fashion {
+    /// The first few in a fast run.
+    fn some<'a, T>(&self, all: &'a [T]) -> &'a [T] {
+        if self.fast { &all[..all.len().min(2)] } else { all }
+    }
+
+    fn own_samples(&self) -> usize {
+        if self.fast { 2000 } else { 20_000 }
+    }
+
+    fn model(&self, name: &str) -> PathBuf {
+        self.models.join(format!("{name}.safetensors"))
+    }
+
+    fn train(&self, name: &str, samples: usize, flags: &str) -> Step {
+        let path = |p: &Path| p.display().to_string();
+        let model = self.model(name);
+        let mut args: Vec<String> = vec!["train".into()];
+        for (flag, value) in [
+            ("--network", path(&self.network)),
+            ("--inputs", path(&self.inputs)),
+            ("--samples", samples.to_string()),
+            ("--test-inputs", path(&self.test_inputs)),
+            ("--test-labels", path(&self.test_labels)),
+            ("--out", path(&model)),
+        ] {
+            args.extend([flag.to_string(), value]);
+        }
+        args.extend(flags.split_whitespace().map(String::from));
+        Step { name: name.into(), args, writes: Some(model) }
+    }
+
+    fn attack(&self, name: &str) -> Step {
+        let path = |p: &Path| p.display().to_string();
+        let args = [
+            "attack",
+            "--model",
+            &path(&self.model(name)),
+            "--network",
+            &path(&self.network),
+            "--inputs",
+            &path(&self.test_inputs),
+            "--labels",
+            &path(&self.test_labels),
+            "--epsilon",
+            EPSILON,
+            "--method",
+            "fgsm",
+            "--gradient",
+            "baseline",
+            "--pixels",
+            "0.5",
+        ];
+        Step { name: format!("{name}-attacked"), args: args.map(String::from).to_vec(), writes: None }
+    }
+
+    fn settings(penalty: &str, s: &Setting) -> (String, String) {
+        let weight = if penalty == "l1" { "beta" } else { "alpha" };
+        (
+            format!("{penalty}-{}-{}", s.samples, s.weight),
+            format!(
+                "--preset paper --rescale --penalty {penalty} --{weight} {} --lambda1 {1} --lambda2 {1}",
+                s.weight, s.lambda
+            ),
+        )
+    }
+}
+
+fn by_samples(penalty: &str, samples: usize) -> String {
+    format!("{penalty}-by-samples-{samples}")
+}
+
+fn ours(level: f64) -> String {
+    format!("ours-{level}")
+}
+
+fn ours_l1(level: f64) -> String {
+    format!("ours-l1-{level}")
+}
+
+impl Experiment for Fashion {
+    fn title(&self) -> &'static str {
+        "The paper's FashionMNIST experiments"
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let model = self.model("baseline");
+        let (network, out) = (self.network.display().to_string(), model.display().to_string());
+        let convert = ["convert", "--network", &network, "--scale", "1/255", "--out", &out];
+        steps.push(Step { name: "baseline".into(), args: convert.map(String::from).to_vec(), writes: Some(model) });
+        steps.push(self.attack("baseline"));
+        for (penalty, table) in [("perspective", &PERSPECTIVE), ("l1", &L1)] {
+            for setting in self.some(table) {
+                let (name, flags) = Self::settings(penalty, setting);
+                steps.push(self.train(&name, setting.samples, &flags));
+                steps.push(self.attack(&name));
+            }
+            for &samples in self.some(&SAMPLES) {
+                let flags = format!("--preset paper --rescale --penalty {penalty}");
+                steps.push(self.train(&by_samples(penalty, samples), samples, &flags));
+            }
+        }
+        for &level in self.some(&LEVELS) {
+            steps.push(self.train(&ours(level), self.own_samples(), &format!("--target-sparsity {level}")));
+            steps.push(self.attack(&ours(level)));
+        }
+        for &level in self.some(&L1_LEVELS) {
+            let flags = format!("--penalty l1 --target-sparsity {level}");
+            steps.push(self.train(&ours_l1(level), self.own_samples(), &flags));
+            steps.push(self.attack(&ours_l1(level)));
+        }
+        let mut threads = 1;
+        while threads <= self.threads {
+            let flags = format!("--preset paper --rescale --penalty l1 --threads {threads}");
+            steps.push(self.train(&format!("threads-{threads}"), if self.fast { 500 } else { 1000 }, &flags));
+            threads *= 2;
+        }
+        steps
+    }
+
+    fn items(&self, found: &Found) -> anyhow::Result<Vec<Item>> {
+        Ok(vec![
+            self.trade_off(found),
+            self.samples(found),
+            self.robustness(found),
+            self.settings_table(found, "perspective", &PERSPECTIVE),
+            self.settings_table(found, "l1", &L1),
+            self.structure(found)?,
+            self.run_time(found),
+        ])
+    }
+}
+
+/// (sparsity in per cent, value) of some steps.
+fn curve(found: &Found, steps: impl Iterator<Item = String>, value: impl Fn(&str) -> Option<f64>) -> Vec<(f64, f64)> {
+    let mut points: Vec<(f64, f64)> =
+        steps.filter_map(|s| Some((100.0 * number(found, &s, "sparsity")?, value(&s)?))).collect();
+    points.sort_by(|a, b| a.0.total_cmp(&b.0));
+    points
+}
+
+impl Fashion {
+    fn paper_steps(&self, penalty: &'static str, table: &'static [Setting]) -> impl Iterator<Item = String> {
+        self.some(table).iter().map(move |s| Self::settings(penalty, s).0)
+    }
+
+    fn trade_off(&self, found: &Found) -> Item {
+        let perspective = curve(found, self.paper_steps("perspective", &PERSPECTIVE), |s| drop(found, s));
+        let l1 = curve(found, self.paper_steps("l1", &L1), |s| drop(found, s));
+        let best = curve(found, self.some(&LEVELS).iter().map(|l| ours(*l)), |s| drop(found, s));
+        let our_l1 = curve(found, self.some(&L1_LEVELS).iter().map(|l| ours_l1(*l)), |s| drop(found, s));
+        let mut rows = Vec::new();
+        for (name, curve) in [
+            ("perspective, the paper's settings", &perspective),
+            ("ℓ1, the paper's settings", &l1),
+            ("ℓ1, our walk", &our_l1),
+            ("cardinality, our walk", &best),
+        ] {
+            rows.extend(curve.iter().map(|(x, y)| vec![name.to_string(), format!("{x:.1}"), points(Some(*y))]));
+        }
+        Item {
+            id: "figure-2",
+            title: "Figure 2: sparsity against accuracy drop",
+            paper: "28 % fewer parameters without a drop (baseline 80 %), perspective ahead of ℓ1; accuracy above the \
+                    baseline at 15 %. The curves have no table."
+                .into(),
+            finding: "The paper's settings are one convex solve on all connections in raw units, its objective as printed \
+                      (perspective with μ = α, which breaks at |x| = 1 and is ℓ1 on A). Our walk: baseline connections, \
+                      cascade, output-aware rows, refit; the baseline here has 87.98 %, not 80 %."
+                .into(),
+            head: vec!["method", "sparsity %", "accuracy, points"],
+            rows,
+            picture: Some(Picture {
+                chart: Chart {
+                    x: "sparsity, %".into(),
+                    y: "accuracy − baseline, points".into(),
+                    series: vec![
+                        Series::line("cardinality, our walk", best),
+                        Series::points("perspective, the paper's settings", perspective),
+                        Series::points("ℓ1, the paper's settings", l1),
+                        Series::line("ℓ1, our walk", our_l1),
+                    ],
+                    level: Some((0.0, "baseline".into())),
+                    log_x: false,
+                },
+                alt: "Accuracy minus the baseline's against sparsity for four methods".into(),
+            }),
+        }
+    }
+
+    fn samples(&self, found: &Found) -> Item {
+        let sparsity = |penalty: &str, m: usize| number(found, &by_samples(penalty, m), "sparsity");
+        let rows = self
+            .some(&SAMPLES)
+            .iter()
+            .map(|&m| {
+                vec![
+                    m.to_string(),
+                    percent(sparsity("perspective", m)),
+                    points(drop(found, &by_samples("perspective", m))),
+                    percent(sparsity("l1", m)),
+                    points(drop(found, &by_samples("l1", m))),
+                    format!("{:.1}", 100.0 * (1.0 - ROWS * m as f64 / PARAMETERS)),
+                ]
+            })
+            .collect();
+        let line = |penalty: &str| {
+            let all = self.some(&SAMPLES).iter();
+            all.filter_map(|&m| Some((m as f64, 100.0 * sparsity(penalty, m)?))).collect::<Vec<_>>()
+        };
+        Item {
+            id: "figure-3",
+            title: "Figure 3: samples against sparsity",
+            paper: "A dense model from about 2,000 samples, a sparse one from about 1,000; negative sparsity means more \
+                    parameters than the baseline. The curves have no table."
+                .into(),
+            finding: "Full connectivity has (112 + 10)·(112 + 784) = 109,312 entries, twice the network's parameters, so \
+                      sparsity starts negative as soon as the samples force weights to be used. The last column is what \
+                      m non-zeros in every row would give: where the curve follows it, the number of samples decides and \
+                      not the penalty."
+                .into(),
+            head: vec!["samples", "perspective: sparsity %", "points", "ℓ1: sparsity %", "points", "m non-zeros a row, %"],
+            rows,
+            picture: Some(Picture {
+                chart: Chart {
+                    x: "samples".into(),
+                    y: "sparsity, %".into(),
+                    series: vec![Series::line("perspective", line("perspective")), Series::line("ℓ1", line("l1"))],
+                    level: Some((0.0, "the network's parameters".into())),
+                    log_x: true,
+                },
+                alt: "Sparsity against the number of samples for both objectives".into(),
+            }),
+        }
+    }
+
+    fn robustness(&self, found: &Found) -> Item {
+        let attacked = |step: &str, k: usize| element(found, &format!("{step}-attacked"), "attacked_accuracy", k);
+        let baseline = [0, 1].map(|k| attacked("baseline", k));
+        let mut rows = vec![vec![
+            "baseline".to_string(),
+            "0.0".into(),
+            percent(number(found, "baseline-attacked", "clean_accuracy")),
+            percent(baseline[0]),
+            percent(baseline[1]),
+        ]];
+        let mut series = Vec::new();
+        let families: [(&str, Vec<String>); 4] = [
+            ("cardinality, our walk", self.some(&LEVELS).iter().map(|l| ours(*l)).collect()),
+            ("perspective, the paper's settings", self.paper_steps("perspective", &PERSPECTIVE).collect()),
+            ("ℓ1, the paper's settings", self.paper_steps("l1", &L1).collect()),
+            ("ℓ1, our walk", self.some(&L1_LEVELS).iter().map(|l| ours_l1(*l)).collect()),
+        ];
+        for (name, steps) in families {
+            for step in &steps {
+                rows.push(vec![
+                    name.into(),
+                    percent(number(found, step, "sparsity")),
+                    percent(number(found, step, "accuracy")),
+                    percent(attacked(step, 0)),
+                    percent(attacked(step, 1)),
+                ]);
+            }
+            let points = curve(found, steps.into_iter(), |s| Some(100.0 * attacked(s, 1)?));
+            series.push(Series::line(name, points));
+        }
+        Item {
+            id: "figure-4",
+            title: "Figure 4: attacked accuracy against sparsity",
+            paper:
+                "FGSM with the baseline's gradient on half of the pixels, ε = 1/255 and 2/255: ℓ1 is more robust than \
+                    perspective and than the baseline up to about 45 % sparsity."
+                    .into(),
+            finding:
+                "A transferred attack fools the network it was made for most, so every other model looks sturdier; \
+                      docs/experiments/robustness.md has white-box attacks and certificates beside it."
+                    .into(),
+            head: vec!["method", "sparsity %", "clean %", "ε = 1/255", "ε = 2/255"],
+            rows,
+            picture: Some(Picture {
+                chart: Chart {
+                    x: "sparsity, %".into(),
+                    y: "accuracy at ε = 2/255, %".into(),
+                    series,
+                    level: baseline[1].map(|b| (100.0 * b, "baseline".into())),
+                    log_x: false,
+                },
+                alt: "Accuracy under attack against sparsity for four methods, with the baseline's".into(),
+            }),
+        }
+    }
+
+    fn settings_table(&self, found: &Found, penalty: &'static str, table: &'static [Setting]) -> Item {
+        let rows = self
+            .some(table)
+            .iter()
+            .map(|s| {
+                let (step, _) = Self::settings(penalty, s);
+                let attacked = |k| element(found, &format!("{step}-attacked"), "attacked_accuracy", k);
+                vec![
+                    s.samples.to_string(),
+                    s.lambda.to_string(),
+                    s.weight.to_string(),
+                    format!("{}", s.sparsity),
+                    percent(number(found, &step, "sparsity")),
+                    format!("{:.1}", 100.0 * (1.0 - ROWS * s.samples as f64 / PARAMETERS)),
+                    format!("{} / {}", s.attacked[0], s.attacked[1]),
+                    format!("{} / {}", percent(attacked(0)), percent(attacked(1))),
+                    points(drop(found, &step)),
+                ]
+            })
+            .collect();
+        let (id, title) = match penalty {
+            "l1" => ("table-3", "Settings for ℓ1"),
+            _ => ("table-2", "Settings for the perspective relaxation"),
+        };
+        Item {
+            id,
+            title,
+            paper: "One row per model: samples, λ₁ = λ₂, weight of the penalty, sparsity, accuracy under both attacks."
+                .into(),
+            finding: if penalty == "l1" {
+                "The sparsity column of the paper does not follow from its settings: fewer samples at the same weights \
+                 give fewer non-zeros, yet 500 samples at λ = 0.01 are listed as less sparse than 1,000. Open."
+                    .into()
+            } else {
+                "At 100 and 200 samples the paper's sparsity is exactly the bound of m non-zeros a row (77 and 54 %): the \
+                 number of samples decides, not the objective, which as printed loses its cardinality term and is a ridge."
+                    .into()
+            },
+            head: vec![
+                "samples",
+                "λ",
+                "weight",
+                "paper: sparsity %",
+                "ours %",
+                "m non-zeros a row %",
+                "paper: attacked %",
+                "ours %",
+                "clean, points",
+            ],
+            rows,
+            picture: None,
+        }
+    }
+
+    /// The model of about 30 % as in the paper's picture, beside the network and our default.
+    fn structure(&self, found: &Found) -> anyhow::Result<Item> {
+        let mut rows = Vec::new();
+        let near = |target: f64| {
+            let steps = self.paper_steps("l1", &L1).chain(self.paper_steps("perspective", &PERSPECTIVE));
+            let distance = |s: &String| (number(found, s, "sparsity").unwrap_or(f64::INFINITY) - target).abs();
+            steps.min_by(|a, b| distance(a).total_cmp(&distance(b)))
+        };
+        let named = [("network", Some("baseline".to_string())), ("the paper's settings, nearest to 30 %", near(0.3))];
+        let own = self.some(&LEVELS).iter().map(|l| ("our walk", Some(ours(*l))));
+        for (what, step) in named.into_iter().chain(own) {
+            let Some(step) = step else { continue };
+            let model = ImplicitModel::load(self.model(&step))?;
+            let sparsity = model.sparsity();
+            let found_rank = rank(model.a())?;
+            let read: std::collections::BTreeSet<u32> = model.b().indices().iter().copied().collect();
+            let n = model.shape().states;
+            let feedback: usize = (0..n).map(|i| model.a().row(i).filter(|(j, _)| *j <= i).count()).sum();
+            rows.push(vec![
+                what.into(),
+                format!("{:.1}", 100.0 * sparsity.sparsity),
+                format!("{} of {n}", found_rank.rank),
+                feedback.to_string(),
+                (model.shape().inputs - read.len()).to_string(),
+                format!("{:.3}", model.well_posedness().lambda_pf_upper),
+            ]);
+        }
+        Ok(Item {
+            id: "figure-5",
+            title: "Figure 5: pattern and rank",
+            paper: "A model with about 30 % fewer parameters: feedback below the diagonal of A, about 40 % of A's \
+                    dimensions redundant, some columns of B zero."
+                .into(),
+            finding:
+                "`simplicit report --model M --network F --out R.html` draws the patterns side by side; steps/ holds \
+                      the models."
+                    .into(),
+            head: vec!["model", "sparsity %", "rank of A", "feedback weights", "pixels never read", "λ_pf ≤"],
+            rows,
+            picture: None,
+        })
+    }
+
+    fn run_time(&self, found: &Found) -> Item {
+        let mut rows = Vec::new();
+        let mut times = Vec::new();
+        let mut threads = 1;
+        while threads <= self.threads {
+            let seconds = found.get(&format!("threads-{threads}")).and_then(|v| v["seconds"]["train"].as_f64());
+            rows.push(vec![threads.to_string(), seconds.map_or("–".into(), |s| format!("{s:.2}"))]);
+            times.extend(seconds.map(|s| (threads as f64, s)));
+            threads *= 2;
+        }
+        Item {
+            id: "figure-6",
+            title: "Figure 6: serial against parallel",
+            paper: "Serial, multiprocessing and Ray on 8 processors; multiprocessing is the fastest. The bars have no \
+                    table."
+                .into(),
+            finding:
+                "Threads of one process on the paper's problem (ℓ1, all 122 rows, set-up counted). Ray and Python's \
+                      multiprocessing on the same problem are in docs/python.md."
+                    .into(),
+            head: vec!["threads", "seconds"],
+            rows,
+            picture: Some(Picture {
+                chart: Chart {
+                    x: "threads".into(),
+                    y: "seconds".into(),
+                    series: vec![Series::line("all rows of the paper's problem", times)],
+                    level: None,
+                    log_x: false,
+                },
+                alt: "Seconds against threads".into(),
+            }),
+        }
+    }
+}
