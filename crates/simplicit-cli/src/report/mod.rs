@@ -3,6 +3,7 @@
 //! The page needs nothing from elsewhere: figures are inline SVG, images are embedded PNG, and the only script zooms the
 //! pattern. What is not known is left `None` (or empty) in [`Input`] and shown as "–".
 
+mod curves;
 mod density;
 mod iterations;
 mod loss;
@@ -19,6 +20,7 @@ use simplicit::evaluate::{ClassChange, LayerError};
 use simplicit::model::ImplicitModel;
 use simplicit::train::RowReport;
 
+pub use curves::{Curve, curves};
 use text::escape;
 
 /// Everything the page may show. Start from [`Input::new`] and fill in what is known.
