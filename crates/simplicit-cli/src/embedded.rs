@@ -26,7 +26,12 @@ pub(crate) fn network() -> Result<Network> {
 
 /// 2,000 training images.
 pub(crate) fn train_images() -> Result<Inputs> {
-    Inputs::new(array("fashion_train_images.idx.gz", TRAIN_IMAGES)?, None, &Selection::all())
+    Inputs::new(train_array()?, None, &Selection::all())
+}
+
+/// The same, to choose from.
+pub(crate) fn train_array() -> Result<Array> {
+    array("fashion_train_images.idx.gz", TRAIN_IMAGES)
 }
 
 /// All 10,000 test images.

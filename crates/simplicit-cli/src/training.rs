@@ -19,10 +19,10 @@ use crate::results::Stopwatch;
 use crate::settings::{Effective, KAPPA};
 
 /// Draws from the baseline's softmax per sample: the row weights' own noise is then far below their spread.
-const DRAWS: usize = 4;
+pub(crate) const DRAWS: usize = 4;
 /// Share of the samples that `--max-drop` judges on, and how many at least.
-const HELD_OUT_SHARE: usize = 10;
-const HELD_OUT_LEAST: usize = 100;
+pub(crate) const HELD_OUT_SHARE: usize = 10;
+pub(crate) const HELD_OUT_LEAST: usize = 100;
 
 /// Where states come from.
 pub(crate) enum Samples<'a> {
@@ -159,7 +159,7 @@ impl Job<'_> {
 }
 
 /// The first samples of some inputs.
-struct Head<'a>(&'a Inputs, usize);
+pub(crate) struct Head<'a>(pub(crate) &'a Inputs, pub(crate) usize);
 
 impl InputSource for Head<'_> {
     fn samples(&self) -> usize {

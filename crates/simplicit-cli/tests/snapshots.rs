@@ -106,6 +106,7 @@ fn output_of_every_command() {
         "report --model m.safetensors --network @fashion_fc.onnx --run run.json --out r.html",
         "quickstart --threads 2",
         "bench --threads 2",
+        "bench frontier --levels 0.6,0.8 --threads 2",
     ];
     let collect =
         "collect --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 300 --out s.safetensors";
@@ -152,7 +153,9 @@ fn errors_are_one_line_each() {
         "inspect junk.safetensors",
         "export --model junk.safetensors --out x.onnx",
         "report --model missing.safetensors --out r.html",
-        "bench frontier",
+        "bench frontier --levels 1.5",
+        "bench frontier --network @fashion_fc.onnx",
+        "bench --levels 0.5",
         "attack --epsilon 0.1",
         "certify",
         "reproduce",

@@ -6,6 +6,7 @@ pub(crate) mod completions;
 pub(crate) mod convert;
 pub(crate) mod evaluate;
 pub(crate) mod export;
+pub(crate) mod frontier;
 pub(crate) mod inspect;
 pub(crate) mod later;
 pub(crate) mod predict;

@@ -42,16 +42,17 @@ pub struct Chart {
     pub level: Option<(f64, String)>,
     /// Whether x is logarithmic.
     pub log_x: bool,
+    /// What lies below is not drawn, so that one bad curve does not flatten the others.
+    pub least_y: Option<f64>,
 }
 
 impl Chart {
     /// An SVG document; `alt` says in words what it shows. Values that are not finite are left out.
     pub fn svg(&self, alt: &str) -> String {
-        let shown: Vec<Vec<(f64, f64)>> = self
-            .series
-            .iter()
-            .map(|s| s.points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect())
-            .collect();
+        let least = self.least_y.unwrap_or(f64::MIN);
+        let drawn = |p: &(f64, f64)| p.0.is_finite() && p.1.is_finite() && p.1 >= least;
+        let shown: Vec<Vec<(f64, f64)>> =
+            self.series.iter().map(|s| s.points.iter().copied().filter(drawn).collect()).collect();
         let xs = || shown.iter().flatten().map(|p| p.0);
         let ys = || shown.iter().flatten().map(|p| p.1).chain(self.level.iter().map(|l| l.0));
         let x = if self.log_x {
@@ -135,11 +136,14 @@ mod tests {
             ],
             level: Some((0.5, "floor".into())),
             log_x: false,
+            least_y: None,
         };
         let svg = chart.svg("a chart");
         // Three points and two marks of the key.
         assert_eq!(svg.matches("<circle").count(), 5);
         assert!(svg.contains("a &lt; b") && !svg.contains("a < b") && svg.contains("floor"));
+        let cut = Chart { least_y: Some(1.5), ..chart.clone() };
+        assert_eq!(cut.svg("cut").matches("<circle").count(), 4);
         let empty = Chart { series: Vec::new(), level: None, ..chart };
         assert!(empty.svg("nothing").contains("</svg>"));
     }

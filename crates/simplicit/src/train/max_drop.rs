@@ -34,17 +34,7 @@ pub fn train_to_max_drop(
     if !(0.0..=100.0).contains(&max_drop) {
         return Err(Error::setting("max-drop", "points between 0 and 100, such as 0.5", max_drop));
     }
-    let shape = input.source.shape();
-    if held_out.shape() != shape {
-        return Err(Error::shape("held-out samples", format!("{shape:?}"), format!("{:?}", held_out.shape())));
-    }
-    if shape.outputs < 2 {
-        return Err(Error::setting(
-            "max-drop",
-            "a baseline with at least two outputs, of which the largest is the prediction",
-            format!("{} output", shape.outputs),
-        ));
-    }
+    require_judge(input, held_out)?;
     let least = 1.0 - max_drop / 100.0;
     let mut workshop = Workshop::new(input, settings)?;
     let mut path = Vec::new();
@@ -93,8 +83,24 @@ pub fn train_to_max_drop(
     }
 }
 
+/// Held-out samples must be of the same baseline, and its outputs must be classes.
+pub(super) fn require_judge(input: &TrainInput, held_out: &dyn StateSource) -> Result<()> {
+    let shape = input.source.shape();
+    if held_out.shape() != shape {
+        return Err(Error::shape("held-out samples", format!("{shape:?}"), format!("{:?}", held_out.shape())));
+    }
+    if shape.outputs < 2 {
+        return Err(Error::setting(
+            "agreement on held-out samples",
+            "a baseline with at least two outputs, of which the largest is the prediction",
+            format!("{} output", shape.outputs),
+        ));
+    }
+    Ok(())
+}
+
 /// Share of the samples on which the model's largest output is the baseline's; a sample without equilibrium disagrees.
-fn agreement(model: &ImplicitModel, held_out: &dyn StateSource, run: &Run) -> Result<f64> {
+pub(super) fn agreement(model: &ImplicitModel, held_out: &dyn StateSource, run: &Run) -> Result<f64> {
     let equilibrium = Equilibrium::new(model, EquilibriumSettings { threads: Threads::one(), ..Default::default() })?;
     let samples = held_out.samples();
     let mut agreed = 0;

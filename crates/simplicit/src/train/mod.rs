@@ -9,6 +9,7 @@ mod fit;
 mod importance;
 mod keep;
 mod max_drop;
+mod path;
 mod plan;
 mod search;
 
@@ -17,6 +18,8 @@ pub use fit::RowReport;
 pub use importance::importance;
 pub use keep::{Forget, Keep};
 pub use max_drop::train_to_max_drop;
+pub use path::path;
+pub use search::Found;
 
 use std::sync::Arc;
 
@@ -154,7 +157,8 @@ pub struct TrainReport {
     pub training_error: f64,
     /// The search's path: (strength, sparsity).
     pub path: Vec<(f64, f64)>,
-    /// Share of held-out samples with the baseline's prediction, where [`train_to_max_drop`] measured it.
+    /// Share of held-out samples with the baseline's prediction, where [`train_to_max_drop`] or
+    /// [`path`] measured it.
     pub agreement: Option<f64>,
 }
 

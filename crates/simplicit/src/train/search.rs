@@ -5,16 +5,67 @@ use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
 use crate::Result;
 
 /// Accepted distance from the target, half of the 0.2 points promised.
-const CLOSE: f64 = 0.001;
-/// Whole models fitted at most.
-const MAX_MODELS: usize = 24;
+pub(super) const CLOSE: f64 = 0.001;
+/// Whole models fitted at most for one target.
+pub(super) const MAX_MODELS: usize = 24;
 /// First factor between two strengths while the target is not yet between two models.
 const STRIDE: f64 = 4.0;
+
+/// What has been found out about strength and sparsity, which grows with it, nearly always.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// (log strength, sparsity) in the order found.
+    points: Vec<(f64, f64)>,
+}
+
+impl Found {
+    /// One more. False if that strength was known: there is nothing left to learn by asking again.
+    pub fn add(&mut self, strength: f64, sparsity: f64) -> bool {
+        let point = strength.ln();
+        let known = self.points.iter().any(|(s, _)| *s == point);
+        self.points.push((point, sparsity));
+        !known
+    }
+
+    /// (strength, sparsity) of the point nearest to a target.
+    pub fn nearest(&self, target: f64) -> Option<(f64, f64)> {
+        let distance = |point: &&(f64, f64)| (point.1 - target).abs();
+        let nearest = self.points.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
+        Some((nearest.0.exp(), nearest.1))
+    }
+
+    /// The strength to try next for a target; `None` before anything is known.
+    pub fn next(&self, target: f64) -> Option<f64> {
+        let below = self.points.iter().filter(|p| p.1 < target);
+        let above = self.points.iter().filter(|p| p.1 >= target);
+        // The tightest bracket: the strongest below, the weakest above.
+        let low = below.max_by(|a, b| a.0.total_cmp(&b.0)).copied();
+        let high = above.min_by(|a, b| a.0.total_cmp(&b.0)).copied();
+        let log = match (low, high) {
+            (Some(l), Some(h)) if h.1 > l.1 && h.0 > l.0 => {
+                // Between the secant and the middle, so that neither end can stay for ever.
+                let share = ((target - l.1) / (h.1 - l.1)).clamp(0.02, 0.98);
+                l.0 + (0.8 * share + 0.1) * (h.0 - l.0)
+            }
+            (Some(l), Some(h)) => f64::midpoint(l.0, h.0),
+            (Some(l), None) => l.0 + STRIDE.ln(),
+            (None, Some(h)) => h.0 - STRIDE.ln(),
+            (None, None) => return None,
+        };
+        Some(log.exp())
+    }
+
+    /// (strength, sparsity) in the order found.
+    pub fn in_order(&self) -> Vec<(f64, f64)> {
+        self.points.iter().map(|(log, sparsity)| (log.exp(), *sparsity)).collect()
+    }
+}
 
 /// Fits at the given strength, or searches for the target.
 pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
     let mut workshop = Workshop::new(input, settings)?;
     let searching = settings.target_sparsity;
+    let mut found = Found::default();
     let mut path = Vec::new();
     let mut fit_at = |strength: f64, run: &mut Run, path: &mut Vec<(f64, f64)>| -> Result<(f64, Fitted)> {
         let fitted = fit::fit(&mut workshop, input, settings, strength, searching.is_none(), run)?;
@@ -26,28 +77,11 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
     let mut strength = settings.strength;
     let (mut sparsity, mut best) = fit_at(strength, run, &mut path)?;
     if let Some(target) = searching {
-        // Brackets in log strength; sparsity grows with it, nearly always.
-        let mut low: Option<(f64, f64)> = None;
-        let mut high: Option<(f64, f64)> = None;
         let mut best_distance = (sparsity - target).abs();
         let mut best_strength = strength;
         while best_distance > CLOSE && path.len() < MAX_MODELS {
-            let point = (strength.ln(), sparsity);
-            if sparsity < target {
-                low = Some(point);
-            } else {
-                high = Some(point);
-            }
-            strength = match (low, high) {
-                (Some(l), Some(h)) if h.1 > l.1 => {
-                    // Between the secant and the middle, so that neither end can stay for ever.
-                    let share = ((target - l.1) / (h.1 - l.1)).clamp(0.02, 0.98);
-                    (l.0 + (0.8 * share + 0.1) * (h.0 - l.0)).exp()
-                }
-                (Some(l), Some(h)) => (0.5 * (l.0 + h.0)).exp(),
-                (Some(_), None) => strength * STRIDE,
-                (None, _) => strength / STRIDE,
-            };
+            found.add(strength, sparsity);
+            strength = found.next(target).unwrap_or(strength);
             let fitted;
             (sparsity, fitted) = fit_at(strength, run, &mut path)?;
             let distance = (sparsity - target).abs();
@@ -60,4 +94,33 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
     }
     let Fitted { model, rows, training_error } = best;
     Ok(Trained { model, report: TrainReport { rows, strength, training_error, path, agreement: None } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bracket_closes_on_any_growing_curve() {
+        let curves: [fn(f64) -> f64; 3] =
+            [|s| s / (1.0 + s), |s| (1.0 + s).ln() / 20.0, |s| if s < 0.03 { 0.1 } else { 0.1 + s / (1.0 + s) * 0.9 }];
+        for (k, curve) in curves.into_iter().enumerate() {
+            let mut found = Found::default();
+            assert_eq!(found.next(0.5), None);
+            for target in [0.2, 0.5, 0.45] {
+                let mut strength = found.next(target).unwrap_or(1e-3);
+                for _ in 0..40 {
+                    found.add(strength, curve(strength));
+                    if (found.nearest(target).unwrap().1 - target).abs() <= CLOSE {
+                        break;
+                    }
+                    strength = found.next(target).unwrap();
+                }
+                let (strength, sparsity) = found.nearest(target).unwrap();
+                assert!((sparsity - target).abs() <= CLOSE, "curve {k}, target {target}: {sparsity} at {strength}");
+            }
+        }
+        let mut found = Found::default();
+        assert!(found.add(2.0, 0.1) && !found.add(2.0, 0.1));
+    }
 }

@@ -1,0 +1,200 @@
+//! The tables, the plot and what can be said about them: the part of the experiment's page that the command writes.
+
+use std::fmt::Write;
+
+use simplicit_cli::report::{Chart, Series};
+
+use crate::experiment::{Outcome, Row};
+
+/// Where the generated part begins and ends in a page.
+const BEGIN: &str = "<!-- written by the command: begin -->";
+const END: &str = "<!-- written by the command: end -->";
+
+/// The page with its generated part replaced; `None` if the two marks are not there.
+pub fn fill(page: &str, generated: &str) -> Option<String> {
+    let (before, rest) = page.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n\n{generated}\n{END}{after}"))
+}
+
+/// Mean and half of the range of a method's accuracy change, in points, over seeds.
+fn change<'a>(rows: impl Iterator<Item = &'a Row>, baseline: f64) -> Option<(f64, f64)> {
+    let values: Vec<f64> = rows.map(|r| 100.0 * (r.accuracy - baseline)).collect();
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    let low = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (!values.is_empty()).then_some((mean, 0.5 * (high - low)))
+}
+
+fn methods(rows: &[Row]) -> Vec<&str> {
+    let mut out: Vec<&str> = Vec::new();
+    for row in rows {
+        if !out.contains(&row.method.as_str()) {
+            out.push(&row.method);
+        }
+    }
+    out
+}
+
+fn at<'a>(rows: &'a [Row], method: &'a str, level: f64) -> impl Iterator<Item = &'a Row> {
+    rows.iter().filter(move |r| r.method == method && r.level == level)
+}
+
+fn points((mean, spread): (f64, f64)) -> String {
+    format!("{mean:+.2} ± {spread:.2}").replace('-', "−")
+}
+
+/// Tables and sentences, in Markdown.
+pub fn markdown(outcome: &Outcome) -> String {
+    let Outcome { plan, rows, baseline_accuracy, .. } = outcome;
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
+        "Baseline {:.2} %, {} parameters; {} training images and {} held out per seed, {} seed(s). Change of test \
+         accuracy in points, mean ± half of the range over seeds:\n",
+        100.0 * baseline_accuracy,
+        outcome.baseline_nonzeros,
+        plan.samples,
+        plan.held_out,
+        plan.seeds.len()
+    );
+    let names = methods(rows);
+    let _ = writeln!(out, "| sparsity | {} |", names.join(" | "));
+    let _ = writeln!(out, "|---|{}", "---|".repeat(names.len()));
+    for &level in &plan.levels {
+        let best = names.iter().filter_map(|m| change(at(rows, m, level), *baseline_accuracy)).map(|c| c.0);
+        let best = best.fold(f64::NEG_INFINITY, f64::max);
+        let cells: Vec<String> = names
+            .iter()
+            .map(|m| match change(at(rows, m, level), *baseline_accuracy) {
+                Some(c) if c.0 == best => format!("**{}**", points(c)),
+                Some(c) => points(c),
+                None => "–".into(),
+            })
+            .collect();
+        let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
+    }
+    let _ = writeln!(out, "\n{}", verdict(outcome));
+    let _ = writeln!(
+        out,
+        "What the rivals' held-out images chose (the most frequent choice of allocation per level):\n\n| sparsity | {} |",
+        names.iter().skip(1).copied().collect::<Vec<_>>().join(" | ")
+    );
+    let _ = writeln!(out, "|---|{}", "---|".repeat(names.len().saturating_sub(1)));
+    for &level in &plan.levels {
+        let cells: Vec<String> = names.iter().skip(1).map(|m| most_frequent(at(rows, m, level))).collect();
+        let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
+    }
+    certificates(outcome, &mut out);
+    connectivity(outcome, &mut out);
+    let spent: Vec<String> = outcome.seconds.iter().map(|(name, s)| format!("{name} {s:.0} s")).collect();
+    let _ = writeln!(out, "Wall-clock time for all seeds and levels, choosing included: {}.", spent.join(", "));
+    out
+}
+
+fn most_frequent<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
+    let choices: Vec<&str> = rows.map(|r| r.choice.as_str()).collect();
+    let count = |c: &str| choices.iter().filter(|d| **d == c).count();
+    choices.iter().copied().max_by_key(|c| count(c)).unwrap_or("–").to_string()
+}
+
+/// Who is ahead where, said plainly.
+fn verdict(outcome: &Outcome) -> String {
+    let Outcome { plan, rows, baseline_accuracy, .. } = outcome;
+    let names = methods(rows);
+    let Some((ours, rivals)) = names.split_first() else { return String::new() };
+    let mut behind = Vec::new();
+    for &level in &plan.levels {
+        let Some((own, _)) = change(at(rows, ours, level), *baseline_accuracy) else { continue };
+        for rival in rivals {
+            if let Some((other, _)) = change(at(rows, rival, level), *baseline_accuracy)
+                && other > own
+            {
+                behind.push(format!("{:.0} % ({rival} by {:.2})", 100.0 * level, other - own));
+            }
+        }
+    }
+    if behind.is_empty() {
+        format!("{ours} is ahead of every rival at every level.\n")
+    } else {
+        format!("{ours} is ahead of every rival at every level but: {}.\n", behind.join(", "))
+    }
+}
+
+fn certificates(outcome: &Outcome, out: &mut String) {
+    let ours: Vec<&Row> = outcome.rows.iter().filter(|r| r.max_relative_gap.is_some()).collect();
+    let gap = ours.iter().filter_map(|r| r.max_relative_gap).fold(0.0, f64::max);
+    let _ = writeln!(out, "\nCertificates of ours: largest relative gap of any row's bound {gap:.1e}.\n");
+}
+
+fn connectivity(outcome: &Outcome, out: &mut String) {
+    let Outcome { plan, connectivity: rows, baseline_accuracy, .. } = outcome;
+    if rows.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "Connectivities at equal count ({} training images, {} seed(s); κ of the cyclic ones chosen on the held-out \
+         images among {:?}): change of test accuracy in points, κ, and the certified upper bound on λ_pf.\n",
+        plan.connectivity_samples, plan.connectivity_seeds, plan.kappas
+    );
+    let names = methods(rows);
+    let _ = writeln!(out, "| sparsity | {} |", names.join(" | "));
+    let _ = writeln!(out, "|---|{}", "---|".repeat(names.len()));
+    for &level in &plan.connectivity_levels {
+        let cell = |m: &&str| {
+            let Some(c) = change(at(rows, m, level), *baseline_accuracy) else { return "–".to_string() };
+            let missed = at(rows, m, level).map(|r| (r.sparsity - level).abs()).fold(0.0, f64::max);
+            let lambda = at(rows, m, level).map(|r| r.lambda_pf_upper).fold(0.0, f64::max);
+            let mut text = points(c);
+            if lambda > 0.0 {
+                let _ = write!(text, ", {}, λ_pf ≤ {lambda:.2}", most_frequent(at(rows, m, level)));
+            }
+            if missed > 0.002 {
+                let reached = at(rows, m, level).map(|r| r.sparsity).fold(1.0, f64::min);
+                let _ = write!(text, " (at {:.1} %)", 100.0 * reached);
+            }
+            text
+        };
+        let cells: Vec<String> = names.iter().map(cell).collect();
+        let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
+    }
+    out.push('\n');
+}
+
+/// The trade-off curves as an SVG of its own.
+pub fn plot(outcome: &Outcome) -> String {
+    let points = |method: &str| {
+        let levels = outcome.plan.levels.iter();
+        levels
+            .filter_map(|&level| {
+                let (mean, _) = change(at(&outcome.rows, method, level), outcome.baseline_accuracy)?;
+                Some((100.0 * level, mean))
+            })
+            .collect()
+    };
+    let chart = Chart {
+        x: "sparsity, %".into(),
+        y: "change of test accuracy, points".into(),
+        series: methods(&outcome.rows).into_iter().map(|m| Series::line(m, points(m))).collect(),
+        level: Some((0.0, "baseline".into())),
+        log_x: false,
+        least_y: Some(-10.0),
+    };
+    chart.svg("Change of test accuracy against sparsity for simplicit and its rivals")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_marked_part_of_a_page_changes() {
+        let page = format!("before\n{BEGIN}\nold\n{END}\nafter\n");
+        let once = fill(&page, "new").unwrap();
+        assert_eq!(once, format!("before\n{BEGIN}\n\nnew\n{END}\nafter\n"));
+        assert_eq!(fill(&once, "new").unwrap(), once);
+        assert_eq!(fill("no marks", "new"), None);
+    }
+}

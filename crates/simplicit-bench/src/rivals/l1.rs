@@ -1,0 +1,107 @@
+//! Layer-wise ℓ1 in the manner of Net-Trim: one convex problem per row on the group's own features, then a refit.
+//!
+//! Net-Trim bounds the mismatch and minimises ‖w‖₁; here the mismatch is penalised, which traces the same curve.
+
+use std::cell::RefCell;
+
+use simplicit::Result;
+use simplicit::problem::RowProblem;
+use simplicit::problem::penalty::L1;
+use simplicit::solver::{Design, SolverSettings, solve_rows};
+use simplicit::train::Found;
+
+use super::{Budget, Layer, Prepared, Rival, normalised};
+
+/// Solves of the search for a count.
+const TRIES: usize = 8;
+/// Accepted surplus over a count, as a share of it; the surplus is trimmed.
+const SURPLUS: f64 = 0.02;
+
+/// ℓ1 in normalised units. Price: β.
+pub struct LayerwiseL1;
+
+struct Seen<'a> {
+    layer: Layer<'a>,
+    design: Design<'a>,
+    problems: Vec<RowProblem>,
+    /// β with its rows: prices come back, counts are searched among what is known.
+    solved: RefCell<Vec<(f64, Vec<Vec<f64>>)>>,
+}
+
+impl Rival for LayerwiseL1 {
+    fn name(&self) -> &'static str {
+        "layer-wise ℓ1 (Net-Trim)"
+    }
+
+    fn first_price(&self) -> f64 {
+        1e-3
+    }
+
+    fn fits(&self) -> bool {
+        true
+    }
+
+    fn prepare<'a>(&self, layer: Layer<'a>) -> Result<Box<dyn Prepared + 'a>> {
+        let design = Design::new(layer.statistics)?;
+        let weights = |j: usize| if Some(j) == layer.constant { 0.0 } else { 1.0 };
+        let problems = normalised(&design)
+            .into_iter()
+            .map(|p| RowProblem { weights: Some((0..design.features()).map(weights).collect()), ..p })
+            .collect();
+        Ok(Box::new(Seen { layer, design, problems, solved: RefCell::new(Vec::new()) }))
+    }
+}
+
+impl Seen<'_> {
+    fn at(&self, beta: f64) -> Result<Vec<Vec<f64>>> {
+        if let Some((_, rows)) = self.solved.borrow().iter().find(|(b, _)| *b == beta) {
+            return Ok(rows.clone());
+        }
+        // Supports are what is wanted; a tighter gap does not change them.
+        let settings = SolverSettings { tolerance: 1e-4, ..Default::default() };
+        let Layer { threads, cancel, .. } = self.layer;
+        let rows = solve_rows(&self.design, &L1::new(beta)?, &self.problems, &settings, threads, cancel, |_| {})?;
+        let rows: Vec<Vec<f64>> = rows.into_iter().map(|r| r.weights).collect();
+        self.solved.borrow_mut().push((beta, rows.clone()));
+        Ok(rows)
+    }
+
+    /// The sparsest solution known with at least `count` weights.
+    fn with_at_least(&self, count: usize) -> Result<Vec<Vec<f64>>> {
+        let total = (self.layer.weights.rows() * self.layer.weights.cols()).max(1) as f64;
+        let wanted = 1.0 - (count as f64 * (1.0 + 0.5 * SURPLUS)).min(total) / total;
+        let mut found = Found::default();
+        for (beta, rows) in self.solved.borrow().iter() {
+            found.add(*beta, 1.0 - self.layer.count(rows) as f64 / total);
+        }
+        for _ in 0..TRIES {
+            let beta = found.next(wanted).unwrap_or(1e-3);
+            let kept = self.layer.count(&self.at(beta)?);
+            if !found.add(beta, 1.0 - kept as f64 / total)
+                || (count..=count + (SURPLUS * count as f64) as usize + 1).contains(&kept)
+            {
+                break;
+            }
+        }
+        let solved = self.solved.borrow();
+        let enough = solved.iter().map(|(_, rows)| rows).filter(|rows| self.layer.count(rows) >= count);
+        let densest = solved.iter().map(|(_, rows)| rows).max_by_key(|rows| self.layer.count(rows));
+        Ok(enough.min_by_key(|rows| self.layer.count(rows)).or(densest).cloned().unwrap_or_default())
+    }
+}
+
+impl Prepared for Seen<'_> {
+    fn rows(&self, budget: Budget) -> Result<Vec<Vec<f64>>> {
+        let rows = match budget {
+            Budget::Price(beta) => self.at(beta)?,
+            Budget::Count(count) => {
+                let rows = self.with_at_least(count)?;
+                let score = |k: usize, j: usize| {
+                    rows[k][j].abs() * self.design.rms(j) / self.design.target_rms(k).max(f64::MIN_POSITIVE)
+                };
+                self.layer.largest(&rows, count, score)
+            }
+        };
+        self.layer.refit(&rows)
+    }
+}

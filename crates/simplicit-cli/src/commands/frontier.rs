@@ -1,0 +1,186 @@
+//! `simplicit bench frontier`: our whole trade-off curve from one set-up.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::Args;
+use serde_json::json;
+use simplicit::arrays::Inputs;
+use simplicit::evaluate::accuracy;
+use simplicit::files::write_bytes_atomically;
+use simplicit::parallel::Cancel;
+use simplicit::states::{Collected, InputSource, StateSlice};
+use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, path};
+
+use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
+use crate::baseline::{Baseline, Kind};
+use crate::embedded;
+use crate::exit::{Outcome, say};
+use crate::measure::Runner;
+use crate::progress::Watcher;
+use crate::results::require_writable;
+use crate::table::{Table, count, or_dash, percent};
+use crate::training::{DRAWS, HELD_OUT_LEAST, HELD_OUT_SHARE, Head};
+
+const LEVELS: [f64; 9] = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95];
+
+/// Of `bench frontier` alone.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Frontier")]
+pub(crate) struct FrontierArgs {
+    /// The baseline, an ONNX network [default: the embedded one]
+    #[arg(long, value_name = "FILE", requires = "inputs")]
+    network: Option<PathBuf>,
+    /// Its inputs; the last tenth is held out [default: the embedded images]
+    #[arg(long, value_name = "FILE", requires = "network")]
+    inputs: Option<PathBuf>,
+    /// Sparsities [default: 0.5,0.6,0.7,0.75,0.8,0.85,0.9,0.93,0.95]
+    #[arg(long, value_name = "T[,T…]", value_delimiter = ',', value_parser = number)]
+    levels: Vec<f64>,
+    #[command(flatten)]
+    selection: SelectionArgs,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+impl FrontierArgs {
+    /// Flags without a frontier would be ignored.
+    pub(crate) fn refuse(&self) -> anyhow::Result<()> {
+        let given = self.network.is_some()
+            || !self.levels.is_empty()
+            || self.selection.samples.is_some()
+            || self.selection.seed != 0
+            || self.json.json.is_some();
+        if given {
+            bail!(
+                "bench: expected bench frontier with --network, --levels, --samples, --seed or --json, got bench alone"
+            );
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    require_writable(args.json.file())?;
+    let watcher = Watcher::new(run.progress);
+    let threads = run.threads();
+    let selection = args.selection.selection();
+    let (baseline, inputs) = match (&args.network, &args.inputs) {
+        (Some(network), Some(inputs)) => {
+            let baseline = Baseline::open(network)?;
+            let inputs = open_inputs(inputs, &PreprocessingArgs::default(), baseline.preprocessing(), &selection)?;
+            (baseline, inputs)
+        }
+        _ => {
+            let baseline = Baseline { kind: Kind::Network(Box::new(embedded::network()?)), bytes: 0 };
+            (baseline, Inputs::new(embedded::train_array()?, None, &selection)?)
+        }
+    };
+    let Some(network) = baseline.network() else {
+        bail!("--network: expected an ONNX network, whose gradients weigh the rows; got a model");
+    };
+    let total = inputs.samples();
+    let held_out = (total / HELD_OUT_SHARE).max(HELD_OUT_LEAST);
+    if total < 2 * held_out {
+        bail!("--samples: expected at least {}, of which the last are held out, got {total}", 2 * HELD_OUT_LEAST);
+    }
+    let part = total - held_out;
+    watcher.phase("output-aware weights");
+    let weights = importance(network, &Head(&inputs, part), DRAWS, args.selection.seed, threads, cancel)?;
+    let implicit = baseline.implicit()?;
+    let all = Collected::new(network, &inputs)?;
+    let (source, judge) = (StateSlice::new(&all, 0..part)?, StateSlice::new(&all, part..total)?);
+    let input = TrainInput {
+        source: &source,
+        baseline: Some(&implicit),
+        importance: Some(&weights),
+        preprocessing: inputs.preprocessing().clone(),
+    };
+    let mut progress = |p| watcher.training(&p);
+    let mut work = Run { threads, cancel, keep: &Forget, progress: &mut progress };
+    let levels = if args.levels.is_empty() { LEVELS.to_vec() } else { args.levels.clone() };
+    let points = path(&input, Some(&judge), &levels, &TrainSettings::default(), &mut work)?;
+    // Labels are at hand for the embedded data alone.
+    let accuracies = match args.network {
+        Some(_) => None,
+        None => {
+            let (test, labels) = (embedded::test_images()?, embedded::test_labels()?);
+            watcher.phase("test images");
+            let of = |runner: Runner| -> anyhow::Result<f64> {
+                Ok(accuracy(&runner.run(&test, cancel, &watcher)?.outputs, labels.as_slice())?)
+            };
+            let models =
+                points.iter().map(|p| of(Runner::of_model(&p.model, threads)?)).collect::<Result<Vec<_>, _>>()?;
+            Some((of(Runner::of_baseline(&baseline, threads)?)?, models))
+        }
+    };
+    watcher.finish();
+    if let Some(path) = args.json.file() {
+        write_bytes_atomically(path, text(&points, accuracies.as_ref())?.as_bytes())?;
+    }
+    if args.json.to_stdout() {
+        say(&text(&points, accuracies.as_ref())?)?;
+    } else {
+        say(&table(&points, accuracies.as_ref(), part, held_out))?;
+    }
+    let at_limit: usize = points.iter().map(|p| p.report.rows_at_limit()).sum();
+    let notices = (at_limit > 0).then(|| format!("{at_limit} row(s) ended at a limit"));
+    Ok(Outcome::with_notices(&notices.into_iter().collect::<Vec<_>>()))
+}
+
+/// The baseline's accuracy and every point's.
+type Accuracies = (f64, Vec<f64>);
+
+fn bound(point: &Trained) -> Option<f64> {
+    point.report.rows.iter().filter_map(|r| r.bound_distance).reduce(f64::max)
+}
+
+fn table(points: &[Trained], accuracies: Option<&Accuracies>, samples: usize, held_out: usize) -> String {
+    let mut head = vec!["sparsity", "non-zeros", "agreement"];
+    if accuracies.is_some() {
+        head.push("accuracy");
+    }
+    head.extend(["largest gap", "bound distance", "price"]);
+    let mut table = Table::with_head(&head);
+    for (k, point) in points.iter().enumerate() {
+        let sparsity = point.model.sparsity();
+        let mut cells =
+            vec![percent(sparsity.sparsity), count(sparsity.nonzeros), or_dash(point.report.agreement, percent)];
+        if let Some((_, models)) = accuracies {
+            cells.push(percent(models[k]));
+        }
+        cells.push(or_dash(point.report.max_relative_gap(), |g| format!("{g:.1e}")));
+        cells.push(or_dash(bound(point), percent));
+        cells.push(format!("{:.2e}", point.report.strength));
+        table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    let baseline = accuracies.map_or_else(String::new, |(a, _)| format!(", baseline accuracy {}", percent(*a)));
+    format!(
+        "{}{} samples, agreement with the baseline on {} held out{baseline}\n",
+        table.show(),
+        count(samples as u64),
+        count(held_out as u64)
+    )
+}
+
+fn text(points: &[Trained], accuracies: Option<&Accuracies>) -> anyhow::Result<String> {
+    let rows: Vec<serde_json::Value> = points
+        .iter()
+        .enumerate()
+        .map(|(k, point)| {
+            let sparsity = point.model.sparsity();
+            json!({
+                "sparsity": sparsity.sparsity,
+                "nonzeros": sparsity.nonzeros,
+                "agreement": point.report.agreement,
+                "accuracy": accuracies.map(|(_, models)| models[k]),
+                "max_relative_gap": point.report.max_relative_gap(),
+                "max_bound_distance": bound(point),
+                "rows_at_limit": point.report.rows_at_limit(),
+                "strength": point.report.strength,
+            })
+        })
+        .collect();
+    let all = json!({ "baseline_accuracy": accuracies.map(|(a, _)| a), "points": rows });
+    Ok(serde_json::to_string_pretty(&all)? + "\n")
+}

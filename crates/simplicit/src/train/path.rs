@@ -1,0 +1,57 @@
+//! The whole trade-off curve from one set-up: a model for every level of sparsity, judged on held-out samples.
+//!
+//! Levels are searched from small to large in one record of (strength, sparsity), so a fit made for one level narrows
+//! the search for the next, and statistics that read no state of the model are gathered once for all of them.
+
+use super::fit::{self, Fitted, Workshop};
+use super::max_drop::{agreement, require_judge};
+use super::search::{CLOSE, Found, MAX_MODELS};
+use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check};
+use crate::states::StateSource;
+use crate::{Error, Result};
+
+/// One model per level (shares of the baseline's non-zeros to remove, in any order), in ascending order of the level,
+/// each within 0.1 points of it where the objective allows, with its certificates. With held-out samples
+/// `report.agreement` is the share of them with the baseline's prediction. `settings.target_sparsity` plays no part.
+pub fn path(
+    input: &TrainInput,
+    held_out: Option<&dyn StateSource>,
+    levels: &[f64],
+    settings: &TrainSettings,
+    run: &mut Run,
+) -> Result<Vec<Trained>> {
+    check(input, settings)?;
+    if let Some(held_out) = held_out {
+        require_judge(input, held_out)?;
+    }
+    if let Some(bad) = levels.iter().find(|l| !(**l < 1.0 && l.is_finite())) {
+        return Err(Error::setting("level of a path", "a number below 1, such as 0.8", bad));
+    }
+    let mut levels = levels.to_vec();
+    levels.sort_by(f64::total_cmp);
+    levels.dedup();
+    let mut workshop = Workshop::new(input, settings)?;
+    let mut found = Found::default();
+    let mut out = Vec::with_capacity(levels.len());
+    for level in levels {
+        let mut strength = found.nearest(level).map_or(settings.strength, |(strength, _)| strength);
+        for _ in 0..MAX_MODELS {
+            if found.nearest(level).is_some_and(|(_, sparsity)| (sparsity - level).abs() <= CLOSE) {
+                break;
+            }
+            strength = found.next(level).unwrap_or(strength);
+            let fitted = fit::fit(&mut workshop, input, settings, strength, false, run)?;
+            let sparsity = fitted.model.sparsity().sparsity;
+            (run.progress)(Progress::Model { strength, sparsity });
+            if !found.add(strength, sparsity) {
+                break;
+            }
+        }
+        let strength = found.nearest(level).map_or(strength, |(strength, _)| strength);
+        let Fitted { model, rows, training_error } = fit::fit(&mut workshop, input, settings, strength, true, run)?;
+        let agreement = held_out.map(|samples| agreement(&model, samples, run)).transpose()?;
+        let report = TrainReport { rows, strength, training_error, path: found.in_order(), agreement };
+        out.push(Trained { model, report });
+    }
+    Ok(out)
+}
