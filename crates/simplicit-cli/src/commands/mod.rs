@@ -1,6 +1,8 @@
 //! One file per command.
 
+pub(crate) mod attack;
 pub(crate) mod bench;
+pub(crate) mod certify;
 pub(crate) mod collect;
 pub(crate) mod completions;
 pub(crate) mod convert;

@@ -1,7 +1,7 @@
 //! Eight samples side by side: magnitudes and run-time errors once, boxes of states for every ε.
 
 use super::Certifier;
-use super::reach::{Stages, add_magnitudes};
+use super::reach::{FEW, Stages, add_magnitudes};
 use crate::attack::limits;
 use crate::equilibrium::{EquilibriumSettings, EquilibriumSolution};
 use crate::layout::Activation;
@@ -78,8 +78,8 @@ impl Group {
             }
             stages.add_from_states(k, false, &error, &mut z_error);
             stages.add_from_states(k, false, &paths.clone(), &mut paths);
-            stages.close(k, &mut z_error);
-            stages.close(k, &mut paths);
+            stages.close(k, &mut z_error, FEW);
+            stages.close(k, &mut paths, FEW);
             if stage.cycle.is_some() {
                 let mut largest = [1.0f64; LANES];
                 stage.units.iter().for_each(|&i| (0..LANES).for_each(|l| largest[l] = largest[l].max(x[i][l])));

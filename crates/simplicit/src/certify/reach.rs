@@ -7,8 +7,12 @@ use crate::linalg::{Csr, vectorised};
 use crate::model::{Contraction, ImplicitModel, component_contraction};
 use crate::{Error, Result};
 
-/// Steps of x ← |A|x + w in a cycle before the rest is bounded by the contraction.
-const STEPS: usize = 40;
+/// Steps of x ← |A|x + w in a cycle before the rest is bounded by the contraction: for slacks, and for what is computed
+/// once for a model.
+pub(super) const FEW: usize = 40;
+const MANY: usize = 5000;
+/// Steps that raise no sum by more than this share are enough.
+const SETTLED: f64 = 1e-9;
 
 /// States computed together, and how a cycle contracts.
 pub(super) struct Stage {
@@ -51,8 +55,9 @@ impl<'a> Stages<'a> {
         add_magnitudes(self.model.a(), &self.stages[stage].units, |j| (self.stage_of[j] == stage) == own, x, out);
     }
 
-    /// x ≥ |A|x + w, where `x` holds w of this stage on entry and what earlier stages give is already in it.
-    pub(super) fn close(&self, stage: usize, x: &mut [Lane]) {
+    /// x ≥ |A|x + w, where `x` holds w of this stage on entry and what earlier stages give is already in it. More steps
+    /// give a smaller x.
+    pub(super) fn close(&self, stage: usize, x: &mut [Lane], steps: usize) {
         let Stage { units, cycle } = &self.stages[stage];
         let up = self.outwards();
         let scale = |x: &mut Lane| x.iter_mut().for_each(|v| *v *= up);
@@ -68,9 +73,16 @@ impl<'a> Stages<'a> {
             units.iter().for_each(|&i| scale(&mut image[i]));
             units.iter().map(|&i| image[i]).collect()
         };
-        for _ in 0..STEPS {
+        for _ in 0..steps {
             let next = step(x);
-            units.iter().zip(next).for_each(|(&i, v)| x[i] = v);
+            let mut settled = true;
+            for (&i, next) in units.iter().zip(next) {
+                settled &= next.iter().zip(&x[i]).all(|(next, x)| *next <= x * (1.0 + SETTLED));
+                x[i] = next;
+            }
+            if settled {
+                break;
+            }
         }
         // |A|s ≤ ρs: adding s·max((Tx − x)/((1−ρ)s)) makes x a point that T does not raise.
         let next = step(x);
@@ -154,7 +166,7 @@ impl Reach {
             let mut sums = reach.clone();
             add_magnitudes(model.b(), &stage.units, |_| true, &inputs, &mut sums);
             stages.add_from_states(k, false, &reach, &mut sums);
-            stages.close(k, &mut sums);
+            stages.close(k, &mut sums, MANY);
             stage.units.iter().for_each(|&i| reach[i] = sums[i]);
         }
         let states: Vec<f64> = reach.iter().map(|r| r[0]).collect();
@@ -233,8 +245,8 @@ pub fn sensitivity(model: &ImplicitModel, std: &[f64]) -> Result<Sensitivity> {
         }
     }
     for stage in stages.stages.iter().rev() {
-        // In a cycle a few dozen steps are enough for a weight.
-        let turns = if stage.cycle.is_some() { STEPS } else { 1 };
+        // In a cycle a few dozen steps are enough for a price.
+        let turns = if stage.cycle.is_some() { FEW } else { 1 };
         let mut fresh: Vec<f64> = stage.units.iter().map(|&i| rows[i]).collect();
         for _ in 0..turns {
             let mut next = vec![0.0; fresh.len()];

@@ -25,11 +25,12 @@ fn random_model(r: &mut Random, cycles: bool, size: f64) -> ImplicitModel {
     let mut rows = |count: usize, cols: usize, size: f64, keep: &dyn Fn(usize, usize) -> bool| {
         (0..count)
             .map(|i| {
-                let row: Vec<(usize, f32)> = (0..cols)
-                    .filter(|&j| keep(i, j))
-                    .map(|j| (j, (size * r.normal()) as f32))
-                    .filter(|_| r.uniform() < density)
-                    .collect();
+                let mut row: Vec<(usize, f32)> = Vec::new();
+                for j in (0..cols).filter(|&j| keep(i, j)) {
+                    if r.uniform() < density {
+                        row.push((j, (size * r.normal()) as f32));
+                    }
+                }
                 row
             })
             .collect::<Vec<_>>()
