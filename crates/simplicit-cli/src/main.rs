@@ -11,6 +11,7 @@ mod progress;
 mod recipe;
 mod reproduce;
 mod results;
+mod robustness;
 mod settings;
 mod summary;
 mod table;
@@ -55,13 +56,11 @@ enum Command {
     Convert(commands::convert::ConvertArgs),
     Inspect(commands::inspect::InspectArgs),
     Export(commands::export::ExportArgs),
+    Attack(commands::attack::AttackArgs),
+    Certify(commands::certify::CertifyArgs),
     Report(commands::report::ReportArgs),
     Bench(commands::bench::BenchArgs),
     Completions(commands::completions::CompletionsArgs),
-    /// Not yet: attack a model with FGSM or PGD
-    Attack(commands::later::LaterArgs),
-    /// Not yet: certify a model's predictions against perturbations
-    Certify(commands::later::LaterArgs),
     Reproduce(commands::reproduce::ReproduceArgs),
 }
 
@@ -92,11 +91,11 @@ fn run() -> anyhow::Result<Outcome> {
         Command::Convert(args) => commands::convert::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Export(args) => commands::export::run(&args),
+        Command::Attack(args) => commands::attack::run(&args, &cancel),
+        Command::Certify(args) => commands::certify::run(&args, &cancel),
         Command::Report(args) => commands::report::run(&args, &cancel),
         Command::Bench(args) => commands::bench::run(&args, &cancel),
         Command::Completions(args) => commands::completions::run(&args),
-        Command::Attack(_) => Err(exit::not_yet("attack")),
-        Command::Certify(_) => Err(exit::not_yet("certify")),
         Command::Reproduce(args) => commands::reproduce::run(&args, &cancel),
     }
 }

@@ -127,6 +127,8 @@ pub(crate) struct Effective {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refit: Option<Switch>,
     pub(crate) cascade: Switch,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) robust: Option<usize>,
     pub(crate) output_aware: Switch,
     pub(crate) bias: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -183,6 +185,9 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     if args.gamma.is_some() && args.rescale {
         bail!("--gamma: expected no --rescale beside it; both choose the coordinates of the states");
     }
+    if args.robust.is_some() && args.max_drop.is_some() {
+        bail!("--robust: expected --target-sparsity or a strength beside it, got --max-drop");
+    }
     let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
     let (beta, alpha, mu) = strengths(args, penalty, normalise, paper)?;
     Ok(Effective {
@@ -205,6 +210,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         rounds: convex.then_some(args.rounds.unwrap_or(if paper { 1 } else { 3 })),
         refit: convex.then_some(args.refit.unwrap_or((!paper).into())),
         cascade: args.cascade.unwrap_or((!paper).into()),
+        robust: args.robust,
         output_aware: output_aware.into(),
         bias: args.bias.unwrap_or(Switch::Off),
         activation: args.activation.clone(),
@@ -295,6 +301,7 @@ impl Effective {
             refit: self.refit.is_none_or(Switch::is_on),
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),
+            robust_rounds: self.robust.unwrap_or(0),
             ..TrainSettings::default()
         })
     }

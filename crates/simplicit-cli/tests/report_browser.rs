@@ -18,7 +18,7 @@ use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelParts};
 use simplicit::random::Random;
 use simplicit::train::{RowReport, TrainSettings};
-use simplicit_cli::report::{Input, render};
+use simplicit_cli::report::{Input, Robustness, RobustnessCurve, RobustnessKind, render};
 
 /// Goes in front of everything else on the page and collects what goes wrong.
 const WATCH: &str = r#"<script>
@@ -179,7 +179,24 @@ fn cyclic_report() -> String {
             bound_distance: Some(0.2),
         })
         .collect();
-    render(&Input { rows: &rows, diagnostics: &solution.diagnostics, ..Input::new("cyclic", &model) })
+    let curve = |kind, share: f64| RobustnessCurve {
+        kind,
+        points: (1..=4).map(|k| (f64::from(k) / 255.0, share / f64::from(k))).collect(),
+    };
+    let robustness = Robustness {
+        clean: 0.9,
+        curves: vec![
+            curve(RobustnessKind::Transfer, 0.85),
+            curve(RobustnessKind::WhiteBox, 0.7),
+            curve(RobustnessKind::Certified, 0.5),
+        ],
+    };
+    render(&Input {
+        rows: &rows,
+        diagnostics: &solution.diagnostics,
+        robustness: Some(&robustness),
+        ..Input::new("cyclic", &model)
+    })
 }
 
 #[test]
@@ -198,7 +215,7 @@ fn the_report_renders_on_desktop_and_phone() {
         for (found, width) in found.iter().zip([1200.0, 390.0]) {
             // A scroll bar may take its part.
             assert!(found["width"].as_f64().unwrap() > width - 20.0);
-            assert_eq!(found["figures"].as_array().unwrap().len(), 9);
+            assert_eq!(found["figures"].as_array().unwrap().len(), 10);
             assert!(found["marks"].as_u64().unwrap() > 20 && found["text"].as_u64().unwrap() > 1000);
             check(found);
             backgrounds.push(found["background"].to_string());

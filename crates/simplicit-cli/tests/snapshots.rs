@@ -69,6 +69,8 @@ fn help_of_every_command() {
         "convert",
         "inspect",
         "export",
+        "attack",
+        "certify",
         "report",
         "bench",
         "completions",
@@ -103,7 +105,16 @@ fn output_of_every_command() {
         &format!("predict --model m.safetensors {test} --samples 50 --out y.npy"),
         "convert --network @fashion_fc.onnx --scale 1/255 --out c.safetensors",
         "export --model m.safetensors --out m.onnx",
-        "report --model m.safetensors --network @fashion_fc.onnx --run run.json --out r.html",
+        &format!(
+            "attack --model m.safetensors --network @fashion_fc.onnx {test} --labels @fashion_test_labels.idx.gz --samples 64 --queries 20 --json a.json"
+        ),
+        &format!(
+            "attack --network @fashion_fc.onnx {test} --labels @fashion_test_labels.idx.gz --samples 64 --method fgsm --pixels 0.5"
+        ),
+        &format!(
+            "certify --model m.safetensors {test} --labels @fashion_test_labels.idx.gz --samples 64 --json c.json"
+        ),
+        "report --model m.safetensors --network @fashion_fc.onnx --run run.json --attack a.json --certify c.json --out r.html",
         "quickstart --threads 2",
         "bench --threads 2",
         "bench frontier --levels 0.6,0.8 --threads 2",
@@ -157,7 +168,13 @@ fn errors_are_one_line_each() {
         "bench frontier --network @fashion_fc.onnx",
         "bench --levels 0.5",
         "attack --epsilon 0.1",
+        "attack --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz --gradient baseline",
+        "attack --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_train_labels.idx.gz",
+        "attack --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz --epsilon 0",
+        "attack --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz --pixels 2",
+        "attack --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz --method carlini",
         "certify",
+        "certify --model junk.safetensors --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz",
         "reproduce",
         "completions klingon",
     ]
@@ -192,6 +209,7 @@ fn errors_are_one_line_each() {
             "--json no/such/place.json",
             "--test-labels @fashion_test_labels.idx.gz",
             "--max-drop 200",
+            "--max-drop 2 --robust 1",
         ]
         .iter()
         .map(|flags| with(flags)),

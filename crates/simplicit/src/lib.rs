@@ -107,6 +107,8 @@
 //! A penalty of your own is a small trait: see `docs/add-a-penalty.md`.
 
 pub mod arrays;
+pub mod attack;
+pub mod certify;
 pub mod equilibrium;
 mod error;
 pub mod evaluate;

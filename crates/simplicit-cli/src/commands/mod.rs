@@ -1,6 +1,8 @@
 //! One file per command.
 
+pub(crate) mod attack;
 pub(crate) mod bench;
+pub(crate) mod certify;
 pub(crate) mod collect;
 pub(crate) mod completions;
 pub(crate) mod convert;
@@ -8,7 +10,6 @@ pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod frontier;
 pub(crate) mod inspect;
-pub(crate) mod later;
 pub(crate) mod predict;
 pub(crate) mod quickstart;
 pub(crate) mod report;

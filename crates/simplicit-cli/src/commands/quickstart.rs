@@ -167,6 +167,7 @@ fn settings() -> Effective {
         cascade: Switch::On,
         output_aware: Switch::On,
         bias: Switch::Off,
+        robust: None,
         activation: None,
     }
 }

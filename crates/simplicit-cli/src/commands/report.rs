@@ -11,7 +11,7 @@ use simplicit::files::{read_capped, write_bytes_atomically};
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 use simplicit::train::RowReport;
-use simplicit_cli::report;
+use simplicit_cli::report::{self, Robustness, RobustnessCurve, RobustnessKind};
 
 use crate::args::{PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
 use crate::baseline::Baseline;
@@ -19,6 +19,7 @@ use crate::exit::{Outcome, say};
 use crate::measure::Runner;
 use crate::progress::Watcher;
 use crate::results::{RowDetails, require_writable};
+use crate::robustness::AttackCurve;
 
 const MAX_RUN: u64 = 256 << 20;
 
@@ -26,7 +27,8 @@ const HELP: &str = "\
 One self-contained HTML file: sizes, the pattern of (A B; C D), non-zeros per layer and input,
 singular values of A. What it cannot know from the model alone comes from --run (what train --json
 wrote: rows, gaps, accuracies, times), --network (the pattern before) and, with --inputs and
---labels, from measuring again (classes, layers, iterations).
+--labels, from measuring again (classes, layers, iterations). Accuracy against the size of a
+perturbation comes from --attack and --certify, the JSON that these commands wrote.
 
 Example:
   simplicit train --network net.onnx --inputs u.npy --json run.json --out m.safetensors
@@ -45,6 +47,12 @@ pub(crate) struct ReportArgs {
     /// What train --json wrote
     #[arg(long, value_name = "FILE")]
     run: Option<PathBuf>,
+    /// What attack --json wrote
+    #[arg(long, value_name = "FILE")]
+    attack: Option<PathBuf>,
+    /// What certify --json wrote
+    #[arg(long, value_name = "FILE")]
+    certify: Option<PathBuf>,
     /// The page to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -96,6 +104,7 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
             model.sparsity().nonzeros
         );
     }
+    let robustness = robustness(args, &model)?;
     let implicit = baseline.as_ref().map(Baseline::implicit).transpose()?;
     let (mut classes, mut layers, mut diagnostics) = (Vec::new(), Vec::new(), Vec::new());
     if let Some(path) = &args.inputs {
@@ -145,6 +154,7 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         classes: &classes,
         layer_errors: &layers,
         diagnostics: &diagnostics,
+        robustness: robustness.as_ref(),
         seconds: total,
         phases: &phases,
         ..report::Input::new(&title, &model)
@@ -153,6 +163,60 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     write_bytes_atomically(&args.out, page.as_bytes())?;
     say(&format!("wrote {}\n", args.out.display()))?;
     Ok(Outcome::Done)
+}
+
+/// The keys of an attack's or a certificate's results that the page shows.
+#[derive(Deserialize)]
+struct OverEpsilon {
+    nonzeros: Option<u64>,
+    epsilon: Vec<f64>,
+    clean_accuracy: f64,
+    attacked_accuracy: Option<Vec<f64>>,
+    certified_accuracy: Option<Vec<f64>>,
+    attacks: Vec<AttackCurve>,
+}
+
+impl OverEpsilon {
+    fn read(path: &Path, command: &str, model: &ImplicitModel) -> anyhow::Result<Self> {
+        let bytes = read_capped(path, MAX_RUN)?;
+        let read: Self = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{}: expected what {command} --json writes", path.display()))?;
+        let counted = model.sparsity().nonzeros;
+        match read.nonzeros {
+            Some(nonzeros) if nonzeros != counted => anyhow::bail!(
+                "{}: expected results of this model with {counted} non-zeros, got one of {nonzeros}; run {command} on it",
+                path.display()
+            ),
+            _ => Ok(read),
+        }
+    }
+
+    fn curve(&self, kind: RobustnessKind, accuracy: &[f64]) -> RobustnessCurve {
+        RobustnessCurve { kind, points: self.epsilon.iter().copied().zip(accuracy.iter().copied()).collect() }
+    }
+}
+
+/// Curves of transferred and white-box attacks and of the certificate, as far as there are results.
+fn robustness(args: &ReportArgs, model: &ImplicitModel) -> anyhow::Result<Option<Robustness>> {
+    let attacked = args.attack.as_deref().map(|path| OverEpsilon::read(path, "attack", model)).transpose()?;
+    let certified = args.certify.as_deref().map(|path| OverEpsilon::read(path, "certify", model)).transpose()?;
+    let Some(first) = attacked.as_ref().or(certified.as_ref()) else { return Ok(None) };
+    let mut curves = Vec::new();
+    if let Some(results) = &attacked {
+        let of = |whose: &str| -> Option<Vec<f64>> {
+            let curves = results.attacks.iter().filter(|a| a.gradient.as_deref() == Some(whose));
+            // The strongest attack has the points of the others.
+            curves.map(|a| a.accuracy.clone()).min_by(|a, b| a.iter().sum::<f64>().total_cmp(&b.iter().sum()))
+        };
+        curves.extend(of("baseline").map(|a| results.curve(RobustnessKind::Transfer, &a)));
+        if of("model").is_some() || of("baseline").is_none() {
+            curves.extend(results.attacked_accuracy.as_ref().map(|a| results.curve(RobustnessKind::WhiteBox, a)));
+        }
+    }
+    if let Some(results) = &certified {
+        curves.extend(results.certified_accuracy.as_ref().map(|a| results.curve(RobustnessKind::Certified, a)));
+    }
+    Ok(Some(Robustness { clean: first.clean_accuracy, curves }))
 }
 
 fn read_run(path: &Path) -> anyhow::Result<Run> {

@@ -144,6 +144,9 @@ pub(crate) struct TrainArgs {
     /// Later rows see the states of the model built so far [default: on]
     #[arg(long, help_heading = "The method")]
     pub(crate) cascade: Option<Switch>,
+    /// Train N times more, every weight priced by what it adds to the certificate of the model before [default: 0]
+    #[arg(long, value_name = "N", help_heading = "The method")]
+    pub(crate) robust: Option<usize>,
     /// Not yet
     #[arg(long, hide = true, num_args = 0..=1)]
     pub(crate) reach: Option<Option<String>>,

@@ -9,6 +9,7 @@ mod iterations;
 mod loss;
 mod pattern;
 mod png;
+mod robustness;
 mod rows;
 mod spectrum;
 mod summary;
@@ -22,6 +23,7 @@ use simplicit::evaluate::{ClassChange, LayerError};
 use simplicit::model::ImplicitModel;
 use simplicit::train::RowReport;
 
+pub use robustness::{Robustness, RobustnessCurve, RobustnessKind};
 use text::escape;
 
 /// Everything the page may show. Start from [`Input::new`] and fill in what is known.
@@ -61,6 +63,8 @@ pub struct Input<'a> {
     pub layer_errors: &'a [LayerError],
     /// One per test sample. Empty: not known.
     pub diagnostics: &'a [SampleDiagnostics],
+    /// From `attack --json` and `certify --json`.
+    pub robustness: Option<&'a Robustness>,
     /// Seconds from start to end.
     pub seconds: Option<f64>,
     /// Name and seconds of every phase.
@@ -90,6 +94,7 @@ impl<'a> Input<'a> {
             class_names: &[],
             layer_errors: &[],
             diagnostics: &[],
+            robustness: None,
             seconds: None,
             phases: &[],
             settings: &[],
@@ -106,6 +111,7 @@ pub fn render(input: &Input) -> String {
     body += &section("rows", "How well the rows were solved", &grid(&[rows::residuals(input), rows::gaps(input)]));
     body +=
         &section("equilibrium", "Rank and equilibrium", &grid(&[spectrum::figure(input), iterations::figure(input)]));
+    body += &section("robustness", "Attacked and certified", &grid(&[robustness::figure(input)]));
     body += &section("provenance", "Where it comes from", &summary::provenance(input));
     format!(
         "<!doctype html>\n<html lang=\"en-GB\">\n<head>\n<meta charset=\"utf-8\">\n\

@@ -98,7 +98,13 @@ fn degenerate_models_and_numbers_make_a_page_too() {
         .map(|(output_error, added)| LayerError { name: "l".into(), state_error: Some(nan), output_error, added })
         .to_vec();
     let rows = [RowReport { relative_residual: nan, ..row(0, Some(infinite), true) }, row(1, Some(0.0), false)];
-    for (n, p, q) in [(0, 0, 0), (0, 3, 1), (2, 0, 1), (1, 1, 0), (0, 0, 2)] {
+    let curve = |points: &[(f64, f64)]| RobustnessCurve { kind: RobustnessKind::Certified, points: points.to_vec() };
+    let robustness = [
+        Robustness { clean: 0.9, curves: vec![curve(&[(nan, 0.5), (0.01, infinite), (0.02, 0.5)])] },
+        Robustness { clean: nan, curves: vec![curve(&[(0.01, 0.5)])] },
+        Robustness { clean: 0.5, curves: Vec::new() },
+    ];
+    for (turn, (n, p, q)) in [(0, 0, 0), (0, 3, 1), (2, 0, 1), (1, 1, 0), (0, 0, 2)].into_iter().enumerate() {
         let model = ImplicitModel::new(ModelParts {
             a: Csr::from_rows(n, (0..n).map(|i| vec![(i, 2.0f32)])),
             b: Csr::empty(n, p),
@@ -119,6 +125,7 @@ fn degenerate_models_and_numbers_make_a_page_too() {
             milliseconds: Some(0.0),
             baseline_milliseconds: Some(0.0),
             equilibrium_error: Some(infinite),
+            robustness: robustness.get(turn),
             ..Input::new("degenerate", &model)
         });
         assert!(!page.contains("NaN") && !page.contains("inf"), "{n} {p} {q}");

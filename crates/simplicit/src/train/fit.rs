@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::emphasis::{self, Emphasis};
 use super::keep::{self, Keep};
 use super::plan::{Group, Plan};
 use super::{Objective, Progress, Run, TrainInput, TrainSettings, metadata};
@@ -55,6 +56,8 @@ pub(super) struct Workshop {
     plan: Plan,
     /// Statistics of groups that read no state of the model, by key.
     kept: BTreeMap<String, Statistics>,
+    /// What weights cost besides the penalty.
+    pub(super) emphasis: Emphasis,
 }
 
 /// One stored row: columns of M (the constant last) with their values.
@@ -82,7 +85,7 @@ impl Workshop {
         let mask = settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())?;
         let constant = constants(input, settings);
         let plan = Plan::new(layout, shape, &mask, &constant);
-        Ok(Self { shape, mask, constant, plan, kept: BTreeMap::new() })
+        Ok(Self { shape, mask, constant, plan, kept: BTreeMap::new(), emphasis: Emphasis::default() })
     }
 }
 
@@ -143,7 +146,8 @@ pub(super) fn fit(
     let shape = workshop.shape;
     let total = shape.states + shape.outputs;
     let mut built = Build { rows: vec![Row::default(); total], reports: vec![None; total] };
-    let key = format!("strength {strength:e}");
+    let key = format!("strength {strength:e}{}", workshop.emphasis.tag());
+    workshop.emphasis.begin();
     let Plan { states, outputs, cyclic } = workshop.plan.clone();
     let mut group = |built: &mut Build, group: &Group, key: &str, cascade: bool, run: &mut Run| {
         fit_group(workshop, input, settings, strength, group, built, key, cascade, certify, run)
@@ -261,13 +265,21 @@ fn fit_group(
     };
     let design = Design::new(&statistics)?;
     let problems = problems(workshop, input, settings, strength, group, &design)?;
-    let mut solved =
-        solve(&design, settings, strength, &problems, &group.name, &format!("{key} at {strength:e}"), run)?;
+    let mut solved = solve(
+        &design,
+        settings,
+        strength,
+        &problems,
+        &group.name,
+        &format!("{key} at {strength:e}{}", workshop.emphasis.tag()),
+        run,
+    )?;
     if certify && matches!(settings.objective, Objective::Cardinality) {
         bound(&design, settings, strength, &problems, &mut solved, run)?;
     }
     for (k, (&i, row)) in group.rows.iter().zip(solved).enumerate() {
         let inside_ball = problems[k].ball.is_some();
+        workshop.emphasis.note(group, &design, &problems[k], &row.weights);
         let entries: Vec<(usize, f32)> = group
             .columns
             .iter()
@@ -393,9 +405,12 @@ fn problems(
             group
                 .columns
                 .iter()
-                .map(|&j| match j {
+                .enumerate()
+                .map(|(c, &j)| match j {
                     j if j == constant && workshop.constant[i] => 0.0,
-                    j if j != constant && workshop.mask.allows(i, j) => factor,
+                    j if j != constant && workshop.mask.allows(i, j) => {
+                        factor * workshop.emphasis.factor(i, j, emphasis::unit(design, &problem, c))
+                    }
                     _ => f64::INFINITY,
                 })
                 .collect(),

@@ -5,6 +5,7 @@
 //! objective: statistics, row problems, solve, reweight, refit, round to f32.
 
 mod checkpoint;
+mod emphasis;
 mod fit;
 mod importance;
 mod keep;
@@ -65,6 +66,9 @@ pub struct TrainSettings {
     pub cascade: bool,
     /// A constant for every row, also where the baseline has no bias. Default off.
     pub bias: bool,
+    /// Times that the whole model is trained again with every weight priced by what it adds to the certificate of the
+    /// last one. Default 0.
+    pub robust_rounds: usize,
     /// When a row counts as solved.
     pub solver: SolverSettings,
     /// How hard cardinality tries.
@@ -85,6 +89,7 @@ impl Default for TrainSettings {
             refit: true,
             cascade: true,
             bias: false,
+            robust_rounds: 0,
             solver: SolverSettings::default(),
             cardinality: CardinalitySettings::default(),
         }

@@ -61,20 +61,36 @@ impl Found {
     }
 }
 
-/// Fits at the given strength, or searches for the target.
+/// Fits at the given strength, or searches for the target; again where weights are priced by the model before.
 pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
     let mut workshop = Workshop::new(input, settings)?;
+    let mut trained = search_once(&mut workshop, input, settings, settings.strength, run)?;
+    for _ in 0..settings.robust_rounds {
+        workshop.emphasis.renew(&trained.model, &input.preprocessing)?;
+        let path = trained.report.path;
+        trained = search_once(&mut workshop, input, settings, trained.report.strength, run)?;
+        trained.report.path.splice(0..0, path);
+    }
+    Ok(trained)
+}
+
+fn search_once(
+    workshop: &mut Workshop,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    mut strength: f64,
+    run: &mut Run,
+) -> Result<Trained> {
     let searching = settings.target_sparsity;
     let mut found = Found::default();
     let mut path = Vec::new();
     let mut fit_at = |strength: f64, run: &mut Run, path: &mut Vec<(f64, f64)>| -> Result<(f64, Fitted)> {
-        let fitted = fit::fit(&mut workshop, input, settings, strength, searching.is_none(), run)?;
+        let fitted = fit::fit(workshop, input, settings, strength, searching.is_none(), run)?;
         let sparsity = fitted.model.sparsity().sparsity;
         path.push((strength, sparsity));
         (run.progress)(Progress::Model { strength, sparsity });
         Ok((sparsity, fitted))
     };
-    let mut strength = settings.strength;
     let (mut sparsity, mut best) = fit_at(strength, run, &mut path)?;
     if let Some(target) = searching {
         let mut best_distance = (sparsity - target).abs();
@@ -90,7 +106,7 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
             }
         }
         strength = best_strength;
-        best = fit::certified(&mut workshop, input, settings, strength, best, run)?;
+        best = fit::certified(workshop, input, settings, strength, best, run)?;
     }
     let Fitted { model, rows, training_error } = best;
     Ok(Trained { model, report: TrainReport { rows, strength, training_error, path, agreement: None } })

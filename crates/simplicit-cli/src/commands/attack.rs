@@ -1,0 +1,243 @@
+//! `simplicit attack`: accuracy of a model on inputs that were changed to fool it.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use clap::{Args, ValueEnum};
+use simplicit::arrays::Labels;
+use simplicit::attack::{
+    AttackInput, AttackReport, AttackSettings, Classifier, Gradient, Method, ModelClassifier, attack,
+};
+use simplicit::model::ImplicitModel;
+use simplicit::parallel::Cancel;
+use simplicit::states::InputSource;
+
+use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
+use crate::baseline::{Baseline, Kind};
+use crate::exit::Outcome;
+use crate::progress::Watcher;
+use crate::results::{Results, Stopwatch, require_writable};
+use crate::robustness::{AttackCurve, RobustnessResults, cell, epsilon_text};
+use crate::table::{Table, count, percent};
+
+const HELP: &str = "\
+Every value of an input may change by at most epsilon, in raw·scale units (before mean and std), and
+stays in [0, 1]; with --pixels 0.5 only half of the values of each input, chosen at random. FGSM and
+PGD follow the exact gradient of the cross-entropy, the square search none. With --network beside
+--model, attacks along the baseline's gradient are transferred too, and the white-box attacks try
+their points as well. The last column is the worst case over all attacks, example by example; what
+fools the model at some epsilon counts at every larger one. A network alone can be attacked too.
+
+Examples:
+  simplicit attack --model m.safetensors --inputs u.npy --labels y.npy --epsilon 1/255,2/255
+  simplicit attack --model m.safetensors --network net.onnx --inputs u.npy --labels y.npy \\
+    --gradient baseline --method fgsm --pixels 0.5 --json attack.json";
+
+/// How to look for a perturbation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MethodKind {
+    /// One step along the sign of the gradient
+    Fgsm,
+    /// Projected steps, from FGSM's point and random ones
+    Pgd,
+    /// Random search, no gradient
+    Square,
+    /// All of them
+    All,
+}
+
+/// Whose gradient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GradientKind {
+    /// The attacked model's own, through the equilibrium; with --network the baseline's as well
+    Model,
+    /// The baseline's alone: transferred attacks
+    Baseline,
+}
+
+/// Attack a model with FGSM, PGD and a gradient-free search
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub(crate) struct AttackArgs {
+    /// The model to attack [default: the network itself]
+    #[arg(long, value_name = "FILE", required_unless_present = "network")]
+    model: Option<PathBuf>,
+    /// The baseline, for transferred attacks: an ONNX network, or another model
+    #[arg(long, value_name = "FILE")]
+    network: Option<PathBuf>,
+    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
+    #[arg(long, value_name = "FILE")]
+    inputs: PathBuf,
+    /// Labels, in the same formats; a CIFAR file is its own
+    #[arg(long, value_name = "FILE")]
+    labels: PathBuf,
+    #[command(flatten)]
+    selection: SelectionArgs,
+    /// Largest changes, in raw·scale units
+    #[arg(long, value_name = "E[,E…]", value_delimiter = ',', value_parser = number, default_value = "1/255,2/255", help_heading = "The attack")]
+    epsilon: Vec<f64>,
+    /// How to look for a perturbation
+    #[arg(long, value_name = "M", default_value = "all", help_heading = "The attack")]
+    method: MethodKind,
+    /// Whose gradient to follow
+    #[arg(long, value_name = "WHOSE", default_value = "model", help_heading = "The attack")]
+    gradient: GradientKind,
+    /// Share of the values of an input that may change, chosen at random for each
+    #[arg(long, value_name = "P", value_parser = number, default_value = "1", help_heading = "The attack")]
+    pixels: f64,
+    /// Steps of PGD per start
+    #[arg(long, value_name = "N", default_value_t = 20, help_heading = "The attack")]
+    iterations: usize,
+    /// Starts of PGD: FGSM's point, then random ones
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "The attack")]
+    restarts: usize,
+    /// Size of a PGD step, in raw·scale units [default: 2.5·epsilon/iterations]
+    #[arg(long, value_name = "S", value_parser = number, help_heading = "The attack")]
+    step: Option<f64>,
+    /// Outputs that the square search may ask for at each epsilon
+    #[arg(long, value_name = "N", default_value_t = 300, help_heading = "The attack")]
+    queries: usize,
+    #[command(flatten)]
+    preprocessing: PreprocessingArgs,
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    let mut stopwatch = Stopwatch::start();
+    require_writable(args.json.file())?;
+    let watcher = Watcher::new(args.run.progress);
+    let threads = args.run.threads();
+    let model = args.model.as_ref().map(ImplicitModel::load).transpose()?;
+    let baseline = args.network.as_deref().map(Baseline::open).transpose()?;
+    if args.gradient == GradientKind::Baseline && (model.is_none() || baseline.is_none()) {
+        bail!(
+            "--gradient baseline: expected --model to attack and --network to take the gradient from, got one of them"
+        );
+    }
+    let own = model.as_ref().map(ImplicitModel::preprocessing);
+    let own = own.or(baseline.as_ref().and_then(Baseline::preprocessing));
+    let selection = args.selection.selection();
+    let inputs = open_inputs(&args.inputs, &args.preprocessing, own, &selection)?;
+    let labels = Labels::read(&args.labels, &selection)?;
+    stopwatch.lap("load");
+    let of_model = model.as_ref().map(ModelClassifier::new).transpose()?;
+    let of_baseline = baseline.as_ref().map(classifier).transpose()?;
+    let (target, source): (&dyn Classifier, Option<&dyn Classifier>) = match (&of_model, &of_baseline) {
+        (Some(model), baseline) => (model, baseline.as_ref().map(Victim::classifier)),
+        (None, Some(baseline)) => (baseline.classifier(), None),
+        (None, None) => bail!("expected --model or --network, got neither"),
+    };
+    labels.require(inputs.samples(), target.classes())?;
+    let settings = AttackSettings {
+        epsilon: args.epsilon.clone(),
+        methods: match args.method {
+            MethodKind::Fgsm => vec![Method::Fgsm],
+            MethodKind::Pgd => vec![Method::Pgd],
+            MethodKind::Square => vec![Method::Square],
+            MethodKind::All => vec![Method::Fgsm, Method::Pgd, Method::Square],
+        },
+        gradients: match args.gradient {
+            GradientKind::Baseline => vec![Gradient::Baseline],
+            GradientKind::Model if source.is_some() => vec![Gradient::Baseline, Gradient::Model],
+            GradientKind::Model => vec![Gradient::Model],
+        },
+        pixels: args.pixels,
+        step: args.step,
+        iterations: args.iterations,
+        restarts: args.restarts,
+        queries: args.queries,
+        seed: args.selection.seed,
+    };
+    let input = AttackInput {
+        target,
+        baseline: source,
+        inputs: &inputs,
+        labels: labels.as_slice(),
+        per_feature: inputs.per_feature(),
+        sample_shape: inputs.sample_shape(),
+    };
+    watcher.phase("attacking");
+    let samples = inputs.samples();
+    let report = attack(&input, &settings, threads, cancel, |done| watcher.samples(done, samples))?;
+    stopwatch.lap("attack");
+    watcher.finish();
+    let mut results = model.as_ref().map_or_else(Results::new, Results::of_model);
+    results.accuracy = Some(report.clean_accuracy);
+    results.seed = Some(args.selection.seed);
+    results.threads = Some(threads.get());
+    results.samples = Some(samples);
+    results.seconds = stopwatch.seconds();
+    let table = table(&report, results.seconds.get("total").copied().unwrap_or(0.0));
+    let results = RobustnessResults {
+        results,
+        epsilon: report.epsilon,
+        clean_accuracy: report.clean_accuracy,
+        attacked_accuracy: Some(report.attacked_accuracy),
+        certified_accuracy: None,
+        attacks: report
+            .attacks
+            .into_iter()
+            .map(|a| AttackCurve {
+                method: a.method.to_string(),
+                gradient: a.gradient.map(|g| g.to_string()),
+                accuracy: a.accuracy,
+            })
+            .collect(),
+        bounds: Vec::new(),
+        pixels: Some(args.pixels),
+    };
+    results.deliver(&args.json, &table)?;
+    Ok(Outcome::Done)
+}
+
+/// A baseline that can be attacked.
+enum Victim<'a> {
+    Network(&'a simplicit::network::Network),
+    Model(Box<ModelClassifier>),
+}
+
+impl Victim<'_> {
+    fn classifier(&self) -> &dyn Classifier {
+        match self {
+            Victim::Network(network) => *network,
+            Victim::Model(model) => model.as_ref(),
+        }
+    }
+}
+
+fn classifier(baseline: &Baseline) -> anyhow::Result<Victim<'_>> {
+    Ok(match &baseline.kind {
+        Kind::Network(network) => Victim::Network(network),
+        Kind::Model(model, _) => Victim::Model(Box::new(ModelClassifier::new(model)?)),
+    })
+}
+
+fn table(report: &AttackReport, seconds: f64) -> String {
+    let names: Vec<String> = report
+        .attacks
+        .iter()
+        .map(|a| match a.gradient {
+            Some(Gradient::Baseline) => format!("{}, transferred", a.method),
+            _ => a.method.to_string(),
+        })
+        .collect();
+    let mut head = vec!["epsilon"];
+    head.extend(names.iter().map(String::as_str));
+    head.push("worst case");
+    let mut table = Table::with_head(&head);
+    for (k, epsilon) in report.epsilon.iter().enumerate() {
+        let mut cells = vec![epsilon_text(*epsilon)];
+        cells.extend(report.attacks.iter().map(|a| cell(&a.accuracy, k)));
+        cells.push(cell(&report.attacked_accuracy, k));
+        table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    format!(
+        "clean accuracy  {} of {} samples\n{}time            {seconds:.1} s\n",
+        percent(report.clean_accuracy),
+        count(report.samples as u64),
+        table.show()
+    )
+}

@@ -1,0 +1,151 @@
+//! `simplicit certify`: how many inputs no perturbation can change the class of.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use simplicit::arrays::Labels;
+use simplicit::certify::{Bound, CertifyReport, CertifySettings, certify};
+use simplicit::model::ImplicitModel;
+use simplicit::parallel::Cancel;
+use simplicit::states::InputSource;
+
+use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
+use crate::exit::Outcome;
+use crate::measure::Runner;
+use crate::progress::Watcher;
+use crate::results::{Results, Stopwatch, require_writable};
+use crate::robustness::{BoundCurve, RobustnessResults, cell, epsilon_text};
+use crate::table::{Table, count, percent};
+
+const HELP: &str = "\
+Every value of an input may change by at most epsilon, in raw·scale units (before mean and std), and
+stays in [0, 1]. Certified means proved: no such change makes another class the largest output,
+neither in exact arithmetic nor in this program's single precision. Bounds from cheap to tight, each
+tried where the one before does not suffice: global, |C|(I-|A|)^-1|B| + |D| on differences of
+classes; interval, the box of states around the equilibrium; linear, every activation between two
+lines, substituted back to the inputs. A baseline is certified after simplicit convert.
+
+Examples:
+  simplicit certify --model m.safetensors --inputs u.npy --labels y.npy --epsilon 1/255,2/255
+  simplicit certify --model m.safetensors --inputs u.npy --labels y.npy --bound global --json c.json";
+
+/// The tightest bound to try.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BoundKind {
+    /// One number per pair of classes
+    Global,
+    /// And the box of states of each input
+    Interval,
+    /// And lines in place of activations
+    Linear,
+}
+
+/// Prove which inputs keep their class under any small change
+#[derive(Debug, Args)]
+#[command(after_help = HELP)]
+pub(crate) struct CertifyArgs {
+    /// The model
+    #[arg(long, value_name = "FILE")]
+    model: PathBuf,
+    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
+    #[arg(long, value_name = "FILE")]
+    inputs: PathBuf,
+    /// Labels, in the same formats; a CIFAR file is its own
+    #[arg(long, value_name = "FILE")]
+    labels: PathBuf,
+    #[command(flatten)]
+    selection: SelectionArgs,
+    /// Largest changes, in raw·scale units
+    #[arg(long, value_name = "E[,E…]", value_delimiter = ',', value_parser = number, default_value = "1/255,2/255", help_heading = "The certificate")]
+    epsilon: Vec<f64>,
+    /// The tightest bound to try
+    #[arg(long, value_name = "B", default_value = "linear", help_heading = "The certificate")]
+    bound: BoundKind,
+    #[command(flatten)]
+    preprocessing: PreprocessingArgs,
+    #[command(flatten)]
+    run: RunArgs,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    let mut stopwatch = Stopwatch::start();
+    require_writable(args.json.file())?;
+    let watcher = Watcher::new(args.run.progress);
+    let threads = args.run.threads();
+    let model = ImplicitModel::load(&args.model)?;
+    let selection = args.selection.selection();
+    let inputs = open_inputs(&args.inputs, &args.preprocessing, Some(model.preprocessing()), &selection)?;
+    let labels = Labels::read(&args.labels, &selection)?;
+    let samples = inputs.samples();
+    labels.require(samples, model.shape().outputs)?;
+    // Read once, so that the time is that of certifying.
+    let u = inputs.rows(0..samples)?;
+    stopwatch.lap("load");
+    let settings = CertifySettings {
+        epsilon: args.epsilon.clone(),
+        bound: match args.bound {
+            BoundKind::Global => Bound::Global,
+            BoundKind::Interval => Bound::Interval,
+            BoundKind::Linear => Bound::Linear,
+        },
+    };
+    watcher.phase("certifying");
+    let (labels, features) = (labels.as_slice(), inputs.per_feature());
+    let report =
+        certify(&model, &u, labels, features, &settings, threads, cancel, |done| watcher.samples(done, samples))?;
+    stopwatch.lap("certify");
+    let milliseconds = Runner::of_model(&model, threads)?.milliseconds(&u, cancel)?;
+    stopwatch.lap("forward");
+    watcher.finish();
+    let mut results = Results::of_model(&model);
+    results.accuracy = Some(report.clean_accuracy);
+    results.not_converged = Some(report.not_converged as u64);
+    results.milliseconds = Some(milliseconds);
+    results.seed = Some(args.selection.seed);
+    results.threads = Some(threads.get());
+    results.samples = Some(samples);
+    results.seconds = stopwatch.seconds();
+    let seconds = results.seconds.get("certify").copied().unwrap_or(0.0);
+    let table = table(&report, seconds, seconds / (1e-6 * milliseconds * samples as f64));
+    let notices = results.notices();
+    let results = RobustnessResults {
+        results,
+        epsilon: report.epsilon,
+        clean_accuracy: report.clean_accuracy,
+        attacked_accuracy: None,
+        certified_accuracy: Some(report.certified_accuracy),
+        attacks: Vec::new(),
+        bounds: report
+            .by_bound
+            .into_iter()
+            .map(|(bound, accuracy)| BoundCurve { bound: bound.to_string(), accuracy })
+            .collect(),
+        pixels: None,
+    };
+    results.deliver(&args.json, &table)?;
+    Ok(Outcome::with_notices(&notices))
+}
+
+fn table(report: &CertifyReport, seconds: f64, passes: f64) -> String {
+    let names: Vec<String> = report.by_bound.iter().map(|(bound, _)| bound.to_string()).collect();
+    let mut head = vec!["epsilon"];
+    head.extend(names.iter().map(String::as_str));
+    let mut table = Table::with_head(&head);
+    // Two cells would read as a remark.
+    if head.len() == 2 {
+        table = Table::new();
+    }
+    for (k, epsilon) in report.epsilon.iter().enumerate() {
+        let mut cells = vec![epsilon_text(*epsilon)];
+        cells.extend(report.by_bound.iter().map(|(_, accuracy)| cell(accuracy, k)));
+        table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    format!(
+        "clean accuracy  {} of {} samples\n{}time            {seconds:.2} s, as {passes:.0} forward passes\n",
+        percent(report.clean_accuracy),
+        count(report.samples as u64),
+        table.show()
+    )
+}

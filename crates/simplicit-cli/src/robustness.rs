@@ -1,0 +1,78 @@
+//! What `attack` and `certify` tell scripts and people.
+
+use serde::{Deserialize, Serialize};
+use simplicit::files::write_bytes_atomically;
+
+use crate::args::JsonArgs;
+use crate::exit::say;
+use crate::results::Results;
+use crate::table::percent;
+
+/// The keys of every command, then those about ε; lists in the order asked.
+#[derive(Debug, Serialize)]
+pub(crate) struct RobustnessResults {
+    #[serde(flatten)]
+    pub(crate) results: Results,
+    pub(crate) epsilon: Vec<f64>,
+    pub(crate) clean_accuracy: f64,
+    /// The worst case over attacks, example by example.
+    pub(crate) attacked_accuracy: Option<Vec<f64>>,
+    pub(crate) certified_accuracy: Option<Vec<f64>>,
+    /// Each attack alone.
+    pub(crate) attacks: Vec<AttackCurve>,
+    /// Each bound with those before it.
+    pub(crate) bounds: Vec<BoundCurve>,
+    /// Share of the values that were attacked.
+    pub(crate) pixels: Option<f64>,
+}
+
+/// One attack over ε.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct AttackCurve {
+    pub(crate) method: String,
+    /// model, baseline, or null for the square search.
+    pub(crate) gradient: Option<String>,
+    pub(crate) accuracy: Vec<f64>,
+}
+
+/// One bound over ε.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct BoundCurve {
+    pub(crate) bound: String,
+    pub(crate) accuracy: Vec<f64>,
+}
+
+impl RobustnessResults {
+    /// The JSON file, then the table or the JSON on stdout.
+    pub(crate) fn deliver(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        if let Some(path) = json.file() {
+            write_bytes_atomically(path, text.as_bytes())?;
+        }
+        Ok(say(if json.to_stdout() { &text } else { table })?)
+    }
+}
+
+/// 1/255, 0.5/255, or 0.1 where it is no short multiple of a grey level.
+pub(crate) fn epsilon_text(epsilon: f64) -> String {
+    let levels = 255.0 * epsilon;
+    let rounded = (100.0 * levels).round() / 100.0;
+    if (levels - rounded).abs() < 1e-9 && levels < 100.0 { format!("{rounded}/255") } else { format!("{epsilon}") }
+}
+
+/// A cell of a table over ε.
+pub(crate) fn cell(accuracy: &[f64], k: usize) -> String {
+    accuracy.get(k).map_or("–".to_string(), |a| percent(*a))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grey_levels_read_as_such() {
+        let texts = [1.0 / 255.0, 0.5 / 255.0, 8.0 / 255.0, 0.1, 1.0].map(epsilon_text);
+        assert_eq!(texts, ["1/255", "0.5/255", "8/255", "25.5/255", "1"]);
+        assert_eq!(epsilon_text(0.001), "0.001");
+    }
+}

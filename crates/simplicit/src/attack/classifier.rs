@@ -1,0 +1,110 @@
+//! What an attack needs of a model: logits, and the gradient of the cross-entropy with respect to the inputs.
+
+use crate::Result;
+use crate::equilibrium::{EquilibriumSettings, InputGradient};
+use crate::evaluate::predictions;
+use crate::linalg::Matrix;
+use crate::model::ImplicitModel;
+use crate::network::Network;
+use crate::parallel::Threads;
+use crate::states::StateMap;
+
+/// Something that can be attacked, run on the calling thread.
+pub trait Classifier: Sync {
+    /// Values per sample.
+    fn inputs(&self) -> usize;
+    /// Outputs.
+    fn classes(&self) -> usize;
+    /// Outputs of a batch, one sample a row.
+    fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>>;
+    /// Outputs, and the gradient of −log softmax(outputs)[label] with respect to the inputs, each sample's scaled by a
+    /// positive number of its own: a softmax that is saturated must not round the direction to zero.
+    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32]) -> Result<(Matrix<f32>, Matrix<f32>)>;
+}
+
+impl Classifier for Network {
+    fn inputs(&self) -> usize {
+        self.input_shape().size()
+    }
+
+    fn classes(&self) -> usize {
+        self.output_shape().size()
+    }
+
+    fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {
+        self.forward(u)
+    }
+
+    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32]) -> Result<(Matrix<f32>, Matrix<f32>)> {
+        let trace = self.trace(u)?;
+        let gradient = trace.backward(&cross_entropy_cotangent(trace.outputs(), labels, 1.0))?;
+        Ok((trace.outputs().clone(), gradient.du))
+    }
+}
+
+/// An implicit model ready to be attacked: the gradient goes through the equilibrium and is exact.
+#[derive(Debug)]
+pub struct ModelClassifier {
+    gradient: InputGradient,
+    /// From stored outputs to the original network's.
+    factor: f64,
+}
+
+impl ModelClassifier {
+    /// Schedules the model and its adjoint.
+    pub fn new(model: &ImplicitModel) -> Result<Self> {
+        let settings = EquilibriumSettings { threads: Threads::one(), ..EquilibriumSettings::default() };
+        let factor = model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs);
+        Ok(Self { gradient: InputGradient::new(model, settings)?, factor })
+    }
+}
+
+impl Classifier for ModelClassifier {
+    fn inputs(&self) -> usize {
+        self.gradient.equilibrium().shape().inputs
+    }
+
+    fn classes(&self) -> usize {
+        self.gradient.equilibrium().shape().outputs
+    }
+
+    fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {
+        Ok(self.gradient.equilibrium().outputs(u)?.y)
+    }
+
+    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32]) -> Result<(Matrix<f32>, Matrix<f32>)> {
+        let solution = self.gradient.equilibrium().run(u)?;
+        let cotangent = cross_entropy_cotangent(&solution.y, labels, self.factor);
+        let gradient = self.gradient.at(&solution.z, &cotangent)?.gradient;
+        Ok((solution.y, gradient))
+    }
+}
+
+/// (softmax − one-hot) of every sample over its largest magnitude.
+fn cross_entropy_cotangent(logits: &Matrix<f32>, labels: &[u32], factor: f64) -> Matrix<f32> {
+    let mut out = Matrix::zeros(logits.rows(), logits.cols());
+    let mut others = vec![0.0f64; logits.cols()];
+    for (i, &label) in labels.iter().enumerate().take(logits.rows()) {
+        let row = logits.row(i);
+        let label = label as usize;
+        // Relative to the largest of the others: their ratios are all that the direction depends on.
+        let top = (0..row.len()).filter(|&j| j != label).map(|j| row[j]).fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        for (j, e) in others.iter_mut().enumerate() {
+            *e = if j == label { 0.0 } else { (factor * f64::from(row[j] - top)).exp() };
+            sum += *e;
+        }
+        for (d, e) in out.row_mut(i).iter_mut().zip(&others) {
+            *d = (e / sum) as f32;
+        }
+        if sum > 0.0 {
+            out.row_mut(i)[label] = -1.0;
+        }
+    }
+    out
+}
+
+/// Whose largest output is not their label's.
+pub(super) fn fooled(logits: &Matrix<f32>, labels: &[u32]) -> Vec<bool> {
+    predictions(logits).into_iter().zip(labels).map(|(p, l)| p != *l).collect()
+}

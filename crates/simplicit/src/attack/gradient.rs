@@ -1,0 +1,107 @@
+//! FGSM and PGD: along the sign of a gradient, inside the box.
+
+use super::classifier::{Classifier, fooled};
+use super::region::{Part, pick, stream};
+use super::{AttackSettings, Method};
+use crate::Result;
+use crate::linalg::Matrix;
+use crate::random::Random;
+
+const START: u64 = 2;
+
+/// How many steps, how large.
+pub(super) struct Steps {
+    /// Of every value, in its own units.
+    size: Vec<f32>,
+    /// 0 is FGSM.
+    iterations: usize,
+    restarts: usize,
+    seed: u64,
+    first: usize,
+}
+
+impl Steps {
+    pub(super) fn of(settings: &AttackSettings, method: Method, epsilon: f64, std: &[f64], first: usize) -> Self {
+        let step = settings.step.unwrap_or(2.5 * epsilon / settings.iterations as f64);
+        let (iterations, restarts) = match method {
+            Method::Pgd => (settings.iterations, settings.restarts),
+            _ => (0, 1),
+        };
+        Self { size: std.iter().map(|s| (step / s) as f32).collect(), iterations, restarts, seed: settings.seed, first }
+    }
+}
+
+/// Which samples were fooled by a point on the way. `source` is who gives the gradient, if it is not the target.
+pub(super) fn search(
+    target: &dyn Classifier,
+    source: Option<&dyn Classifier>,
+    part: &Part,
+    steps: &Steps,
+) -> Result<Vec<bool>> {
+    let mut found = vec![false; part.samples.len()];
+    // Samples not yet fooled, and where they are.
+    let mut open: Vec<usize> = (0..found.len()).collect();
+    let climb = |u: &Matrix<f32>, labels: &[u32]| source.unwrap_or(target).loss_gradient(u, labels);
+    let (_, first) = climb(&part.u, &part.labels)?;
+    let mut start = part.u.clone();
+    for s in 0..start.rows() {
+        for k in 0..start.cols() {
+            start[(s, k)] = towards(first[(s, k)], part.low[(s, k)], part.u[(s, k)], part.high[(s, k)]);
+        }
+    }
+    let mut streams: Vec<Random> = part.samples.iter().map(|&s| stream(steps.seed, steps.first + s, START)).collect();
+    for restart in 0..steps.restarts {
+        if restart > 0 {
+            for &s in &open {
+                for k in 0..start.cols() {
+                    let (low, high) = (part.low[(s, k)], part.high[(s, k)]);
+                    start[(s, k)] = (low + streams[s].uniform() as f32 * (high - low)).clamp(low, high);
+                }
+            }
+        }
+        let mut x = pick(&start, &open);
+        for iteration in 0..=steps.iterations {
+            let labels: Vec<u32> = open.iter().map(|&s| part.labels[s]).collect();
+            let last = iteration == steps.iterations;
+            // White box: the outputs come with the gradient.
+            let (logits, gradient) = match (source, last) {
+                (None, false) => {
+                    let (logits, gradient) = target.loss_gradient(&x, &labels)?;
+                    (logits, Some(gradient))
+                }
+                (_, true) => (target.logits(&x)?, None),
+                (Some(source), false) => (target.logits(&x)?, Some(source.loss_gradient(&x, &labels)?.1)),
+            };
+            let hit = fooled(&logits, &labels);
+            open.iter().zip(&hit).filter(|(_, hit)| **hit).for_each(|(&s, _)| found[s] = true);
+            let keep: Vec<usize> = (0..open.len()).filter(|&i| !hit[i]).collect();
+            if let Some(gradient) = gradient {
+                let mut next = pick(&x, &keep);
+                for (row, &i) in keep.iter().enumerate() {
+                    let s = open[i];
+                    for k in 0..next.cols() {
+                        let step = towards(gradient[(i, k)], -steps.size[k], 0.0, steps.size[k]);
+                        next[(row, k)] = (next[(row, k)] + step).clamp(part.low[(s, k)], part.high[(s, k)]);
+                    }
+                }
+                x = next;
+            }
+            open = keep.into_iter().map(|i| open[i]).collect();
+            if open.is_empty() {
+                return Ok(found);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// By the sign of the gradient; a gradient that is not a number moves nothing.
+fn towards(gradient: f32, below: f32, here: f32, above: f32) -> f32 {
+    if gradient > 0.0 {
+        above
+    } else if gradient < 0.0 {
+        below
+    } else {
+        here
+    }
+}

@@ -1,0 +1,131 @@
+//! Where a perturbed input may lie: a box around every sample.
+
+use crate::arrays::PerFeature;
+use crate::linalg::Matrix;
+use crate::random::Random;
+
+/// Lower and upper ends of what the attacker may make of one value u, in u's own units: at most ε away in raw·scale units
+/// and inside [0, 1]. A value that is outside already may stay, and move towards it.
+pub(crate) fn limits(u: f32, mean: f64, std: f64, epsilon: f64) -> (f64, f64) {
+    let u = f64::from(u);
+    let raw = u * std + mean;
+    let (low, high) = ((raw - epsilon).max(0.0).min(raw), (raw + epsilon).min(1.0).max(raw));
+    (((low - mean) / std).min(u), ((high - mean) / std).max(u))
+}
+
+/// A stream of its own for every seed, sample and purpose.
+pub(super) fn stream(seed: u64, sample: usize, purpose: u64) -> Random {
+    let mut random = Random::new(seed ^ (sample as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
+    Random::new(random.bits() ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+const MASK: u64 = 1;
+
+/// The boxes of a block of samples, in single precision and never outside the exact ones.
+pub(super) struct Region {
+    low: Matrix<f32>,
+    high: Matrix<f32>,
+}
+
+/// Some samples of a block with their boxes.
+pub(super) struct Part {
+    /// Positions within the block.
+    pub(super) samples: Vec<usize>,
+    pub(super) u: Matrix<f32>,
+    pub(super) low: Matrix<f32>,
+    pub(super) high: Matrix<f32>,
+    pub(super) labels: Vec<u32>,
+}
+
+impl Region {
+    /// Boxes of size `epsilon` around the rows of `u`; outside a random share `pixels` of its values a sample is fixed.
+    pub(super) fn of_block(
+        u: &Matrix<f32>,
+        per_feature: &PerFeature,
+        epsilon: f64,
+        pixels: f64,
+        seed: u64,
+        first: usize,
+    ) -> Self {
+        let p = u.cols();
+        let mut region = Self { low: u.clone(), high: u.clone() };
+        let count = ((pixels * p as f64).round() as usize).clamp(1, p.max(1));
+        let all: Vec<usize> = (0..p).collect();
+        for s in 0..u.rows() {
+            let chosen = if count < p { stream(seed, first + s, MASK).choose(p, count) } else { all.clone() };
+            let (low, high) = (region.low.row_mut(s), region.high.row_mut(s));
+            for k in chosen {
+                let (from, to) = limits(u[(s, k)], per_feature.mean[k], per_feature.std[k], epsilon);
+                low[k] = at_least(from).min(u[(s, k)]);
+                high[k] = at_most(to).max(u[(s, k)]);
+            }
+        }
+        region
+    }
+
+    pub(super) fn part(&self, u: &Matrix<f32>, labels: &[u32], samples: &[usize]) -> Part {
+        Part {
+            u: pick(u, samples),
+            low: pick(&self.low, samples),
+            high: pick(&self.high, samples),
+            labels: samples.iter().map(|&s| labels[s]).collect(),
+            samples: samples.to_vec(),
+        }
+    }
+}
+
+/// Some rows, copied.
+pub(super) fn pick(m: &Matrix<f32>, rows: &[usize]) -> Matrix<f32> {
+    Matrix::from_fn(rows.len(), m.cols(), |i, j| m[(rows[i], j)])
+}
+
+/// The smallest float32 that is not below.
+fn at_least(value: f64) -> f32 {
+    let nearest = value as f32;
+    if f64::from(nearest) < value { nearest.next_up() } else { nearest }
+}
+
+/// The largest float32 that is not above.
+fn at_most(value: f64) -> f32 {
+    let nearest = value as f32;
+    if f64::from(nearest) > value { nearest.next_down() } else { nearest }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn boxes_stay_within_epsilon_and_the_range() {
+        let per_feature = PerFeature { scale: 1.0, mean: vec![0.3; 200], std: vec![0.7; 200] };
+        let mut random = Random::new(3);
+        let raw: Vec<f64> =
+            (0..200).map(|k| if k % 9 == 0 { -0.2 + random.uniform() * 1.5 } else { random.uniform() }).collect();
+        let u = Matrix::from_fn(1, 200, |_, k| ((raw[k] - 0.3) / 0.7) as f32);
+        let region = Region::of_block(&u, &per_feature, 0.1, 1.0, 0, 0);
+        for k in 0..200 {
+            let back = |v: f32| f64::from(v) * 0.7 + 0.3;
+            let (at, low, high) = (back(u[(0, k)]), back(region.low[(0, k)]), back(region.high[(0, k)]));
+            assert!(low <= at && at <= high && low >= at - 0.1 - 1e-12 && high <= at + 0.1 + 1e-12);
+            assert!(low >= at.min(-1e-12) && high <= at.max(1.0 + 1e-12), "{low} {at} {high}");
+            // And no smaller than they need to be.
+            assert!(low <= (at - 0.1).max(0.0) + 1e-6 && high >= (at + 0.1).min(1.0) - 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_share_of_the_pixels_is_seeded_and_of_the_right_size() {
+        let per_feature = PerFeature { scale: 1.0, mean: vec![0.0; 100], std: vec![1.0; 100] };
+        let u = Matrix::from_fn(3, 100, |_, _| 0.5f32);
+        let changed = |seed, first| -> Vec<Vec<usize>> {
+            let region = Region::of_block(&u, &per_feature, 0.1, 0.25, seed, first);
+            (0..3).map(|s| (0..100).filter(|&k| region.high[(s, k)] > 0.5).collect()).collect()
+        };
+        let masks = changed(1, 7);
+        assert!(masks.iter().all(|m| m.len() == 25) && masks[0] != masks[1]);
+        assert_eq!(masks, changed(1, 7));
+        assert_ne!(masks, changed(2, 7));
+        // A sample's mask is its own, wherever its block begins.
+        assert_eq!(masks[1], changed(1, 8)[0]);
+    }
+}

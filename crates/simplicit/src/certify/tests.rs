@@ -1,0 +1,240 @@
+use super::*;
+use crate::attack::{AttackInput, AttackSettings, Classifier, ModelClassifier, attack};
+use crate::layout::{Activation, Layer, Layout};
+use crate::linalg::Csr;
+use crate::model::ModelParts;
+use crate::random::Random;
+
+const INPUTS: usize = 10;
+const STATES: usize = 14;
+const CLASSES: usize = 3;
+
+/// Three layers of two activations; `cycles` allows A everywhere, otherwise only from earlier layers (with skips).
+fn random_model(r: &mut Random, cycles: bool, size: f64) -> ImplicitModel {
+    let layer = |i: usize| {
+        if i < 4 {
+            0
+        } else if i < 9 {
+            1
+        } else {
+            2
+        }
+    };
+    let kinds = [Activation::Relu, Activation::Relu, Activation::Tanh, Activation::leaky_relu(0.2).unwrap()];
+    let density = 0.3 + 0.7 * r.uniform();
+    let mut rows = |count: usize, cols: usize, size: f64, keep: &dyn Fn(usize, usize) -> bool| {
+        (0..count)
+            .map(|i| {
+                let mut row: Vec<(usize, f32)> = Vec::new();
+                for j in (0..cols).filter(|&j| keep(i, j)) {
+                    if r.uniform() < density {
+                        row.push((j, (size * r.normal()) as f32));
+                    }
+                }
+                row
+            })
+            .collect::<Vec<_>>()
+    };
+    let all = |_: usize, _: usize| true;
+    let a = if cycles {
+        // Every row sum below 0.9.
+        let mut a = rows(STATES, STATES, 1.0, &all);
+        for row in &mut a {
+            let sum: f32 = row.iter().map(|(_, v)| v.abs()).sum();
+            row.iter_mut().for_each(|(_, v)| *v *= 0.9 / sum.max(0.9));
+        }
+        a
+    } else {
+        rows(STATES, STATES, size, &|i, j| layer(j) > layer(i))
+    };
+    let b = rows(STATES, INPUTS, size, &all);
+    let c = rows(CLASSES, STATES, size, &all);
+    let d = rows(CLASSES, INPUTS, 0.3 * size, &all);
+    let kind = |r: &mut Random| kinds[r.below(kinds.len())];
+    let layout = Layout::new(vec![
+        Layer::dense("third", 4, kind(r)),
+        Layer::dense("second", 5, Activation::Relu),
+        Layer::dense("first", 5, kind(r)),
+    ]);
+    ImplicitModel::new(ModelParts {
+        a: Csr::from_rows(STATES, a),
+        b: Csr::from_rows(INPUTS, b),
+        c: Csr::from_rows(STATES, c),
+        d: Csr::from_rows(INPUTS, d),
+        state_bias: (0..STATES).map(|_| (0.3 * r.normal()) as f32).collect(),
+        output_bias: vec![0.1, 0.0, -0.1],
+        layout,
+        ..Default::default()
+    })
+    .unwrap()
+}
+
+fn per_feature() -> PerFeature {
+    let std = (0..INPUTS).map(|k| 0.5 + 0.1 * k as f64).collect();
+    PerFeature { scale: 1.0, mean: vec![0.25; INPUTS], std }
+}
+
+/// u of raw samples in [0, 1], some values at the ends.
+fn samples(r: &mut Random, count: usize) -> Matrix<f32> {
+    let p = per_feature();
+    Matrix::from_fn(count, INPUTS, |_, k| {
+        let raw = (1.4 * r.uniform() - 0.2).clamp(0.0, 1.0);
+        ((raw - p.mean[k]) / p.std[k]) as f32
+    })
+}
+
+fn report(model: &ImplicitModel, u: &Matrix<f32>, labels: &[u32], epsilon: &[f64], threads: usize) -> CertifyReport {
+    let settings = CertifySettings { epsilon: epsilon.to_vec(), bound: Bound::Linear };
+    certify(model, u, labels, &per_feature(), &settings, Threads::new(threads), &Cancel::new(), |_| {}).unwrap()
+}
+
+/// No attack, no corner and no random point of the box beats a certificate.
+#[test]
+fn nothing_beats_a_certificate() {
+    let mut r = Random::new(7);
+    let epsilon = [0.004, 0.015, 0.05, 0.15];
+    let (mut certified, mut fooled) = ([[0usize; 4]; 2], 0);
+    for round in 0..40 {
+        let cycles = round % 2 == 1;
+        let model = random_model(&mut r, cycles, 0.7);
+        let target = ModelClassifier::new(&model).unwrap();
+        let u = samples(&mut r, 24);
+        let labels = crate::evaluate::predictions(&target.logits(&u).unwrap());
+        let proved = report(&model, &u, &labels, &epsilon, 1);
+        let features = per_feature();
+        let input = AttackInput {
+            target: &target,
+            baseline: None,
+            inputs: &u,
+            labels: &labels,
+            per_feature: &features,
+            sample_shape: &[INPUTS],
+        };
+        let settings = AttackSettings { epsilon: epsilon.to_vec(), iterations: 10, queries: 40, ..Default::default() };
+        let attacked = attack(&input, &settings, Threads::one(), &Cancel::new(), |_| {}).unwrap();
+        for s in 0..u.rows() {
+            for (e, &size) in epsilon.iter().enumerate() {
+                certified[usize::from(cycles)][e] += usize::from(proved.certified[s][e]);
+                fooled += usize::from(attacked.fooled[s][e]);
+                assert!(!(proved.certified[s][e] && attacked.fooled[s][e]), "round {round} sample {s} ε {size}");
+                if !proved.certified[s][e] {
+                    continue;
+                }
+                let points = Matrix::from_fn(40, INPUTS, |turn, k| {
+                    let (low, high) = crate::attack::limits(u[(s, k)], features.mean[k], features.std[k], size);
+                    let at = if turn < 30 { f64::from(u8::from(r.uniform() < 0.5)) } else { r.uniform() };
+                    (low + at * (high - low)) as f32
+                });
+                let wrong = crate::evaluate::predictions(&target.logits(&points).unwrap());
+                assert!(wrong.iter().all(|p| *p == labels[s]), "round {round} sample {s} ε {size}");
+            }
+        }
+    }
+    // The test says something: many are certified, many are fooled, of acyclic and of cyclic models.
+    for kind in certified {
+        assert!(kind[0] > 300 && kind[1] > 150 && kind[2] > 20, "{certified:?}");
+    }
+    assert!(fooled > 300, "{fooled}");
+}
+
+/// The global constant from dense matrices, by a Neumann series.
+#[test]
+fn the_global_bound_is_the_formula() {
+    let mut r = Random::new(11);
+    for round in 0..10 {
+        let model = random_model(&mut r, round % 2 == 1, 0.7);
+        let features = per_feature();
+        let certifier = Certifier::new(&model, &features).unwrap();
+        let (a, b) = (model.a().to_dense(), model.b().to_dense());
+        let from_inputs: Vec<f64> =
+            (0..STATES).map(|i| (0..INPUTS).map(|k| f64::from(b[(i, k)].abs()) / features.std[k]).sum()).collect();
+        let mut t = from_inputs.clone();
+        for _ in 0..3000 {
+            t = (0..STATES)
+                .map(|i| from_inputs[i] + (0..STATES).map(|j| f64::from(a[(i, j)].abs()) * t[j]).sum::<f64>())
+                .collect();
+        }
+        let (c, d) = (model.c().to_dense(), model.d().to_dense());
+        for i in 0..CLASSES {
+            for j in 0..CLASSES {
+                let expected: f64 = (0..STATES).map(|k| f64::from((c[(i, k)] - c[(j, k)]).abs()) * t[k]).sum::<f64>()
+                    + (0..INPUTS).map(|k| f64::from((d[(i, k)] - d[(j, k)]).abs()) / features.std[k]).sum::<f64>();
+                let got = certifier.reach.of_pair(i, j);
+                assert!(got >= expected * (1.0 - 1e-6) && got <= expected * 1.02, "{got} against {expected}");
+            }
+        }
+        // rows ⊗ columns is the derivative: the certificate is homogeneous in B, C, D (each path has one of B or D).
+        let found = sensitivity(&model, &features.std).unwrap();
+        let mean = |model: &ImplicitModel| {
+            let certifier = Certifier::new(model, &features).unwrap();
+            (0..CLASSES)
+                .flat_map(|i| (0..i).map(move |j| (i, j)))
+                .map(|(i, j)| certifier.reach.of_pair(i, j))
+                .sum::<f64>()
+                / 3.0
+        };
+        let h = 1e-3;
+        for _ in 0..20 {
+            let (i, j) = (r.below(STATES), r.below(INPUTS));
+            let mut parts = model.clone().into_parts();
+            let mut dense = b.clone();
+            let sign = if dense[(i, j)] < 0.0 { -1.0 } else { 1.0 };
+            dense[(i, j)] += sign * h as f32;
+            parts.b = Csr::from_dense(&dense);
+            let slope = (mean(&ImplicitModel::new(parts).unwrap()) - mean(&model)) / h;
+            let expected = found.rows[i] * found.columns[STATES + j];
+            assert!((slope - expected).abs() < 0.02 * expected + 1e-3, "{slope} against {expected}");
+        }
+    }
+}
+
+#[test]
+fn each_bound_adds_to_the_one_before_and_threads_do_not_matter() {
+    let mut r = Random::new(3);
+    let epsilon = [0.05, 0.002, 0.01];
+    let mut totals = [0.0; 3];
+    for round in 0..12 {
+        let model = random_model(&mut r, round % 3 == 1, 0.7);
+        let u = samples(&mut r, 70);
+        let target = ModelClassifier::new(&model).unwrap();
+        let mut labels = crate::evaluate::predictions(&target.logits(&u).unwrap());
+        labels[0] = (labels[0] + 1) % 3;
+        let proved = report(&model, &u, &labels, &epsilon, 1);
+        assert_eq!(proved, report(&model, &u, &labels, &epsilon, 3));
+        assert!((proved.clean_accuracy - 69.0 / 70.0).abs() < 1e-12 && !proved.certified[0].contains(&true));
+        for (k, (_, accuracy)) in proved.by_bound.iter().enumerate() {
+            totals[k] += accuracy.iter().sum::<f64>();
+            assert!(accuracy[1] >= accuracy[2] && accuracy[2] >= accuracy[0], "falls with ε: {accuracy:?}");
+        }
+        for pair in proved.by_bound.windows(2) {
+            assert!(pair[0].1.iter().zip(&pair[1].1).all(|(a, b)| a <= b));
+        }
+    }
+    assert!(totals[0] < totals[1] && totals[1] < totals[2], "{totals:?}");
+}
+
+#[test]
+fn a_model_not_shown_to_be_well_posed_is_refused() {
+    let model = ImplicitModel::new(ModelParts {
+        a: Csr::from_rows(1, [vec![(0, 1.5f32)]]),
+        b: Csr::from_rows(1, [vec![(0, 1.0f32)]]),
+        c: Csr::from_rows(1, [vec![(0, 1.0f32)], vec![]]),
+        d: Csr::empty(2, 1),
+        state_bias: vec![0.0],
+        output_bias: vec![0.0; 2],
+        layout: Layout::new(vec![Layer::dense("l", 1, Activation::Relu)]),
+        ..Default::default()
+    })
+    .unwrap();
+    let u = Matrix::zeros(1, 1);
+    let features = PerFeature { scale: 1.0, mean: vec![0.0], std: vec![1.0] };
+    let run = |labels: &[u32]| {
+        let settings = CertifySettings::default();
+        certify(&model, &u, labels, &features, &settings, Threads::one(), &Cancel::new(), |_| {})
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(run(&[0]).contains("λ_pf(|A|) only shown to be at most 1.5"), "{}", run(&[0]));
+    assert!(run(&[2]).contains("classes below 2, got 2"));
+    assert!(run(&[]).contains("expected 1, one for each input, got 0"));
+}

@@ -1,0 +1,85 @@
+//! Prices of weights: all alike, or by what each adds to the certificate of the last model.
+//!
+//! The global certificate |C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j| grows by rows_i·columns_j for a unit of |w_ij|
+//! ([`certify::sensitivity`]). With these numbers as entry weights the penalty of the next model is the certificate
+//! itself, linearised at the last one; repeated, it settles.
+
+use super::plan::Group;
+use crate::Result;
+use crate::arrays::Preprocessing;
+use crate::certify::{self, Sensitivity};
+use crate::model::ImplicitModel;
+use crate::problem::{RowProblem, Units};
+use crate::solver::Design;
+
+/// Entry weights on top of the penalty's own units.
+#[derive(Debug, Default)]
+pub(super) struct Emphasis {
+    round: usize,
+    prices: Option<(Sensitivity, f64)>,
+    /// Σ |w|·unit over the rows of the last model, gathered while they are stored: prices keep this sum.
+    spent: f64,
+}
+
+impl Emphasis {
+    /// Distinguishes kept results of different rounds.
+    pub(super) fn tag(&self) -> String {
+        if self.round == 0 { String::new() } else { format!(" robust {}", self.round) }
+    }
+
+    /// The factor on the penalty of row i, column j; `unit` is what the penalty multiplies the weight with.
+    pub(super) fn factor(&self, i: usize, j: usize, unit: f64) -> f64 {
+        match &self.prices {
+            Some((price, norm)) if unit > 0.0 => norm * price.rows[i] * price.columns[j] / unit,
+            _ => 1.0,
+        }
+    }
+
+    /// A model is begun.
+    pub(super) fn begin(&mut self) {
+        self.spent = 0.0;
+    }
+
+    /// Row `problem` was stored with these weights; the constant is free.
+    pub(super) fn note(&mut self, group: &Group, design: &Design, problem: &RowProblem, weights: &[f64]) {
+        let free = |c: usize| problem.weights.as_ref().is_some_and(|w| w[c] == 0.0);
+        for (c, w) in weights.iter().enumerate().take(group.columns.len()).filter(|(c, _)| !free(*c)) {
+            self.spent += w.abs() * unit(design, problem, c);
+        }
+    }
+
+    /// Prices by the certificate of `model`, scaled so that it would have cost what it cost before.
+    pub(super) fn renew(&mut self, model: &ImplicitModel, preprocessing: &Preprocessing) -> Result<()> {
+        let shape = model.shape();
+        let channel = shape.inputs / preprocessing.std.len().max(1);
+        let std: Vec<f64> = preprocessing.std.iter().flat_map(|s| std::iter::repeat_n(*s, channel)).collect();
+        let mut price = certify::sensitivity(model, &std)?;
+        let n = shape.states;
+        let mut cost = 0.0;
+        for (matrix, row, column) in [(model.a(), 0, 0), (model.b(), 0, n), (model.c(), n, 0), (model.d(), n, n)] {
+            for i in 0..matrix.rows() {
+                for (j, w) in matrix.row(i) {
+                    cost += f64::from(w.abs()) * price.rows[row + i] * price.columns[column + j];
+                }
+            }
+        }
+        // A unit that nothing reads, or that reads nothing, must still have a price.
+        for prices in [&mut price.rows, &mut price.columns] {
+            let least = 1e-3 * prices.iter().sum::<f64>() / prices.len().max(1) as f64;
+            prices.iter_mut().for_each(|p| *p = p.max(least));
+        }
+        self.round += 1;
+        if cost > 0.0 && self.spent > 0.0 {
+            self.prices = Some((price, self.spent / cost));
+        }
+        Ok(())
+    }
+}
+
+/// What the penalty multiplies the weight of column c with.
+pub(super) fn unit(design: &Design, problem: &RowProblem, c: usize) -> f64 {
+    match problem.units {
+        Units::Rms { factor } => design.rms(c) * factor,
+        Units::Stored => 1.0,
+    }
+}
