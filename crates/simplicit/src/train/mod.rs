@@ -3,17 +3,24 @@
 //! Rows are solved in groups that share a design: layer by layer for acyclic connectivity (with the cascade, each layer
 //! sees the states of the model built so far), all states at once for cyclic connectivity. The same walk serves every
 //! objective: statistics, row problems, solve, reweight, refit, round to f32.
+//!
+//! Convolutions are no exception: a row is an output channel, its features are taps, its samples positions.
 
+mod build;
 mod checkpoint;
 mod fit;
+mod gather;
 mod importance;
 mod keep;
 mod max_drop;
 mod plan;
+mod problems;
 mod search;
+mod solve;
+mod walk;
 
+pub use build::RowReport;
 pub use checkpoint::Checkpoint;
-pub use fit::RowReport;
 pub use importance::importance;
 pub use keep::{Forget, Keep};
 pub use max_drop::train_to_max_drop;
@@ -48,6 +55,8 @@ pub struct TrainSettings {
     pub target_sparsity: Option<f64>,
     /// Which connections are allowed. Default: the baseline's.
     pub connectivity: Connectivity,
+    /// How many maps before a feature map `feedforward` may draw taps from. Default 2.
+    pub reach: usize,
     /// ‖A‖∞ ≤ κ on the stored model.
     pub kappa: Option<f64>,
     /// Exact or relaxed. Default: relaxed, λ₁ = λ₂ = 1.
@@ -62,6 +71,11 @@ pub struct TrainSettings {
     pub cascade: bool,
     /// A constant for every row, also where the baseline has no bias. Default off.
     pub bias: bool,
+    /// Positions of a feature map that every sample gives to the statistics; more where 20 samples per feature need
+    /// it. Default 64.
+    pub positions: usize,
+    /// Of the choice of positions. Default 0.
+    pub seed: u64,
     /// When a row counts as solved.
     pub solver: SolverSettings,
     /// How hard cardinality tries.
@@ -75,6 +89,7 @@ impl Default for TrainSettings {
             strength: 2e-6,
             target_sparsity: None,
             connectivity: Connectivity::Baseline,
+            reach: 2,
             kappa: None,
             matching: Matching::default(),
             normalise: true,
@@ -82,6 +97,8 @@ impl Default for TrainSettings {
             refit: true,
             cascade: true,
             bias: false,
+            positions: 64,
+            seed: 0,
             solver: SolverSettings::default(),
             cardinality: CardinalitySettings::default(),
         }
@@ -122,9 +139,10 @@ pub enum Progress {
 pub struct TrainInput<'a> {
     /// The samples and their states.
     pub source: &'a dyn StateSource,
-    /// The baseline as an implicit model: its connections, its weights to start from, what is counted against.
+    /// The baseline as an implicit model: its connections, its weights to start from, what is counted against. Where it
+    /// has feature maps it is also run, layer by layer.
     pub baseline: Option<&'a ImplicitModel>,
-    /// λ_i per row, states then outputs; see [`importance`].
+    /// λ_i per row of the layout, then per output; see [`importance`].
     pub importance: Option<&'a [f64]>,
     /// Stored in the model.
     pub preprocessing: Preprocessing,
@@ -206,8 +224,9 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         ));
     }
     if let Some(weights) = input.importance {
-        if weights.len() != shape.states + shape.outputs {
-            return Err(Error::shape("row weights", shape.states + shape.outputs, weights.len()));
+        let rows = input.source.layout().rows() + shape.outputs;
+        if weights.len() != rows {
+            return Err(Error::shape("row weights", rows, weights.len()));
         }
         if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
             return Err(Error::setting("row weight", "zero or a positive number", bad));
@@ -233,6 +252,9 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     }
     if settings.rounds == 0 {
         return Err(Error::setting("rounds", "at least 1", 0));
+    }
+    if settings.positions == 0 {
+        return Err(Error::setting("positions", "at least 1", 0));
     }
     Ok(())
 }
