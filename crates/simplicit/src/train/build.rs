@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::plan::{Place, Plan};
-use super::{TrainInput, TrainSettings, metadata};
+use super::{TrainInput, TrainSettings, layout, metadata};
 use crate::Result;
 use crate::linalg::Csr;
 use crate::model::{ImplicitModel, ModelParts, TapBlock, TapWeights};
@@ -61,7 +61,7 @@ impl<'a> Build<'a> {
     /// The model of the rows so far; those still missing are zero.
     pub(super) fn model(&self, input: &TrainInput, settings: &TrainSettings) -> Result<ImplicitModel> {
         let shape = input.source.shape();
-        let layout = input.source.layout();
+        let layout = layout(input);
         let (n, p) = (shape.states, shape.inputs);
         let (top, bottom) = self.rows.split_at(layout.rows());
         // A and B have a row per unit; rows of maps have no columns there.

@@ -8,10 +8,10 @@ use super::gather::{self, Walks};
 use super::plan::{Group, Plan};
 use super::problems::{problems, reads_states};
 use super::solve::{bound, solve};
-use super::{Objective, Run, TrainInput, TrainSettings};
+use super::{Objective, Run, TrainInput, TrainSettings, layout};
 use crate::layout::Layout;
 use crate::linalg::{Matrix, toward_zero};
-use crate::model::{ImplicitModel, TapWeights, Target};
+use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::Source;
 use crate::problem::{Connectivity, Mask};
 use crate::solver::Design;
@@ -41,10 +41,13 @@ pub(super) struct Workshop {
 impl Workshop {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings) -> Result<Self> {
         let shape = input.source.shape();
-        let layout = input.source.layout();
+        let layout = layout(input);
         let known = input.source.layers_are_known();
         let constant = constants(input, settings);
-        let plan = match input.baseline.filter(|b| !b.taps().is_empty()) {
+        let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
+        // Residual sums alone do not stand in the way of cycles.
+        let shared = |b: &&ImplicitModel| !b.taps().is_empty() && (acyclic || b.without_taps().is_none());
+        let plan = match input.baseline.filter(shared) {
             Some(baseline) => {
                 require_no_residual_ball(baseline, settings)?;
                 Plan::taps(baseline, &settings.connectivity, settings.reach, &constant)?
@@ -57,7 +60,7 @@ impl Workshop {
                     ));
                 }
                 let pattern = match input.baseline {
-                    Some(baseline) => Some(pattern(baseline)),
+                    Some(baseline) => baseline.without_taps().map(|b| pattern(&b)),
                     None => known.then(|| layered(layout, shape)),
                 };
                 if matches!(settings.connectivity, Connectivity::Feedforward) && !known {
@@ -82,8 +85,9 @@ impl Workshop {
 
 /// A residual sum of states alone makes ‖A‖∞ ≥ 1.
 fn require_no_residual_ball(baseline: &ImplicitModel, settings: &TrainSettings) -> Result<()> {
-    let residual = |b: &&crate::model::TapBlock| {
-        b.weights == TapWeights::Identity && matches!((b.target, b.source), (Target::Layer(_), Source::Layer(_)))
+    let residual = |b: &&TapBlock| {
+        !matches!(b.weights, TapWeights::Taps(_))
+            && matches!((b.target, b.source), (Target::Layer(_), Source::Layer(_)))
     };
     match (settings.kappa, baseline.taps().iter().find(residual)) {
         (Some(kappa), Some(block)) => {
@@ -128,7 +132,7 @@ fn layered(layout: &Layout, shape: StateShape) -> Mask {
 
 /// Rows with a constant: those of baseline layers with a bias, or all if asked.
 fn constants(input: &TrainInput, settings: &TrainSettings) -> Vec<bool> {
-    let layout = input.source.layout();
+    let layout = layout(input);
     let states = layout.rows();
     let mut constant = vec![settings.bias; states + input.source.shape().outputs];
     if let Some(baseline) = input.baseline {
@@ -231,12 +235,10 @@ struct Pass<'a> {
 impl Pass<'_> {
     /// Whether a group's features are states of the model that is being built.
     fn on_own_states(&self, group: &Group, cascade: bool) -> bool {
-        let residual = |b: &crate::model::TapBlock| {
-            Some(b.target) == group.target && b.weights == TapWeights::Identity && b.source != Source::Input
-        };
+        let of_group = |b: &TapBlock| Some(b.target) == group.target && b.source != Source::Input;
         cascade
             && (group.places().into_iter().any(|place| reads_states(self.plan, self.input, place))
-                || self.plan.blocks.iter().any(residual))
+                || self.plan.blocks.iter().any(of_group))
     }
 
     fn key(&self, group: &Group, key: &str, own_states: bool) -> String {

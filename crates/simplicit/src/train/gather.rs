@@ -4,7 +4,7 @@
 use super::build::Build;
 use super::plan::{Group, Plan, Segment};
 use super::walk::{SAMPLES, Sum, Walk, activated, operand};
-use super::{Progress, Run, TrainInput, TrainSettings};
+use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::linalg::Matrix;
@@ -90,8 +90,8 @@ pub(super) struct Walks<'a> {
 impl<'a> Walks<'a> {
     /// At the first layer.
     pub(super) fn new(input: &'a TrainInput<'a>, settings: &TrainSettings, plan: &'a Plan, run: &Run) -> Result<Self> {
-        let walk = || Walk::new(input.source, run.threads, run.cancel);
-        let layout = input.source.layout();
+        let walk = || Walk::new(input.source, layout(input).layers().len(), run.threads, run.cancel);
+        let layout = layout(input);
         let n = layout.size();
         let mut last_reader = vec![0; layout.layers().len()];
         for (at, group) in plan.groups().enumerate() {
@@ -125,7 +125,7 @@ impl<'a> Walks<'a> {
         let (Some(target), Some(model)) = (group.target, self.input.baseline) else { return Ok(()) };
         let chosen = Chosen::new(settings, group, self.baseline.samples(), self.seed, self.done);
         let layer = match target {
-            Target::Layer(k) => Some((k, self.input.source.layout().layers()[k].activation)),
+            Target::Layer(k) => Some((k, layout(self.input).layers()[k].activation)),
             Target::Output => None,
         };
         let (positions, rows) = (group.positions, group.rows.len());
@@ -161,7 +161,7 @@ impl<'a> Walks<'a> {
         let residuals: Vec<&TapBlock> = self
             .blocks
             .iter()
-            .filter(|b| Some(b.target) == group.target && b.weights == TapWeights::Identity)
+            .filter(|b| Some(b.target) == group.target && !matches!(b.weights, TapWeights::Taps(_)))
             .collect();
         Statistics::stream(
             total,
@@ -188,7 +188,10 @@ impl<'a> Walks<'a> {
                         let x = operand(walk.sample(block.source, image), &block.maps, &mut room);
                         for (k, position) in here.iter().enumerate() {
                             let row = targets.row_mut(at + k).iter_mut().enumerate();
-                            row.for_each(|(c, t)| *t -= f64::from(x[c * group.positions + position]));
+                            row.for_each(|(c, t)| {
+                                let unit = c * group.positions + position;
+                                *t -= f64::from(block.unit_factor(unit) * x[unit]);
+                            });
                         }
                     }
                 }
@@ -210,7 +213,7 @@ impl<'a> Walks<'a> {
         features: &mut Matrix,
         room: &mut Vec<f32>,
     ) {
-        let layout = self.input.source.layout();
+        let layout = layout(self.input);
         let n = layout.size();
         let mut first = 0;
         for segment in &group.segments {
@@ -247,7 +250,7 @@ impl<'a> Walks<'a> {
     pub(super) fn leave(&mut self, settings: &TrainSettings, group: &Group, built: &Build, run: &Run) -> Result<()> {
         if let (Some(own), Some(target @ Target::Layer(k))) = (&mut self.own, group.target) {
             let sum = Sum::of(&built.model(self.input, settings)?, target);
-            let activation = self.input.source.layout().layers()[k].activation;
+            let activation = layout(self.input).layers()[k].activation;
             let blocks = own.sums(&sum, run.threads, run.cancel, |_, z| activated(z, activation))?;
             own.put(k, blocks);
         }

@@ -28,6 +28,7 @@ pub use max_drop::train_to_max_drop;
 use std::sync::Arc;
 
 use crate::arrays::Preprocessing;
+use crate::layout::Layout;
 use crate::model::{ImplicitModel, ModelMetadata};
 use crate::parallel::{Cancel, Threads};
 use crate::problem::{Connectivity, Matching, Penalty};
@@ -224,7 +225,7 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         ));
     }
     if let Some(weights) = input.importance {
-        let rows = input.source.layout().rows() + shape.outputs;
+        let rows = layout(input).rows() + shape.outputs;
         if weights.len() != rows {
             return Err(Error::shape("row weights", rows, weights.len()));
         }
@@ -257,6 +258,14 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         return Err(Error::setting("positions", "at least 1", 0));
     }
     Ok(())
+}
+
+/// Whose rows are trained: the baseline's where weights are shared, which may split a map that its network declares.
+fn layout<'a>(input: &'a TrainInput) -> &'a Layout {
+    match input.baseline {
+        Some(baseline) if !baseline.taps().is_empty() => baseline.layout(),
+        _ => input.source.layout(),
+    }
 }
 
 /// The metadata every trained model carries.

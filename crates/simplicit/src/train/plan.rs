@@ -166,7 +166,7 @@ impl Plan {
 fn without_weights(block: &TapBlock) -> TapBlock {
     let weights = match &block.weights {
         TapWeights::Taps(taps) => TapWeights::Taps(Csr::empty(taps.rows(), taps.cols())),
-        TapWeights::Identity => TapWeights::Identity,
+        residual @ (TapWeights::Identity | TapWeights::Diagonal(_)) => residual.clone(),
     };
     TapBlock { weights, ..block.clone() }
 }
@@ -224,7 +224,8 @@ fn tap_group(
     };
     let row = |unit: usize| from_states.row(unit).map(|(j, _)| j).chain(from_inputs.row(unit).map(move |(j, _)| n + j));
     let columns: std::collections::BTreeSet<usize> = units.clone().flat_map(row).collect();
-    if map.is_some() && !columns.is_empty() {
+    let of_maps = blocks.iter().any(|b| b.target == target && b.output.positions() > 1);
+    if map.is_some() && !columns.is_empty() || map.is_none() && of_maps {
         return Err(Error::unsupported(
             format!("layer {name:?}, a feature map with weights that are not shared over it,"),
             "put an activation between the linear layer and the map",

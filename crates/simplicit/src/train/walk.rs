@@ -24,13 +24,13 @@ pub(super) struct Walk {
 
 impl Walk {
     /// The inputs of all samples.
-    pub(super) fn new(source: &dyn StateSource, threads: Threads, cancel: &Cancel) -> Result<Self> {
+    pub(super) fn new(source: &dyn StateSource, layers: usize, threads: Threads, cancel: &Cancel) -> Result<Self> {
         let samples = source.samples();
         let inputs = parallel::map(threads, samples.div_ceil(SAMPLES), |block| {
             cancel.check()?;
             source.inputs(block * SAMPLES..((block + 1) * SAMPLES).min(samples))
         })?;
-        let mut values = vec![Vec::new(); source.layout().layers().len()];
+        let mut values = vec![Vec::new(); layers];
         values.push(inputs);
         Ok(Self { values, samples })
     }
@@ -120,7 +120,8 @@ enum Weights {
     Taps(Convolution, Matrix<f32>),
     /// (unit of the target, unit of the source, weight).
     Entries(Vec<(u32, u32, f32)>),
-    Identity,
+    /// A factor per channel, or none for 1.
+    Residual(Vec<f32>),
 }
 
 impl Sum {
@@ -145,7 +146,8 @@ impl Sum {
                 let geometry = Convolution { input: block.input, output: block.output, window: block.window };
                 let weights = match &block.weights {
                     TapWeights::Taps(taps) => Weights::Taps(geometry, taps.to_dense()),
-                    TapWeights::Identity => Weights::Identity,
+                    TapWeights::Identity => Weights::Residual(Vec::new()),
+                    TapWeights::Diagonal(factors) => Weights::Residual(factors.clone()),
                 };
                 Term { source: block.source, maps: block.maps.clone(), weights }
             })
@@ -191,7 +193,15 @@ impl Sum {
                             out[i as usize] += w * x[j as usize];
                         }
                     }
-                    Weights::Identity => out.iter_mut().zip(x).for_each(|(out, x)| *out += x),
+                    Weights::Residual(factors) if factors.is_empty() => {
+                        out.iter_mut().zip(x).for_each(|(out, x)| *out += x);
+                    }
+                    Weights::Residual(factors) => {
+                        let channels = out.chunks_exact_mut(self.positions).zip(x.chunks_exact(self.positions));
+                        for ((out, x), factor) in channels.zip(factors) {
+                            out.iter_mut().zip(x).for_each(|(out, x)| *out += factor * x);
+                        }
+                    }
                 }
             }
         }
