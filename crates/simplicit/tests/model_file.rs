@@ -46,6 +46,7 @@ fn model(n: usize, p: usize, q: usize, density: f64, seed: u64) -> ImplicitModel
         d: sparse(q, p, density, r),
         state_bias: (0..n).map(|_| value(r)).collect(),
         output_bias: (0..q).map(|_| value(r)).collect(),
+        taps: Vec::new(),
         layout,
         preprocessing: Preprocessing { scale: 1.0 / 255.0, mean: vec![r.normal()], std: vec![r.uniform() + 0.1] },
         metadata: ModelMetadata {

@@ -10,7 +10,7 @@ use crate::linalg::tiles::{Lane, TILE, accumulate};
 use crate::linalg::vectorised;
 
 /// Relative size of one rounding, with the margin that covers the order of summation.
-const SINGLE: f64 = f32::EPSILON as f64;
+pub(super) const SINGLE: f64 = f32::EPSILON as f64;
 
 /// What is known about the result of one sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -233,12 +233,12 @@ impl Bounds {
 }
 
 /// An error that cannot be bounded.
-fn or_infinite(error: f64) -> f64 {
+pub(super) fn or_infinite(error: f64) -> f64 {
     if error.is_nan() { f64::INFINITY } else { error }
 }
 
 /// What may be lost below the smallest normal number.
-fn underflow(terms: usize) -> f64 {
+pub(super) fn underflow(terms: usize) -> f64 {
     terms as f64 * f64::from(f32::MIN_POSITIVE)
 }
 
@@ -255,7 +255,7 @@ fn widen(out: &mut [f64], source: &[f32]) {
 
 /// Adds magnitudes of `rows` (features × lanes) to the running norm of every lane; NaN and infinity both end up as
 /// something that is not finite.
-fn sizes(totals: &mut [f64], norm: Norm, rows: &[f32], lanes: usize) {
+pub(super) fn sizes(totals: &mut [f64], norm: Norm, rows: &[f32], lanes: usize) {
     match norm {
         Norm::Max => {
             let mut largest = [0.0; MAX_LANES];

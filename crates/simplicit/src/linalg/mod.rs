@@ -8,9 +8,11 @@ mod dense;
 pub mod lanes;
 mod matrix;
 mod rounding;
+mod stencil;
 pub mod tiles;
 
 pub use csr::Csr;
 pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, singular_values, symmetric_eigen, vectorised};
 pub use matrix::{Matrix, Scalar};
 pub use rounding::toward_zero;
+pub use stencil::Stencil;

@@ -1,9 +1,9 @@
 //! Layered networks as implicit models: every layer's states stacked, last layer on top.
 
-use super::{ImplicitModel, ModelMetadata, ModelParts, Scaling};
-use crate::layout::{Activation, Layer, Layout};
+use super::{ImplicitModel, ModelMetadata, ModelParts, Scaling, TapBlock, TapWeights};
+use crate::layout::{Activation, Layer, Layout, MapShape};
 use crate::linalg::{Csr, Matrix};
-use crate::network::{Network, Source, Term, Weights};
+use crate::network::{Network, Shape, Source, Term, Weights, Window};
 use crate::states::StateMap;
 use crate::{Error, Result};
 
@@ -131,40 +131,44 @@ impl ImplicitModel {
         })
     }
 
-    /// The implicit model that computes what a dense network computes, entry for entry. Convolutions and pooling are
-    /// refused: unrolled, a small one already has millions of entries.
+    /// The implicit model that computes what a network computes, weight for weight: linear maps as entries of A, B, C and
+    /// D, convolutions and whatever reads a pooling as [tap blocks](TapBlock), residual sums as structure.
     pub fn from_network(network: &Network) -> Result<Self> {
-        let layout = network.layout().clone();
+        let mut layers = network.layout().layers().to_vec();
         let mut blocks = Vec::new();
-        let mut state_bias = Vec::with_capacity(layout.size());
-        let rows = network.pre_activations().iter().enumerate().map(|(k, z)| (Target::Layer(k), z));
+        let mut taps = Vec::new();
+        let mut state_bias = Vec::new();
         let mut output_bias = Vec::new();
+        let rows = network.pre_activations().iter().enumerate().map(|(k, z)| (Target::Layer(k), z));
         for (target, sum) in rows.chain([(Target::Output, network.output())]) {
             for term in &sum.terms {
-                let source = term.source;
-                let weights = match &term.weights {
-                    Weights::Dense(weights) if term.maps.is_empty() => weights.as_ref().clone(),
-                    Weights::Identity if term.maps.is_empty() => {
-                        Matrix::from_fn(sum.shape.size(), sum.shape.size(), |i, j| f32::from(u8::from(i == j)))
+                match &term.weights {
+                    Weights::Dense(weights) if term.maps.is_empty() => {
+                        blocks.push(Block { target, source: term.source, weights: weights.as_ref().clone() });
                     }
-                    _ => {
-                        return Err(Error::unsupported(
-                            "a convolution or a pooling in an implicit model",
-                            "tap blocks are not there yet; use a network of linear layers and activations",
-                        ));
-                    }
-                };
-                blocks.push(Block { target, source, weights });
+                    _ => taps.push(tap_block(target, sum.shape, term)?),
+                }
             }
-            let bias = sum.unit_bias().unwrap_or_else(|| vec![0.0; sum.shape.size()]);
             match target {
-                Target::Layer(_) => state_bias.extend(bias),
-                Target::Output => output_bias = bias,
+                Target::Layer(k) => {
+                    let rows = layers[k].rows();
+                    let unshared = |t: &Term| matches!(t.weights, Weights::Dense(_)) && !t.maps.is_empty();
+                    let shared = sum.bias.as_ref().is_none_or(|b| b.len() == rows);
+                    if !shared || sum.terms.iter().any(unshared) {
+                        // A sum that is a map only in part has one row per unit.
+                        layers[k].map = None;
+                        state_bias.extend(sum.unit_bias().unwrap_or_else(|| vec![0.0; sum.shape.size()]));
+                    } else {
+                        state_bias.extend(sum.bias.clone().unwrap_or_else(|| vec![0.0; rows]));
+                    }
+                }
+                Target::Output => output_bias = sum.unit_bias().unwrap_or_else(|| vec![0.0; sum.shape.size()]),
             }
         }
-        let shape = network.shape();
+        let (shape, layout) = (network.shape(), Layout::new(layers));
         let model = Self::from_blocks(layout, shape.inputs, shape.outputs, &blocks, state_bias, output_bias)?;
         let mut parts = model.into_parts();
+        parts.taps = taps;
         parts.metadata.baseline_nonzeros = Some(network.nonzeros() as u64);
         parts.metadata.baseline_multiply_adds = Some(network.multiply_adds());
         Self::new(parts)
@@ -275,6 +279,30 @@ impl ImplicitModel {
         });
         Self::new(parts)
     }
+}
+
+/// A term with shared weights, with a pooling, or without weights.
+fn tap_block(target: Target, sum: Shape, term: &Term) -> Result<TapBlock> {
+    let as_map = |shape: Shape| match shape {
+        Shape::Map(map) => map,
+        Shape::Vector(channels) => MapShape { channels, height: 1, width: 1 },
+    };
+    let pooled = term.maps.last().map(|map| map.output()).transpose()?;
+    let plain = Window::square(1, 1, 0);
+    let (window, input, output, weights) = match &term.weights {
+        Weights::Taps { weights, window, input, output } => {
+            (*window, *input, *output, TapWeights::Taps(Csr::from_dense(weights)))
+        }
+        Weights::Identity => (plain, pooled.unwrap_or(as_map(sum)), as_map(sum), TapWeights::Identity),
+        // A kernel as large as the map it reads.
+        Weights::Dense(weights) => {
+            let input = pooled.unwrap_or(MapShape { channels: weights.cols(), height: 1, width: 1 });
+            let window = Window { kernel: [input.height, input.width], ..plain };
+            let output = MapShape { channels: weights.rows(), height: 1, width: 1 };
+            (window, input, output, TapWeights::Taps(Csr::from_dense(weights)))
+        }
+    };
+    Ok(TapBlock { target, source: term.source, maps: term.maps.clone(), window, input, output, weights })
 }
 
 fn bias_of(layer: &DenseLayer) -> Result<Vec<f32>> {

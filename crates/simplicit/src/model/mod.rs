@@ -3,6 +3,7 @@
 mod components;
 mod file;
 mod layered;
+mod layers;
 mod metadata;
 mod rescale;
 mod sparsity;
@@ -115,6 +116,7 @@ impl ImplicitModel {
         for (k, block) in parts.taps.iter().enumerate() {
             block.check(k, &parts.layout, p, q)?;
         }
+        layers::require_acyclic_taps(&parts)?;
         parts.preprocessing.check_inputs(p)?;
         parts.metadata.check(n)?;
         Ok(Self { parts, shape })

@@ -15,6 +15,8 @@ pub enum TapWeights {
     Taps(Csr<f32>),
     /// The operand itself: a residual sum. Structure, run but neither solved nor counted.
     Identity,
+    /// The operand times one factor per channel: a residual sum in the coordinates of a rescaled model. Structure too.
+    Diagonal(Vec<f32>),
 }
 
 /// One shared-weight summand of a layer's pre-activation, or of the output.
@@ -73,7 +75,7 @@ impl TapBlock {
     pub fn nonzeros(&self) -> usize {
         match &self.weights {
             TapWeights::Taps(taps) => taps.nonzeros(),
-            TapWeights::Identity => 0,
+            TapWeights::Identity | TapWeights::Diagonal(_) => 0,
         }
     }
 
@@ -82,6 +84,28 @@ impl TapBlock {
         let TapWeights::Taps(taps) = &self.weights else { return 0 };
         let uses = self.window.uses(self.input, self.output);
         taps.indices().iter().map(|&j| uses[j as usize % uses.len()]).sum()
+    }
+
+    /// Largest row sum of magnitudes of the unrolled block, bounded by that of the taps; poolings are averages or maxima.
+    pub fn norm_inf(&self) -> f64 {
+        match &self.weights {
+            TapWeights::Taps(taps) => taps.norm_inf(),
+            TapWeights::Identity => 1.0,
+            TapWeights::Diagonal(factors) => factors.iter().map(|v| f64::from(*v).abs()).fold(0.0, f64::max),
+        }
+    }
+
+    /// A residual sum without pooling: as a matrix it has one entry per unit.
+    pub(crate) fn is_plain_residual(&self) -> bool {
+        self.maps.is_empty() && !matches!(self.weights, TapWeights::Taps(_))
+    }
+
+    /// The factor of every unit of a residual sum.
+    pub(crate) fn unit_factor(&self, unit: usize) -> f32 {
+        match &self.weights {
+            TapWeights::Diagonal(factors) => factors[unit / self.output.positions()],
+            _ => 1.0,
+        }
     }
 
     /// Checks source, target, maps, window and weights against each other and the layout.
@@ -111,8 +135,12 @@ impl TapBlock {
             if map.input() != shape {
                 return fail(format!("a pooling of {shape}"), map.input().to_string());
             }
+            if let FixedMap::AveragePool { window, .. } | FixedMap::MaxPool { window, .. } = map {
+                require_bounded(*window, shape).map_err(|e| e.within(&what()))?;
+            }
             shape = map.output()?;
         }
+        require_bounded(self.window, self.input).map_err(|e| e.within(&what()))?;
         if shape != self.input {
             return fail(format!("an operand of {shape}"), self.input.to_string());
         }
@@ -126,9 +154,20 @@ impl TapBlock {
             return fail(expected, self.output.to_string());
         }
         match &self.weights {
-            TapWeights::Identity => {
-                if size(self.input) != size(self.output) {
-                    return fail(format!("a residual of {}", self.output), self.input.to_string());
+            TapWeights::Identity | TapWeights::Diagonal(_) => {
+                if size(self.input) != size(self.output) || self.window != Window::square(1, 1, 0) {
+                    return fail(
+                        format!("a residual of {} and a 1 × 1 window", self.output),
+                        format!("{} and {:?}", self.input, self.window),
+                    );
+                }
+                if let TapWeights::Diagonal(factors) = &self.weights {
+                    if factors.len() != self.output.channels {
+                        return fail(format!("{} factors", self.output.channels), factors.len().to_string());
+                    }
+                    if let Some(k) = factors.iter().position(|v| !v.is_finite() || *v == 0.0) {
+                        return fail("finite factors other than zero".into(), format!("{} at {k}", factors[k]));
+                    }
                 }
             }
             TapWeights::Taps(taps) => {
@@ -152,4 +191,21 @@ impl TapBlock {
         }
         Ok(())
     }
+}
+
+/// Most units of a padded operand: a file from outside must not ask for more.
+const MAX_UNITS: usize = 1 << 26;
+
+/// An error if a window needs more room than any sane network's: padding as wide as the kernel, or a huge padded map.
+fn require_bounded(window: Window, map: MapShape) -> Result<()> {
+    let [top, left, bottom, right] = window.padding;
+    let padded = |size: usize, before: usize, after: usize| size.checked_add(before).and_then(|v| v.checked_add(after));
+    let units = padded(map.height, top, bottom)
+        .zip(padded(map.width, left, right))
+        .and_then(|(height, width)| height.checked_mul(width))
+        .and_then(|positions| positions.checked_mul(map.channels));
+    if units.is_some_and(|units| units <= MAX_UNITS) && window.stride.iter().all(|s| *s <= MAX_UNITS) {
+        return Ok(());
+    }
+    Err(Error::shape("window", "at most 2^26 units of its padded map", format!("{window:?} on {map}")))
 }

@@ -61,6 +61,37 @@ impl Convolution {
         }
     }
 
+    /// The column of one output position: every tap's value, zero on the padding.
+    pub(crate) fn window_at(self, x: &[f32], position: usize, out: &mut [f64]) {
+        let Self { input, output, window } = self;
+        let [kernel_height, kernel_width] = window.kernel;
+        let top = position / output.width * window.stride[0];
+        let left = position % output.width * window.stride[1];
+        // Places of the window that lie inside the map, along each axis.
+        let inside = |start: usize, before: usize, size: usize, kernel: usize| {
+            before.saturating_sub(start).min(kernel)..(size + before).saturating_sub(start).min(kernel)
+        };
+        let rows = inside(top, window.padding[0], input.height, kernel_height);
+        let columns = inside(left, window.padding[1], input.width, kernel_width);
+        if rows.len() < kernel_height || columns.len() < kernel_width {
+            out.fill(0.0);
+        }
+        if rows.is_empty() || columns.is_empty() {
+            return;
+        }
+        let ix = left + columns.start - window.padding[1];
+        for c in 0..input.channels {
+            for dy in rows.clone() {
+                let iy = top + dy - window.padding[0];
+                let from = (c * input.height + iy) * input.width + ix;
+                let to = (c * kernel_height + dy) * kernel_width + columns.start;
+                for (out, x) in out[to..to + columns.len()].iter_mut().zip(&x[from..]) {
+                    *out = f64::from(*x);
+                }
+            }
+        }
+    }
+
     /// dx += columnsᵀ(Wᵀ · dout): the transpose of [`Convolution::add`].
     pub(crate) fn pull_back(self, weights: &Matrix<f32>, dout: &[f32], scratch: &mut [f32], dx: &mut [f32]) {
         let (positions, taps) = (self.output.positions(), self.taps());
@@ -106,6 +137,40 @@ impl Convolution {
                             visit(tap * count + from - start, place, to - from);
                         }
                     }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_window_at_a_position_is_a_column_of_the_product() {
+        // out = W · columns with W picking one tap after the other: the column itself.
+        let input = MapShape { channels: 2, height: 5, width: 4 };
+        let x: Vec<f32> = (0..input.size()).map(|k| (k * k % 17) as f32 - 3.0).collect();
+        for (kernel, stride, padding) in [
+            ([3, 3], [1, 1], [1; 4]),
+            ([3, 2], [2, 1], [0, 1, 1, 2]),
+            ([1, 1], [2, 2], [0; 4]),
+            ([5, 4], [1, 1], [0; 4]),
+        ] {
+            let window = Window { kernel, stride, padding };
+            let [height, width] = window.output(input).unwrap();
+            let taps = 2 * window.area();
+            let output = MapShape { channels: taps, height, width };
+            let convolution = Convolution { input, output, window };
+            let mut all = vec![0.0; output.size()];
+            let identity = Matrix::from_fn(taps, taps, |i, j| f32::from(u8::from(i == j)));
+            convolution.add(&identity, &x, &mut convolution.scratch(), &mut all);
+            let mut column = vec![9.0; taps];
+            for position in 0..output.positions() {
+                convolution.window_at(&x, position, &mut column);
+                for tap in 0..taps {
+                    assert_eq!(column[tap], f64::from(all[tap * output.positions() + position]));
                 }
             }
         }

@@ -1,11 +1,14 @@
 //! Maps without parameters between layers: pooling. They are structure, neither solved nor counted.
 
+use serde::{Deserialize, Serialize};
+
 use super::shape::Window;
 use crate::Result;
 use crate::layout::MapShape;
 
 /// A pooling, with the shape it is applied to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum FixedMap {
     /// The mean over a sliding window.
     AveragePool {
@@ -62,26 +65,40 @@ impl FixedMap {
     /// # Panics
     /// If the slices do not have the sizes of [`FixedMap::input`] and [`FixedMap::output`].
     pub fn apply(self, x: &[f32], out: &mut [f32]) {
+        self.apply_lanes(x, out, 1);
+    }
+
+    /// Several samples side by side through the map: values are units × lanes.
+    pub(crate) fn apply_lanes(self, x: &[f32], out: &mut [f32], lanes: usize) {
         let (positions, channels) = (self.input().positions(), self.input().channels);
-        let places = out.len() / channels;
-        for (x, out) in x.chunks_exact(positions).zip(out.chunks_exact_mut(places)) {
+        let places = out.len() / channels / lanes;
+        for (x, out) in x.chunks_exact(positions * lanes).zip(out.chunks_exact_mut(places * lanes)) {
+            let (x, out) = (|k: usize| &x[k * lanes..(k + 1) * lanes], out);
             match self {
                 FixedMap::GlobalAverage { .. } => {
                     // f64: a mean of many values of one sign loses digits in a running f32 sum.
-                    out[0] = (x.iter().map(|&v| f64::from(v)).sum::<f64>() / positions as f64) as f32;
+                    for (s, out) in out.iter_mut().enumerate() {
+                        *out = ((0..positions).map(|k| f64::from(x(k)[s])).sum::<f64>() / positions as f64) as f32;
+                    }
                 }
                 FixedMap::MaxPool { .. } => {
                     out.fill(f32::NEG_INFINITY);
                     self.for_taps(|from, to| {
-                        if x[from] > out[to] || x[from].is_nan() {
-                            out[to] = x[from];
+                        for (out, &x) in out[to * lanes..(to + 1) * lanes].iter_mut().zip(x(from)) {
+                            if x > *out || x.is_nan() {
+                                *out = x;
+                            }
                         }
                     });
                 }
                 FixedMap::AveragePool { .. } => {
                     out.fill(0.0);
-                    self.for_taps(|from, to| out[to] += x[from]);
-                    self.for_divisors(|to, divisor| out[to] /= divisor);
+                    self.for_taps(|from, to| {
+                        out[to * lanes..(to + 1) * lanes].iter_mut().zip(x(from)).for_each(|(out, x)| *out += x);
+                    });
+                    self.for_divisors(|to, divisor| {
+                        out[to * lanes..(to + 1) * lanes].iter_mut().for_each(|out| *out /= divisor);
+                    });
                 }
             }
         }
@@ -89,24 +106,34 @@ impl FixedMap {
 
     /// Adds the cotangent of the input: `dx += Jᵀ dout` for one sample. The first maximum of a window takes it all.
     pub(crate) fn pull_back(self, x: &[f32], dout: &[f32], dx: &mut [f32]) {
+        self.pull_back_lanes(x, dout, dx, 1);
+    }
+
+    /// As [`FixedMap::pull_back`] for several samples side by side; `x` is only read for a maximum.
+    pub(crate) fn pull_back_lanes(self, x: &[f32], dout: &[f32], dx: &mut [f32], lanes: usize) {
         let (positions, channels) = (self.input().positions(), self.input().channels);
-        let places = dout.len() / channels;
-        let mut scratch = vec![0.0f32; places];
-        let mut winner = vec![0usize; places];
-        for (c, dout) in dout.chunks_exact(places).enumerate() {
-            let x = &x[c * positions..(c + 1) * positions];
-            let dx = &mut dx[c * positions..(c + 1) * positions];
+        let places = dout.len() / channels / lanes;
+        let mut scratch = vec![0.0f32; places * lanes];
+        let mut winner = vec![0usize; places * lanes];
+        for (c, dout) in dout.chunks_exact(places * lanes).enumerate() {
+            let own = c * positions * lanes..(c + 1) * positions * lanes;
+            let dx = &mut dx[own.clone()];
             match self {
                 FixedMap::GlobalAverage { .. } => {
-                    let share = dout[0] / positions as f32;
-                    dx.iter_mut().for_each(|v| *v += share);
+                    for dx in dx.chunks_exact_mut(lanes) {
+                        dx.iter_mut().zip(dout).for_each(|(v, d)| *v += d / positions as f32);
+                    }
                 }
                 FixedMap::MaxPool { .. } => {
+                    let x = &x[own];
                     scratch.fill(f32::NEG_INFINITY);
                     self.for_taps(|from, to| {
-                        if x[from] > scratch[to] {
-                            scratch[to] = x[from];
-                            winner[to] = from;
+                        for s in 0..lanes {
+                            let (from, to) = (from * lanes + s, to * lanes + s);
+                            if x[from] > scratch[to] {
+                                scratch[to] = x[from];
+                                winner[to] = from;
+                            }
                         }
                     });
                     for (&from, &d) in winner.iter().zip(dout) {
@@ -115,10 +142,24 @@ impl FixedMap {
                 }
                 FixedMap::AveragePool { .. } => {
                     scratch.copy_from_slice(dout);
-                    self.for_divisors(|to, divisor| scratch[to] /= divisor);
-                    self.for_taps(|from, to| dx[from] += scratch[to]);
+                    self.for_divisors(|to, divisor| {
+                        scratch[to * lanes..(to + 1) * lanes].iter_mut().for_each(|v| *v /= divisor);
+                    });
+                    self.for_taps(|from, to| {
+                        let shares = &scratch[to * lanes..(to + 1) * lanes];
+                        dx[from * lanes..(from + 1) * lanes].iter_mut().zip(shares).for_each(|(v, d)| *v += d);
+                    });
                 }
             }
+        }
+    }
+
+    /// Values summed for one result.
+    pub(crate) fn terms(self) -> usize {
+        match self {
+            FixedMap::AveragePool { window, .. } => window.area(),
+            FixedMap::MaxPool { .. } => 0,
+            FixedMap::GlobalAverage { .. } => 1,
         }
     }
 

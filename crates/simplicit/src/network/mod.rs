@@ -36,6 +36,7 @@ mod terms;
 mod trace;
 
 pub use builder::{NetworkBuilder, NodeId};
+pub(crate) use convolution::Convolution;
 pub use fixed::FixedMap;
 pub use fold::BatchNorm;
 pub use shape::{Shape, Window};
@@ -155,6 +156,10 @@ impl StateMap for Network {
 
     fn states(&self, u: &Matrix<f32>) -> Result<StateBlock> {
         Ok(self.trace(u)?.states())
+    }
+
+    fn outputs_of(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {
+        self.forward(u)
     }
 }
 

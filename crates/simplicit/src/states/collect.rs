@@ -67,10 +67,24 @@ impl StateSource for Collected<'_> {
         self.inputs.samples()
     }
 
-    fn block(&self, samples: std::ops::Range<usize>) -> Result<StateBlock> {
+    fn inputs(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>> {
         let first = samples.start;
         let u = self.inputs.rows(samples)?;
         u.require_finite("U", first)?;
+        Ok(u)
+    }
+
+    fn ends(&self, samples: std::ops::Range<usize>) -> Result<(Matrix<f32>, Matrix)> {
+        let first = samples.start;
+        let u = self.inputs(samples)?;
+        let y = self.map.outputs_of(&u)?.cast();
+        y.require_finite("Y", first)?;
+        Ok((u, y))
+    }
+
+    fn block(&self, samples: std::ops::Range<usize>) -> Result<StateBlock> {
+        let first = samples.start;
+        let u = self.inputs(samples)?;
         let block = self.map.states(&u)?;
         block.require_finite(first)?;
         Ok(block)

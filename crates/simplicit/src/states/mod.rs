@@ -39,6 +39,10 @@ pub trait StateMap: Sync {
     fn shape(&self) -> StateShape;
     /// Runs a batch (one sample a row) on the calling thread.
     fn states(&self, u: &Matrix<f32>) -> Result<StateBlock>;
+    /// Outputs of a batch alone, for those who need no states.
+    fn outputs_of(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {
+        Ok(self.states(u)?.y.cast())
+    }
 }
 
 /// Samples with their states, readable in any order and from several threads at once.
@@ -51,6 +55,15 @@ pub trait StateSource: Sync {
     fn samples(&self) -> usize;
     /// States of some consecutive samples; every value is finite.
     fn block(&self, samples: std::ops::Range<usize>) -> Result<StateBlock>;
+    /// Inputs of some consecutive samples alone: states of feature maps are many times as large.
+    fn inputs(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>> {
+        Ok(self.block(samples)?.u.cast())
+    }
+    /// Inputs and outputs of some consecutive samples, without the states between.
+    fn ends(&self, samples: std::ops::Range<usize>) -> Result<(Matrix<f32>, Matrix)> {
+        let block = self.block(samples)?;
+        Ok((block.u.cast(), block.y))
+    }
     /// Whether the layout is the baseline's; without it `feedforward` and `baseline` connectivity make no sense.
     fn layers_are_known(&self) -> bool {
         true

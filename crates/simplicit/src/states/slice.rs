@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{StateBlock, StateShape, StateSource};
 use crate::layout::Layout;
+use crate::linalg::Matrix;
 use crate::{Error, Result};
 
 /// Samples `range` of a source, counted from 0 again.
@@ -43,6 +44,14 @@ impl StateSource for StateSlice<'_> {
         self.source.block(self.range.start + samples.start..self.range.start + samples.end)
     }
 
+    fn inputs(&self, samples: Range<usize>) -> Result<Matrix<f32>> {
+        self.source.inputs(self.range.start + samples.start..self.range.start + samples.end)
+    }
+
+    fn ends(&self, samples: Range<usize>) -> Result<(Matrix<f32>, Matrix)> {
+        self.source.ends(self.range.start + samples.start..self.range.start + samples.end)
+    }
+
     fn layers_are_known(&self) -> bool {
         self.source.layers_are_known()
     }
@@ -57,7 +66,6 @@ mod tests {
     use super::*;
     use crate::arrays::Array;
     use crate::layout::Activation;
-    use crate::linalg::Matrix;
     use crate::states::ArrayStates;
 
     #[test]

@@ -4,7 +4,6 @@
 //! ([`certify::sensitivity`]). With these numbers as entry weights the penalty of the next model is the certificate
 //! itself, linearised at the last one; repeated, it settles.
 
-use super::plan::Group;
 use crate::Result;
 use crate::arrays::Preprocessing;
 use crate::certify::{self, Sensitivity};
@@ -41,9 +40,9 @@ impl Emphasis {
     }
 
     /// Row `problem` was stored with these weights; the constant is free.
-    pub(super) fn note(&mut self, group: &Group, design: &Design, problem: &RowProblem, weights: &[f64]) {
+    pub(super) fn note(&mut self, design: &Design, problem: &RowProblem, weights: &[f64]) {
         let free = |c: usize| problem.weights.as_ref().is_some_and(|w| w[c] == 0.0);
-        for (c, w) in weights.iter().enumerate().take(group.columns.len()).filter(|(c, _)| !free(*c)) {
+        for (c, w) in weights.iter().enumerate().filter(|(c, _)| !free(*c)) {
             self.spent += w.abs() * unit(design, problem, c);
         }
     }

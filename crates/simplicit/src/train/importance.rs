@@ -7,11 +7,13 @@ use crate::parallel::{self, Cancel, Threads};
 use crate::random::Random;
 use crate::states::{InputSource, StateMap};
 
-/// Samples in a block of the expectation.
+/// Samples in a block of the expectation, at most, and states in one: gradients of feature maps are large.
 const BLOCK: usize = 256;
+const BLOCK_STATES: usize = 1 << 22;
 
 /// λ_i = E[(∂ log p(y|u)/∂z_i)²] over the inputs, y drawn from the network's own softmax `draws` times: the Fisher
-/// diagonal, which needs no labels. One number per state (last layer first), then one per output.
+/// diagonal, which needs no labels. One number per row of the layout (last layer first; summed over the positions of a
+/// channel), then one per output, where the expectation over y is p(1 − p).
 pub fn importance(
     network: &Network,
     inputs: &dyn InputSource,
@@ -22,18 +24,29 @@ pub fn importance(
 ) -> Result<Vec<f64>> {
     let shape = network.shape();
     let samples = inputs.samples();
-    let mut total = vec![0.0; shape.states + shape.outputs];
+    let layers = network.layout().layers();
+    // Of every row: a channel has its positions, a unit itself.
+    let units: Vec<usize> =
+        layers.iter().flat_map(|l| std::iter::repeat_n(l.size / l.rows().max(1), l.rows())).collect();
+    let size = (BLOCK_STATES / shape.states.max(1)).clamp(1, BLOCK);
+    let mut total = vec![0.0; units.len() + shape.outputs];
     parallel::fold(
         threads,
-        samples.div_ceil(BLOCK),
+        samples.div_ceil(size),
         |block| {
             cancel.check()?;
-            let u = inputs.rows(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
+            let u = inputs.rows(block * size..((block + 1) * size).min(samples))?;
             let trace = network.trace(&u)?;
             // The stream of a block depends on its number alone, not on who computes it.
             let mut random = Random::new(seed ^ (block as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
             let probabilities = softmax(trace.outputs());
-            let mut sum = vec![0.0; shape.states + shape.outputs];
+            let mut sum = vec![0.0; units.len() + shape.outputs];
+            let (of_states, of_outputs) = sum.split_at_mut(units.len());
+            for i in 0..u.rows() {
+                for (sum, &p) in of_outputs.iter_mut().zip(probabilities.row(i)) {
+                    *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
+                }
+            }
             for _ in 0..draws {
                 let mut cotangent = probabilities.clone();
                 for i in 0..u.rows() {
@@ -42,9 +55,9 @@ pub fn importance(
                 }
                 let gradient = trace.backward(&cotangent)?;
                 for i in 0..u.rows() {
-                    let row = gradient.dz.row(i).iter().chain(cotangent.row(i));
-                    for (sum, g) in sum.iter_mut().zip(row) {
-                        *sum += f64::from(*g) * f64::from(*g);
+                    let mut gradient = gradient.dz.row(i).iter();
+                    for (sum, &units) in of_states.iter_mut().zip(&units) {
+                        *sum += gradient.by_ref().take(units).map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
                     }
                 }
             }
@@ -112,6 +125,10 @@ mod tests {
         let got = run(1);
         assert_eq!(got, run(3));
         let p = softmax(&network.forward(&u).unwrap());
+        for c in 0..3 {
+            let exact: f64 = (0..600).map(|i| f64::from(p[(i, c)]) * (1.0 - f64::from(p[(i, c)])) / 600.0).sum();
+            assert!((got[2 + c] - exact).abs() < 1e-9, "{} against {exact}", got[2 + c]);
+        }
         for k in 0..2 {
             let mut expected = 0.0;
             for i in 0..600 {

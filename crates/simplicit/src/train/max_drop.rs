@@ -73,7 +73,7 @@ pub fn train_to_max_drop(
     }
     match best {
         Some((strength, agreement, _, fitted)) => {
-            let Fitted { model, rows, training_error } =
+            let Fitted { model, rows, training_error, .. } =
                 fit::certified(&mut workshop, input, settings, strength, fitted, run)?;
             let report = TrainReport { rows, strength, training_error, path, agreement: Some(agreement) };
             Ok(Trained { model, report })
@@ -109,9 +109,9 @@ pub(super) fn agreement(model: &ImplicitModel, held_out: &dyn StateSource, run: 
         samples.div_ceil(BLOCK),
         |block| {
             run.cancel.check()?;
-            let states = held_out.block(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
-            let solution = equilibrium.outputs(&states.u.cast())?;
-            let pairs = predictions(&solution.y).into_iter().zip(predictions(&states.y.cast()));
+            let (u, y) = held_out.ends(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
+            let solution = equilibrium.outputs(&u)?;
+            let pairs = predictions(&solution.y).into_iter().zip(predictions(&y.cast()));
             Ok(pairs.zip(&solution.diagnostics).filter(|((a, b), d)| a == b && d.converged).count())
         },
         |_, count| {

@@ -3,19 +3,26 @@
 //! Rows are solved in groups that share a design: layer by layer for acyclic connectivity (with the cascade, each layer
 //! sees the states of the model built so far), all states at once for cyclic connectivity. The same walk serves every
 //! objective: statistics, row problems, solve, reweight, refit, round to f32.
+//!
+//! Convolutions are no exception: a row is an output channel, its features are taps, its samples positions.
 
+mod build;
 mod checkpoint;
 mod emphasis;
 mod fit;
+mod gather;
 mod importance;
 mod keep;
 mod max_drop;
 mod path;
 mod plan;
+mod problems;
 mod search;
+mod solve;
+mod walk;
 
+pub use build::RowReport;
 pub use checkpoint::Checkpoint;
-pub use fit::RowReport;
 pub use importance::importance;
 pub use keep::{Forget, Keep};
 pub use max_drop::train_to_max_drop;
@@ -25,6 +32,7 @@ pub use search::Found;
 use std::sync::Arc;
 
 use crate::arrays::Preprocessing;
+use crate::layout::Layout;
 use crate::model::{ImplicitModel, ModelMetadata};
 use crate::parallel::{Cancel, Threads};
 use crate::problem::{Connectivity, Matching, Penalty};
@@ -52,6 +60,8 @@ pub struct TrainSettings {
     pub target_sparsity: Option<f64>,
     /// Which connections are allowed. Default: the baseline's.
     pub connectivity: Connectivity,
+    /// How many maps before a feature map `feedforward` may draw taps from. Default 2.
+    pub reach: usize,
     /// ‖A‖∞ ≤ κ on the stored model.
     pub kappa: Option<f64>,
     /// Exact or relaxed. Default: relaxed, λ₁ = λ₂ = 1.
@@ -69,6 +79,11 @@ pub struct TrainSettings {
     /// Times that the whole model is trained again with every weight priced by what it adds to the certificate of the
     /// last one. Default 0.
     pub robust_rounds: usize,
+    /// Positions of a feature map that every sample gives to the statistics; more where 20 samples per feature need
+    /// it. Default 64.
+    pub positions: usize,
+    /// Of the choice of positions. Default 0.
+    pub seed: u64,
     /// When a row counts as solved.
     pub solver: SolverSettings,
     /// How hard cardinality tries.
@@ -82,6 +97,7 @@ impl Default for TrainSettings {
             strength: 2e-6,
             target_sparsity: None,
             connectivity: Connectivity::Baseline,
+            reach: 2,
             kappa: None,
             matching: Matching::default(),
             normalise: true,
@@ -90,6 +106,8 @@ impl Default for TrainSettings {
             cascade: true,
             bias: false,
             robust_rounds: 0,
+            positions: 64,
+            seed: 0,
             solver: SolverSettings::default(),
             cardinality: CardinalitySettings::default(),
         }
@@ -130,9 +148,10 @@ pub enum Progress {
 pub struct TrainInput<'a> {
     /// The samples and their states.
     pub source: &'a dyn StateSource,
-    /// The baseline as an implicit model: its connections, its weights to start from, what is counted against.
+    /// The baseline as an implicit model: its connections, its weights to start from, what is counted against. Where it
+    /// has feature maps it is also run, layer by layer.
     pub baseline: Option<&'a ImplicitModel>,
-    /// λ_i per row, states then outputs; see [`importance`].
+    /// λ_i per row of the layout, then per output; see [`importance`].
     pub importance: Option<&'a [f64]>,
     /// Stored in the model.
     pub preprocessing: Preprocessing,
@@ -215,8 +234,9 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         ));
     }
     if let Some(weights) = input.importance {
-        if weights.len() != shape.states + shape.outputs {
-            return Err(Error::shape("row weights", shape.states + shape.outputs, weights.len()));
+        let rows = layout(input).rows() + shape.outputs;
+        if weights.len() != rows {
+            return Err(Error::shape("row weights", rows, weights.len()));
         }
         if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
             return Err(Error::setting("row weight", "zero or a positive number", bad));
@@ -243,7 +263,18 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     if settings.rounds == 0 {
         return Err(Error::setting("rounds", "at least 1", 0));
     }
+    if settings.positions == 0 {
+        return Err(Error::setting("positions", "at least 1", 0));
+    }
     Ok(())
+}
+
+/// Whose rows are trained: the baseline's where weights are shared, which may split a map that its network declares.
+fn layout<'a>(input: &'a TrainInput) -> &'a Layout {
+    match input.baseline {
+        Some(baseline) if !baseline.taps().is_empty() => baseline.layout(),
+        _ => input.source.layout(),
+    }
 }
 
 /// The metadata every trained model carries.

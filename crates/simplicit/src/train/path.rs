@@ -48,7 +48,7 @@ pub fn path(
             }
         }
         let strength = found.nearest(level).map_or(strength, |(strength, _)| strength);
-        let Fitted { model, rows, training_error } = fit::fit(&mut workshop, input, settings, strength, true, run)?;
+        let Fitted { model, rows, training_error, .. } = fit::fit(&mut workshop, input, settings, strength, true, run)?;
         let agreement = held_out.map(|samples| agreement(&model, samples, run)).transpose()?;
         let report = TrainReport { rows, strength, training_error, path: found.in_order(), agreement };
         out.push(Trained { model, report });

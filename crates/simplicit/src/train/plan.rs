@@ -1,40 +1,105 @@
 //! In which order rows are solved, and over which features.
 
-use crate::layout::Layout;
-use crate::problem::Mask;
-use crate::states::StateShape;
+use std::ops::Range;
 
-/// Rows of M = (A B; C D) that share a design. Rows 0..n are states, n..n+q outputs; columns 0..n are states, n..n+p
-/// inputs, n+p the constant.
+use crate::layout::{Layout, MapShape};
+use crate::linalg::Csr;
+use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
+use crate::network::{Source, Window};
+use crate::problem::{Connectivity, Mask};
+use crate::states::StateShape;
+use crate::{Error, Result};
+
+/// Consecutive features of a group.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Segment {
+    /// Single units: columns 0..n are states, n..n+p inputs; ascending.
+    Columns(Vec<usize>),
+    /// So many taps of a block of the plan.
+    Taps { block: usize, columns: usize },
+    /// The constant 1.
+    Constant,
+}
+
+/// Where a weight of the model is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A column of (A B) or (C D).
+    Column(usize),
+    /// A column of a tap block.
+    Tap { block: usize, column: usize },
+    /// The vector b or d.
+    Constant,
+}
+
+/// Rows of the model that share a design. Rows 0..R are the layout's (channels of maps, units of dense layers), R..R+q
+/// the outputs.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Group {
     pub(crate) name: String,
-    pub(crate) rows: Vec<usize>,
-    /// Every column that some row of the group may use, ascending.
-    pub(crate) columns: Vec<usize>,
+    /// What the rows add up to; `None` for all states at once.
+    pub(crate) target: Option<Target>,
+    pub(crate) rows: Range<usize>,
+    /// Row of (A B) or (C D) of the first row; rows of maps have none.
+    pub(crate) first_unit: usize,
+    /// Every feature that some row of the group may use.
+    pub(crate) segments: Vec<Segment>,
+    /// Which row may use which feature, the constant included.
+    pub(crate) allowed: Mask,
+    /// Samples that one image gives: positions of a map.
+    pub(crate) positions: usize,
+}
+
+impl Group {
+    /// Where every feature's weight is stored, in order.
+    pub(crate) fn places(&self) -> Vec<Place> {
+        let mut places = Vec::with_capacity(self.allowed.shape().1);
+        for segment in &self.segments {
+            match segment {
+                Segment::Columns(columns) => places.extend(columns.iter().map(|&j| Place::Column(j))),
+                Segment::Taps { block, columns } => {
+                    places.extend((0..*columns).map(|column| Place::Tap { block: *block, column }));
+                }
+                Segment::Constant => places.push(Place::Constant),
+            }
+        }
+        places
+    }
+
+    /// Number of features.
+    pub(crate) fn features(&self) -> usize {
+        self.allowed.shape().1
+    }
 }
 
 /// The groups of state rows in the order they are solved, whether they form cycles, and the output rows, which come last.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
+    /// Shared weights still without values, poolings and residual sums.
+    pub(crate) blocks: Vec<TapBlock>,
     pub(crate) states: Vec<Group>,
     pub(crate) outputs: Group,
     pub(crate) cyclic: bool,
 }
 
 impl Plan {
-    /// Layer by layer from the first if no layer reads itself or a later one; otherwise all states at once. Outputs last.
-    pub(crate) fn new(layout: &Layout, shape: StateShape, mask: &Mask, constant: &[bool]) -> Self {
+    /// For rows without shared weights: layer by layer from the first if no layer reads itself or a later one; otherwise
+    /// all states at once. Outputs last. The mask has a row per row and a column per state and input.
+    pub(crate) fn dense(layout: &Layout, shape: StateShape, mask: &Mask, constant: &[bool]) -> Self {
         let n = shape.states;
-        let columns_of = |rows: &[usize]| -> Vec<usize> {
-            let mut columns: Vec<usize> =
-                (0..n + shape.inputs).filter(|&j| rows.iter().any(|&i| mask.allows(i, j))).collect();
-            if rows.iter().any(|&i| constant[i]) {
-                columns.push(n + shape.inputs);
-            }
-            columns
+        let group = |name: &str, target: Option<Target>, rows: Range<usize>, first_unit: usize| {
+            let columns: Vec<usize> =
+                (0..n + shape.inputs).filter(|&j| rows.clone().any(|i| mask.allows(i, j))).collect();
+            let allowed = |k: usize, c: usize| match columns.get(c) {
+                Some(&j) => mask.allows(rows.start + k, j),
+                None => constant[rows.start + k],
+            };
+            let with_constant = rows.clone().any(|i| constant[i]);
+            let allowed = Mask::from_fn(rows.len(), columns.len() + usize::from(with_constant), allowed);
+            let mut segments = vec![Segment::Columns(columns)];
+            segments.extend(with_constant.then_some(Segment::Constant));
+            Group { name: name.to_string(), target, rows, first_unit, segments, allowed, positions: 1 }
         };
-        let group = |name: &str, rows: Vec<usize>| Group { name: name.to_string(), columns: columns_of(&rows), rows };
         let layers = layout.layers();
         let cyclic = (0..layers.len()).any(|k| {
             // Layers up to k come later in the network (last layer first).
@@ -42,19 +107,186 @@ impl Plan {
             layout.range(k).any(|i| later.clone().any(|j| mask.allows(i, j)))
         });
         let states = if cyclic {
-            vec![group("states", (0..n).collect())]
+            vec![group("states", None, 0..n, 0)]
         } else {
-            (0..layers.len()).rev().map(|k| group(&layers[k].name, layout.range(k).collect())).collect()
+            let layer =
+                |k: usize| group(&layers[k].name, Some(Target::Layer(k)), layout.range(k), layout.range(k).start);
+            (0..layers.len()).rev().map(layer).collect()
         };
-        Self { states, outputs: group("outputs", (n..n + shape.outputs).collect()), cyclic }
+        let outputs = group("outputs", Some(Target::Output), n..n + shape.outputs, 0);
+        Self { blocks: Vec::new(), states, outputs, cyclic }
     }
+
+    /// For a baseline with shared weights: layer by layer over the connections it has and, with `feedforward`, over the
+    /// taps of the `reach` maps before each map as well.
+    pub(crate) fn taps(
+        baseline: &ImplicitModel,
+        connectivity: &Connectivity,
+        reach: usize,
+        constant: &[bool],
+    ) -> Result<Self> {
+        let feedforward = match connectivity {
+            Connectivity::Baseline => false,
+            Connectivity::Feedforward => true,
+            Connectivity::Full | Connectivity::NoSelfLoop | Connectivity::Mask(_) => {
+                return Err(Error::setting(
+                    "connectivity",
+                    "baseline or feedforward for a network with convolutions, whose states are too many for more",
+                    match connectivity {
+                        Connectivity::Full => "full",
+                        Connectivity::NoSelfLoop => "no-self-loop",
+                        _ => "mask",
+                    },
+                ));
+            }
+        };
+        let layout = baseline.layout();
+        let mut blocks: Vec<TapBlock> = baseline.taps().iter().map(without_weights).collect();
+        if feedforward {
+            let more = (0..layout.layers().len()).flat_map(|k| skips(baseline, k, reach)).collect::<Vec<_>>();
+            blocks.extend(more);
+        }
+        let group = |target: Target| tap_group(baseline, &blocks, target, feedforward, constant);
+        let states = (0..layout.layers().len()).rev().map(|k| group(Target::Layer(k))).collect::<Result<Vec<_>>>()?;
+        let outputs = group(Target::Output)?;
+        Ok(Self { blocks, states, outputs, cyclic: false })
+    }
+
+    /// All groups, in the order they are solved.
+    pub(crate) fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.states.iter().chain([&self.outputs])
+    }
+
+    /// Whether some rows have shared weights.
+    pub(crate) fn has_taps(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+}
+
+fn without_weights(block: &TapBlock) -> TapBlock {
+    let weights = match &block.weights {
+        TapWeights::Taps(taps) => TapWeights::Taps(Csr::empty(taps.rows(), taps.cols())),
+        residual @ (TapWeights::Identity | TapWeights::Diagonal(_)) => residual.clone(),
+    };
+    TapBlock { weights, ..block.clone() }
+}
+
+/// Taps from the `reach` maps before the map of layer k, beyond those it reads already: of the same resolution, or of a
+/// finer one by the stride that leads from one to the other.
+fn skips(baseline: &ImplicitModel, k: usize, reach: usize) -> Vec<TapBlock> {
+    let layers = baseline.layout().layers();
+    let own: Vec<&TapBlock> = baseline.taps().iter().filter(|b| b.target == Target::Layer(k)).collect();
+    let with_taps = own.iter().filter(|b| matches!(b.weights, TapWeights::Taps(_)));
+    let (Some(output), Some(main)) = (layers[k].map, with_taps.max_by_key(|b| b.window.area())) else {
+        return Vec::new();
+    };
+    let input = baseline.taps().iter().find(|b| b.source == Source::Input && b.maps.is_empty()).map(|b| b.input);
+    // Layers after k in the layout come before it in the network; the input comes before them all.
+    let before = (k + 1..layers.len()).map(|j| (Source::Layer(j), layers[j].map)).chain([(Source::Input, input)]);
+    let skip = |(source, map): (Source, Option<MapShape>)| {
+        let map = map.filter(|m| m.height % output.height == 0 && m.width % output.width == 0)?;
+        let reads = own.iter().any(|b| b.source == source && matches!(b.weights, TapWeights::Taps(_)));
+        let stride = [map.height / output.height, map.width / output.width];
+        let window = Window { stride, ..main.window };
+        let fits = window.output(map).is_ok_and(|size| size == [output.height, output.width]);
+        (!reads && fits).then(|| TapBlock {
+            target: Target::Layer(k),
+            source,
+            maps: Vec::new(),
+            window,
+            input: map,
+            output,
+            weights: TapWeights::Taps(Csr::empty(output.channels, map.channels * window.area())),
+        })
+    };
+    before.take(reach).filter_map(skip).collect()
+}
+
+fn tap_group(
+    baseline: &ImplicitModel,
+    blocks: &[TapBlock],
+    target: Target,
+    feedforward: bool,
+    constant: &[bool],
+) -> Result<Group> {
+    let (layout, shape) = (baseline.layout(), baseline.shape());
+    let n = shape.states;
+    let (name, rows, units, map) = match target {
+        Target::Layer(k) => {
+            let layer = &layout.layers()[k];
+            (layer.name.as_str(), layout.row_range(k), layout.range(k), layer.map)
+        }
+        Target::Output => ("outputs", layout.rows()..layout.rows() + shape.outputs, 0..shape.outputs, None),
+    };
+    let (from_states, from_inputs) = match target {
+        Target::Layer(_) => (baseline.a(), baseline.b()),
+        Target::Output => (baseline.c(), baseline.d()),
+    };
+    let row = |unit: usize| from_states.row(unit).map(|(j, _)| j).chain(from_inputs.row(unit).map(move |(j, _)| n + j));
+    let columns: std::collections::BTreeSet<usize> = units.clone().flat_map(row).collect();
+    let of_maps = blocks.iter().any(|b| b.target == target && b.output.positions() > 1);
+    if map.is_some() && !columns.is_empty() || map.is_none() && of_maps {
+        return Err(Error::unsupported(
+            format!("layer {name:?}, a feature map with weights that are not shared over it,"),
+            "put an activation between the linear layer and the map",
+        ));
+    }
+    let later = |source: usize| matches!(target, Target::Layer(k) if source <= k);
+    let own = |b: &&TapBlock| b.target == target;
+    let reads_later = blocks.iter().filter(own).any(|b| matches!(b.source, Source::Layer(j) if later(j)))
+        || columns.iter().any(|&j| j < n && layout.layer_of(j).is_some_and(later));
+    if reads_later {
+        return Err(Error::unsupported(
+            format!("layer {name:?} of a baseline with convolutions and cycles"),
+            "train from the network itself",
+        ));
+    }
+    let columns: Vec<usize> = columns.into_iter().collect();
+    let mut allowed: Vec<Vec<bool>> = units
+        .clone()
+        .take(rows.len())
+        .map(|unit| {
+            let used: Vec<usize> = if map.is_some() { Vec::new() } else { row(unit).collect() };
+            columns.iter().map(|j| feedforward || used.contains(j)).collect()
+        })
+        .collect();
+    let mut segments = Vec::new();
+    if !columns.is_empty() {
+        segments.push(Segment::Columns(columns));
+    }
+    for (block, template) in blocks.iter().enumerate().filter(|(_, b)| b.target == target) {
+        if let TapWeights::Taps(_) = template.weights {
+            segments.push(Segment::Taps { block, columns: template.columns() });
+            let known = baseline.taps().get(block).map(|b| &b.weights);
+            for (channel, allowed) in allowed.iter_mut().enumerate() {
+                let mut taps = vec![feedforward; template.columns()];
+                if let Some(TapWeights::Taps(known)) = known {
+                    known.row(channel).for_each(|(j, _)| taps[j] = true);
+                }
+                allowed.extend(taps);
+            }
+        }
+    }
+    if rows.clone().any(|i| constant[i]) {
+        segments.push(Segment::Constant);
+        allowed.iter_mut().zip(rows.clone()).for_each(|(allowed, i)| allowed.push(constant[i]));
+    }
+    let features = allowed.first().map_or(0, Vec::len);
+    Ok(Group {
+        name: name.to_string(),
+        target: Some(target),
+        allowed: Mask::from_fn(rows.len(), features, |i, j| allowed[i][j]),
+        rows,
+        first_unit: units.start,
+        segments,
+        positions: map.map_or(1, MapShape::positions),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::layout::{Activation, Layer};
-    use crate::problem::Connectivity;
 
     #[test]
     fn layers_in_order_when_acyclic_and_at_once_when_not() {
@@ -62,18 +294,26 @@ mod tests {
         let layout = Layout::new(vec![Layer::dense("second", 2, relu), Layer::dense("first", 3, relu)]);
         let shape = StateShape { inputs: 4, states: 5, outputs: 1 };
         let plan = |c: Connectivity| {
-            Plan::new(&layout, shape, &c.mask(&layout, 4, 1, None).unwrap(), &[false, false, true, true, true, false])
+            let mask = c.mask(&layout, 4, 1, None).unwrap();
+            Plan::dense(&layout, shape, &mask, &[false, false, true, true, true, false])
+        };
+        let columns = |group: &Group| match &group.segments[0] {
+            Segment::Columns(columns) => columns.clone(),
+            other => panic!("{other:?}"),
         };
         let feedforward = plan(Connectivity::Feedforward);
         assert!(!feedforward.cyclic);
         let names: Vec<&str> = feedforward.states.iter().map(|g| g.name.as_str()).collect();
         assert_eq!(names, ["first", "second"]);
-        assert_eq!(feedforward.outputs.columns, (0..9).collect::<Vec<_>>());
-        assert_eq!(feedforward.states[0].columns, [5, 6, 7, 8, 9]);
-        assert_eq!(feedforward.states[1].columns, [2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(columns(&feedforward.outputs), (0..9).collect::<Vec<_>>());
+        assert_eq!(columns(&feedforward.states[0]), [5, 6, 7, 8]);
+        assert_eq!(feedforward.states[0].places()[4], Place::Constant);
+        assert_eq!(feedforward.states[0].features(), 5);
+        assert_eq!(columns(&feedforward.states[1]), [2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(feedforward.states[1].segments.len(), 1);
         let full = plan(Connectivity::Full);
         assert!(full.cyclic);
         assert_eq!(full.states.len(), 1);
-        assert_eq!(full.states[0].rows, [0, 1, 2, 3, 4]);
+        assert_eq!(full.states[0].rows, 0..5);
     }
 }

@@ -1,0 +1,323 @@
+//! Input gradients of models with tap blocks: the transpose of every layer, last layer first.
+//!
+//! A layer's cotangent is the sum of what its readers send back, times φ′(z). A maximum sends all of it to the first
+//! largest value of its window, as [`crate::network::Trace::backward`] does. Errors are bounded in the ℓ1 norm, in which the
+//! transpose of a block is as large as the block is in the maximum norm.
+
+use std::ops::Range;
+
+use super::layered::{LANES, LayerProgram, add_residual, summands};
+use super::operand::Packing;
+use super::program::Norm;
+use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
+use crate::layout::Activation;
+use crate::linalg::Stencil;
+use crate::linalg::lanes::{Aligned, to_lanes};
+use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
+use crate::network::{FixedMap, Source};
+
+/// One summand, transposed.
+struct Op {
+    source: Source,
+    maps: Vec<FixedMap>,
+    weights: OpWeights,
+    operand: usize,
+    norm: f64,
+    /// Addends that one value of the source receives.
+    terms: usize,
+}
+
+enum OpWeights {
+    /// A 1 × 1 kernel at every position.
+    Plain(Stencil),
+    /// Through the packed operand; with the size of the packed cotangent.
+    Packed(Packing, Stencil, usize),
+    Residual(Option<(Vec<f32>, usize)>),
+}
+
+struct Step {
+    target: Target,
+    range: Range<usize>,
+    activation: Activation,
+    ops: Vec<Op>,
+}
+
+/// The transpose of a model, laid out for running.
+pub(super) struct AdjointProgram {
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    pub(super) states: usize,
+    ranges: Vec<Range<usize>>,
+    activations: Vec<Activation>,
+    /// The output first, then layers in an order in which each is read only by earlier ones.
+    steps: Vec<Step>,
+    multiply_adds: u64,
+}
+
+/// Everything a thread needs; nothing but the scratch of a pooling is allocated while running.
+pub(super) struct AdjointRoom {
+    z: Aligned<f32>,
+    v: Aligned<f32>,
+    w: Aligned<f32>,
+    pub(super) du: Aligned<f32>,
+    /// x of a source behind a maximum, then what each of its maps gives.
+    values: Vec<Vec<f32>>,
+    /// Cotangents of the operand and of what its maps read.
+    cotangents: [Vec<f32>; 2],
+    packed: [Vec<f32>; 2],
+    sizes: Vec<f64>,
+    received: Vec<f64>,
+    errors: Vec<f64>,
+    terms: Vec<usize>,
+    pub(super) samples: Vec<SampleDiagnostics>,
+}
+
+impl Op {
+    fn new(block: &TapBlock) -> Self {
+        let (weights, own) = match &block.weights {
+            TapWeights::Taps(taps) => {
+                let packing = Packing::new(block.input, block.window, block.output);
+                let stencil = packing.transposed(taps);
+                let mut per_channel = vec![0usize; block.input.channels];
+                taps.indices().iter().for_each(|&j| per_channel[j as usize / block.window.area()] += 1);
+                let most = per_channel.into_iter().max().unwrap_or(0);
+                let weights = if packing.is_plain() && block.window.area() == 1 {
+                    OpWeights::Plain(stencil)
+                } else {
+                    OpWeights::Packed(packing, stencil, packing.cotangent_size(block.output.channels))
+                };
+                (weights, most)
+            }
+            TapWeights::Identity => (OpWeights::Residual(None), 1),
+            TapWeights::Diagonal(factors) => {
+                (OpWeights::Residual(Some((factors.clone(), block.output.positions()))), 1)
+            }
+        };
+        Self {
+            source: block.source,
+            maps: block.maps.clone(),
+            weights,
+            operand: block.input.size(),
+            norm: block.norm_inf() * (1.0 + 1e-9),
+            // A value is in at most `terms` windows of each average.
+            terms: block.maps.iter().map(|m| m.terms().max(1)).product::<usize>() * own + block.maps.len(),
+        }
+    }
+
+    fn needs_values(&self) -> bool {
+        self.maps.iter().any(|m| !m.is_linear())
+    }
+
+    /// Adds to the operand's cotangent what the result's gives.
+    fn transpose(&self, dout: &[f32], dx: &mut [f32], packed: &mut [Vec<f32>; 2], lanes: usize) {
+        match &self.weights {
+            OpWeights::Plain(stencil) => stencil.accumulate(dx, dout, lanes),
+            OpWeights::Packed(packing, stencil, size) => {
+                let [above, below] = packed;
+                let above = &mut above[..size * lanes];
+                packing.pack_cotangent(dout, above, lanes);
+                let below = &mut below[..packing.size() * lanes];
+                below.fill(0.0);
+                stencil.accumulate(below, above, lanes);
+                packing.unpack_add(below, dx, lanes);
+            }
+            OpWeights::Residual(factors) => add_residual(dx, dout, factors.as_ref(), lanes),
+        }
+    }
+}
+
+impl AdjointProgram {
+    pub(super) fn new(model: &ImplicitModel) -> Self {
+        let layout = model.layout();
+        let step = |target: Target| {
+            let (range, activation) = match target {
+                Target::Layer(k) => (layout.range(k), layout.layers()[k].activation),
+                Target::Output => (0..model.shape().outputs, Activation::Identity),
+            };
+            let ops = summands(model, target).iter().map(Op::new).collect();
+            Step { target, range, activation, ops }
+        };
+        let order = model.layer_order().into_iter().rev().map(Target::Layer);
+        Self {
+            inputs: model.shape().inputs,
+            outputs: model.shape().outputs,
+            states: model.shape().states,
+            ranges: (0..layout.layers().len()).map(|k| layout.range(k)).collect(),
+            activations: layout.layers().iter().map(|l| l.activation).collect(),
+            steps: std::iter::once(Target::Output).chain(order).map(step).collect(),
+            multiply_adds: LayerProgram::new(model, true).multiply_adds(),
+        }
+    }
+}
+
+impl AdjointRoom {
+    pub(super) fn new(program: &AdjointProgram) -> Self {
+        let ops = || program.steps.iter().flat_map(|s| &s.ops);
+        let most = |f: &dyn Fn(&Op) -> usize| ops().map(f).max().unwrap_or(0);
+        let map_output = |m: &FixedMap| m.output().map_or(0, |o| o.size());
+        let pooled = |op: &Op| op.maps.iter().map(|m| m.input().size().max(map_output(m))).max().unwrap_or(0);
+        let cotangent = most(&|op| if op.maps.is_empty() { 0 } else { pooled(op).max(op.operand) });
+        let chain = most(&|op| if op.needs_values() { op.maps.len() } else { 0 });
+        let value = most(&|op| if op.needs_values() { pooled(op) } else { 0 });
+        let [above, below] = [0, 1].map(|side| {
+            most(&|op| match &op.weights {
+                OpWeights::Packed(_, _, size) if side == 0 => *size,
+                OpWeights::Packed(packing, ..) => packing.size(),
+                _ => 0,
+            })
+        });
+        let layers = program.ranges.len() + 1;
+        Self {
+            z: Aligned::zeros(program.states * LANES),
+            v: Aligned::zeros(program.outputs * LANES),
+            w: Aligned::zeros(program.states * LANES),
+            du: Aligned::zeros(program.inputs * LANES),
+            values: vec![vec![0.0; value * LANES]; chain],
+            cotangents: [vec![0.0; cotangent * LANES], vec![0.0; cotangent * LANES]],
+            packed: [vec![0.0; above * LANES], vec![0.0; below * LANES]],
+            sizes: vec![0.0; layers * LANES],
+            received: vec![0.0; layers * LANES],
+            errors: vec![0.0; layers * LANES],
+            terms: vec![0; layers],
+            samples: Vec::with_capacity(LANES),
+        }
+    }
+
+    /// Pulls `count` cotangents `v` of the outputs back to the inputs, at pre-activations `z`; both row-major. The first
+    /// sample whose cotangent is not finite is the error.
+    pub(super) fn run(
+        &mut self,
+        program: &AdjointProgram,
+        z: &[f32],
+        v: &[f32],
+        (lanes, count): (usize, usize),
+    ) -> Result<(), usize> {
+        let (n, q, p) = (program.states, program.outputs, program.inputs);
+        to_lanes(&mut self.z[..n * lanes], z, n, count, n, lanes);
+        to_lanes(&mut self.v[..q * lanes], v, q, count, q, lanes);
+        self.w[..n * lanes].fill(0.0);
+        self.du[..p * lanes].fill(0.0);
+        self.received.fill(0.0);
+        self.errors.fill(0.0);
+        self.terms.fill(0);
+        // The inputs are one more place behind the layers.
+        let input_place = program.ranges.len();
+        let mut output_sizes = [0.0; LANES];
+        sizes(&mut output_sizes[..lanes], Norm::Sum, &self.v[..q * lanes], lanes);
+        if let Some(bad) = output_sizes[..count].iter().position(|v| !v.is_finite()) {
+            return Err(bad);
+        }
+        for step in &program.steps {
+            if let Target::Layer(k) = step.target {
+                self.gate(step, k, (lanes, count));
+            }
+            for op in &step.ops {
+                let place = match op.source {
+                    Source::Input => input_place,
+                    Source::Layer(j) => j,
+                };
+                self.terms[place] += op.terms;
+                for lane in 0..count {
+                    let (size, error) = match step.target {
+                        Target::Output => (output_sizes[lane], 0.0),
+                        Target::Layer(k) => (self.sizes[k * LANES + lane], self.errors[k * LANES + lane]),
+                    };
+                    self.received[place * LANES + lane] += op.norm * size;
+                    self.errors[place * LANES + lane] += op.norm * error;
+                }
+                self.pull(program, step, op, lanes);
+            }
+        }
+        let mut gradient_sizes = [0.0; LANES];
+        sizes(&mut gradient_sizes[..lanes], Norm::Sum, &self.du[..p * lanes], lanes);
+        self.samples.clear();
+        for (lane, size) in gradient_sizes[..count].iter().enumerate() {
+            let of_layers = |values: &[f64]| (0..input_place).map(|k| values[k * LANES + lane]).sum::<f64>();
+            let at = input_place * LANES + lane;
+            let terms = self.terms[input_place];
+            let rounding = (terms as f64 + 2.0) * SINGLE * self.received[at];
+            self.samples.push(SampleDiagnostics {
+                iterations: 1,
+                residual: 0.0,
+                state_error: or_infinite(of_layers(&self.errors)),
+                output_error: or_infinite(self.errors[at] + rounding + underflow(terms * p)),
+                converged: of_layers(&self.sizes).is_finite() && size.is_finite(),
+                multiply_adds: program.multiply_adds,
+            });
+        }
+        Ok(())
+    }
+
+    /// w ← φ′(z) w for a layer that has received everything, and the bound of its error.
+    fn gate(&mut self, step: &Step, k: usize, (lanes, count): (usize, usize)) {
+        let rows = step.range.start * lanes..step.range.end * lanes;
+        let w = &mut self.w[rows.clone()];
+        for (w, z) in w.iter_mut().zip(&self.z[rows]) {
+            *w *= step.activation.derivative(*z);
+        }
+        let totals = &mut self.sizes[k * LANES..k * LANES + lanes];
+        totals.fill(0.0);
+        sizes(totals, Norm::Sum, w, lanes);
+        for lane in 0..count {
+            let at = k * LANES + lane;
+            let rounding = (self.terms[k] as f64 + 2.0) * SINGLE * self.received[at] + 4.0 * SINGLE * self.sizes[at];
+            self.errors[at] += rounding + underflow(self.terms[k] * step.range.len());
+        }
+    }
+
+    /// Sends a target's cotangent back through one summand.
+    fn pull(&mut self, program: &AdjointProgram, step: &Step, op: &Op, lanes: usize) {
+        let place = |source: Source| match source {
+            Source::Layer(j) => program.ranges[j].start * lanes..program.ranges[j].end * lanes,
+            Source::Input => 0..program.inputs * lanes,
+        };
+        if op.needs_values()
+            && let Source::Layer(j) = op.source
+        {
+            let first = &mut self.values[0][..program.ranges[j].len() * lanes];
+            for (x, z) in first.iter_mut().zip(&self.z[place(op.source)]) {
+                *x = program.activations[j].apply(*z);
+            }
+        }
+        let (dout, source): (&[f32], &mut [f32]) = match (step.target, op.source) {
+            (Target::Output, Source::Input) => (&self.v[..program.outputs * lanes], &mut self.du[place(op.source)]),
+            (Target::Output, Source::Layer(_)) => (&self.v[..program.outputs * lanes], &mut self.w[place(op.source)]),
+            (Target::Layer(_), Source::Input) => {
+                (&self.w[step.range.start * lanes..step.range.end * lanes], &mut self.du[place(op.source)])
+            }
+            (Target::Layer(_), Source::Layer(_)) => {
+                let (target, source) = (step.range.start * lanes..step.range.end * lanes, place(op.source));
+                if target.end <= source.start {
+                    let (before, after) = self.w.split_at_mut(source.start);
+                    (&before[target], &mut after[..source.len()])
+                } else {
+                    let (before, after) = self.w.split_at_mut(target.start);
+                    (&after[..target.len()], &mut before[source])
+                }
+            }
+        };
+        let Some(last) = op.maps.last() else { return op.transpose(dout, source, &mut self.packed, lanes) };
+        let [near, far] = &mut self.cotangents;
+        let (mut near, mut far) = (near, far);
+        let size = |m: &FixedMap| m.output().map_or(0, |o| o.size()) * lanes;
+        if op.needs_values() {
+            for (k, map) in op.maps[..op.maps.len() - 1].iter().enumerate() {
+                let (done, next) = self.values.split_at_mut(k + 1);
+                map.apply_lanes(&done[k][..map.input().size() * lanes], &mut next[0][..size(map)], lanes);
+            }
+        }
+        near[..size(last)].fill(0.0);
+        op.transpose(dout, &mut near[..size(last)], &mut self.packed, lanes);
+        for (k, map) in op.maps.iter().enumerate().rev() {
+            let x = self.values.get(k).filter(|_| op.needs_values()).map_or(&[][..], |x| &x[..]);
+            if k == 0 {
+                map.pull_back_lanes(x, &near[..size(map)], source, lanes);
+            } else {
+                let into = &mut far[..map.input().size() * lanes];
+                into.fill(0.0);
+                map.pull_back_lanes(x, &near[..size(map)], into, lanes);
+                std::mem::swap(&mut near, &mut far);
+            }
+        }
+    }
+}

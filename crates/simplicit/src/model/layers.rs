@@ -1,0 +1,126 @@
+//! What reads what, layer by layer, and the residual sums of a model without shared weights as plain entries.
+
+use std::borrow::Cow;
+
+use super::{Components, ImplicitModel, ModelParts, TapBlock, Target, components};
+use crate::layout::Layout;
+use crate::linalg::Csr;
+use crate::network::Source;
+use crate::{Error, Result};
+
+/// The layers as a graph: components of layers in an order in which they can be computed.
+pub(super) fn layer_components(layout: &Layout, a: &Csr<f32>, taps: &[TapBlock]) -> Components {
+    let count = layout.layers().len();
+    let mut reads = vec![std::collections::BTreeSet::new(); count];
+    for block in taps {
+        if let (Target::Layer(target), Source::Layer(source)) = (block.target, block.source) {
+            reads[target].insert(source);
+        }
+    }
+    let ends: Vec<usize> = (0..count).map(|k| layout.range(k).end).collect();
+    for (k, reads) in reads.iter_mut().enumerate() {
+        let rows = layout.range(k);
+        for &j in &a.indices()[a.indptr()[rows.start]..a.indptr()[rows.end]] {
+            reads.insert(ends.partition_point(|end| *end <= j as usize));
+        }
+    }
+    components(&Csr::from_rows(count, reads.into_iter().map(|r| r.into_iter().map(|k| (k, 1.0f32)))))
+}
+
+/// An error if layers of a model with shared weights read each other: those run layer by layer, once.
+pub(super) fn require_acyclic_taps(parts: &ModelParts) -> Result<()> {
+    if parts.taps.iter().all(TapBlock::is_plain_residual) {
+        return Ok(());
+    }
+    let found = layer_components(&parts.layout, &parts.a, &parts.taps);
+    match found.cyclic.iter().position(|c| *c) {
+        None => Ok(()),
+        Some(k) => {
+            let names: Vec<&str> =
+                found.members[k].iter().take(4).map(|&l| parts.layout.layers()[l].name.as_str()).collect();
+            Err(Error::unsupported(
+                format!("a cycle through layer(s) {names:?} of a model with tap blocks"),
+                "convolutions and poolings run once, layer by layer; only models without them may have cycles",
+            ))
+        }
+    }
+}
+
+impl ImplicitModel {
+    /// The layers in an order in which each reads only earlier ones; of a model whose layers form no cycle.
+    pub(crate) fn layer_order(&self) -> Vec<usize> {
+        layer_components(self.layout(), self.a(), self.taps()).members.concat()
+    }
+
+    /// Whether no layer reads itself, even through others.
+    pub(crate) fn layers_are_acyclic(&self) -> bool {
+        !layer_components(self.layout(), self.a(), self.taps()).cyclic.contains(&true)
+    }
+
+    /// The same model with its residual sums as entries of A, B, C and D; `None` if weights are shared or pooled, whose
+    /// entries would be too many.
+    pub(crate) fn without_taps(&self) -> Option<Cow<'_, Self>> {
+        if self.taps().is_empty() {
+            return Some(Cow::Borrowed(self));
+        }
+        if !self.taps().iter().all(TapBlock::is_plain_residual) {
+            return None;
+        }
+        let n = self.shape().states;
+        let layout = self.layout();
+        // Rows of (A B) then (C D): the entries to add, by column.
+        let mut more: Vec<Vec<(usize, f32)>> = vec![Vec::new(); n + self.shape().outputs];
+        for block in self.taps() {
+            let first = match block.target {
+                Target::Layer(k) => layout.range(k).start,
+                Target::Output => n,
+            };
+            let from = match block.source {
+                Source::Layer(k) => layout.range(k).start,
+                Source::Input => n,
+            };
+            for unit in 0..block.output.size() {
+                more[first + unit].push((from + unit, block.unit_factor(unit)));
+            }
+        }
+        let sum = |m: &Csr<f32>, first: usize, offset: usize| {
+            Csr::from_rows(
+                m.cols(),
+                (0..m.rows()).map(|i| {
+                    let columns = offset..offset + m.cols();
+                    let extra = more[first + i].iter().filter(|(j, _)| columns.contains(j));
+                    let mut row: Vec<(usize, f32)> = m.row(i).chain(extra.map(|(j, v)| (j - offset, *v))).collect();
+                    row.sort_by_key(|(j, _)| *j);
+                    row.dedup_by(|later, kept| {
+                        let same = later.0 == kept.0;
+                        if same {
+                            kept.1 += later.1;
+                        }
+                        same
+                    });
+                    row
+                }),
+            )
+        };
+        let mut parts = self.parts.clone();
+        (parts.a, parts.b) = (sum(self.a(), 0, 0), sum(self.b(), 0, n));
+        (parts.c, parts.d) = (sum(self.c(), n, 0), sum(self.d(), n, n));
+        parts.taps.clear();
+        // One bias per unit.
+        parts.state_bias = self.unit_bias();
+        let dense = layout.layers().iter().map(|l| crate::layout::Layer { map: None, ..l.clone() });
+        parts.layout = Layout::new(dense.collect());
+        Some(Cow::Owned(Self { shape: self.shape, parts }))
+    }
+
+    /// The vector b, one per unit: what the formula adds to z.
+    pub fn unit_bias(&self) -> Vec<f32> {
+        let layers = self.layout().layers().iter().enumerate();
+        layers
+            .flat_map(|(k, layer)| {
+                let each = layer.map.map_or(1, |m| m.positions());
+                self.state_bias()[self.layout().row_range(k)].iter().flat_map(move |v| std::iter::repeat_n(*v, each))
+            })
+            .collect()
+    }
+}

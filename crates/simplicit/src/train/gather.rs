@@ -1,0 +1,295 @@
+//! One pass over the samples for a group: its features against its targets, where a sample is an image or, for a
+//! feature map, a position in an image.
+
+use super::build::Build;
+use super::plan::{Group, Plan, Segment};
+use super::walk::{SAMPLES, Sum, Walk, activated, operand};
+use super::{Progress, Run, TrainInput, TrainSettings, layout};
+use crate::Result;
+use crate::equilibrium::{Equilibrium, EquilibriumSettings};
+use crate::linalg::Matrix;
+use crate::model::{TapBlock, TapWeights, Target};
+use crate::network::Convolution;
+use crate::parallel::Threads;
+use crate::random::Random;
+use crate::states::StateMap;
+use crate::statistics::Statistics;
+
+/// Samples per feature that positions are added for where a few per image would not give as many.
+const SAMPLES_PER_FEATURE: usize = 20;
+
+/// Statistics of a group whose rows have no shared weights, from the source's own states or those of the model built so
+/// far.
+pub(super) fn gather(
+    input: &TrainInput,
+    settings: &TrainSettings,
+    group: &Group,
+    own: Option<&Build>,
+    run: &mut Run,
+) -> Result<Statistics> {
+    let equilibrium = match own {
+        Some(built) => {
+            let model = built.model(input, settings)?;
+            Some(Equilibrium::new(&model, EquilibriumSettings { threads: Threads::one(), ..Default::default() })?)
+        }
+        None => None,
+    };
+    let n = input.source.shape().states;
+    let (d, r) = (group.features(), group.rows.len());
+    let total = input.source.samples();
+    Statistics::stream(
+        total,
+        run.threads,
+        run.cancel,
+        |range| {
+            let block = input.source.block(range)?;
+            let own = equilibrium.as_ref().map(|e| e.states(&block.u.cast())).transpose()?;
+            let x = own.as_ref().map_or(&block.x, |own| &own.x);
+            let mut features = Matrix::zeros(block.samples(), d);
+            for i in 0..block.samples() {
+                let mut slots = features.row_mut(i).iter_mut();
+                for segment in &group.segments {
+                    match segment {
+                        Segment::Columns(columns) => {
+                            for (slot, &j) in slots.by_ref().zip(columns) {
+                                *slot = if j < n { x[(i, j)] } else { block.u[(i, j - n)] };
+                            }
+                        }
+                        Segment::Constant => slots.by_ref().take(1).for_each(|slot| *slot = 1.0),
+                        Segment::Taps { .. } => {}
+                    }
+                }
+            }
+            let first = group.first_unit;
+            let targets = Matrix::from_fn(block.samples(), r, |i, k| match group.target {
+                Some(Target::Output) => block.y[(i, first + k)],
+                _ => block.z[(i, first + k)],
+            });
+            Ok((features, targets))
+        },
+        |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total }),
+    )
+}
+
+/// The baseline and the model that is built from it, walking side by side through the layers of all samples.
+pub(super) struct Walks<'a> {
+    input: &'a TrainInput<'a>,
+    blocks: &'a [TapBlock],
+    seed: u64,
+    baseline: Walk,
+    /// `None` without a cascade: the baseline's states are the features.
+    own: Option<Walk>,
+    /// The group after which each layer is no longer read.
+    last_reader: Vec<usize>,
+    /// How many groups are done.
+    done: usize,
+    /// The baseline's pre-activations of the present group at the chosen positions, a block of samples each.
+    targets: Vec<Matrix<f32>>,
+}
+
+impl<'a> Walks<'a> {
+    /// At the first layer.
+    pub(super) fn new(input: &'a TrainInput<'a>, settings: &TrainSettings, plan: &'a Plan, run: &Run) -> Result<Self> {
+        let walk = || Walk::new(input.source, layout(input).layers().len(), run.threads, run.cancel);
+        let layout = layout(input);
+        let n = layout.size();
+        let mut last_reader = vec![0; layout.layers().len()];
+        for (at, group) in plan.groups().enumerate() {
+            let blocks = plan.blocks.iter().filter(|b| Some(b.target) == group.target);
+            let layers = blocks.filter_map(|b| match b.source {
+                crate::network::Source::Layer(k) => Some(k),
+                crate::network::Source::Input => None,
+            });
+            layers.for_each(|k| last_reader[k] = at);
+            for segment in &group.segments {
+                if let Segment::Columns(columns) = segment {
+                    let layers = columns.iter().filter(|&&j| j < n).filter_map(|&j| layout.layer_of(j));
+                    layers.for_each(|k| last_reader[k] = at);
+                }
+            }
+        }
+        Ok(Self {
+            input,
+            blocks: &plan.blocks,
+            seed: settings.seed,
+            baseline: walk()?,
+            own: if settings.cascade { Some(walk()?) } else { None },
+            last_reader,
+            done: 0,
+            targets: Vec::new(),
+        })
+    }
+
+    /// Runs the baseline through the next group and notes its targets.
+    pub(super) fn enter(&mut self, settings: &TrainSettings, group: &Group, run: &Run) -> Result<()> {
+        let (Some(target), Some(model)) = (group.target, self.input.baseline) else { return Ok(()) };
+        let chosen = Chosen::new(settings, group, self.baseline.samples(), self.seed, self.done);
+        let layer = match target {
+            Target::Layer(k) => Some((k, layout(self.input).layers()[k].activation)),
+            Target::Output => None,
+        };
+        let (positions, rows) = (group.positions, group.rows.len());
+        let sum = Sum::of(model, target);
+        let blocks = self.baseline.sums(&sum, run.threads, run.cancel, |block, z| {
+            let mut targets = Vec::with_capacity(z.rows() * chosen.per_sample * rows);
+            for i in 0..z.rows() {
+                let z = z.row(i);
+                for at in chosen.of(block * SAMPLES + i) {
+                    targets.extend((0..rows).map(|k| z[k * positions + at]));
+                }
+            }
+            (targets, layer.map(|(_, activation)| activated(z, activation)))
+        })?;
+        let (mut all, mut states) = (Vec::with_capacity(blocks.len()), Vec::with_capacity(blocks.len()));
+        for (targets, x) in blocks {
+            all.push(Matrix::from_vec(targets.len() / rows.max(1), rows, targets)?);
+            states.extend(x);
+        }
+        self.targets = all;
+        if let Some((k, _)) = layer {
+            self.baseline.put(k, states);
+        }
+        Ok(())
+    }
+
+    /// Statistics of the group entered last, at the seeded choice of positions.
+    pub(super) fn statistics(&self, settings: &TrainSettings, group: &Group, run: &mut Run) -> Result<Statistics> {
+        let walk = self.own.as_ref().unwrap_or(&self.baseline);
+        let (d, rows) = (group.features(), group.rows.len());
+        let chosen = Chosen::new(settings, group, walk.samples(), self.seed, self.done);
+        let total = walk.samples() * chosen.per_sample;
+        let residuals: Vec<&TapBlock> = self
+            .blocks
+            .iter()
+            .filter(|b| Some(b.target) == group.target && !matches!(b.weights, TapWeights::Taps(_)))
+            .collect();
+        Statistics::stream(
+            total,
+            run.threads,
+            run.cancel,
+            |range| {
+                let mut features = Matrix::zeros(range.len(), d);
+                let mut targets = Matrix::zeros(range.len(), rows);
+                let mut room = Vec::new();
+                for image in range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample) {
+                    let first = image * chosen.per_sample;
+                    let positions = chosen.of(image);
+                    let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
+                    let here = &positions[span.start - first..span.end - first];
+                    let at = span.start - range.start;
+                    self.fill_features(walk, group, image, here, at, &mut features, &mut room);
+                    let known = &self.targets[image / SAMPLES];
+                    let start = (image % SAMPLES) * chosen.per_sample + span.start - first;
+                    for k in 0..here.len() {
+                        let row = targets.row_mut(at + k).iter_mut();
+                        row.zip(known.row(start + k)).for_each(|(t, z)| *t = f64::from(*z));
+                    }
+                    for block in &residuals {
+                        let x = operand(walk.sample(block.source, image), &block.maps, &mut room);
+                        for (k, position) in here.iter().enumerate() {
+                            let row = targets.row_mut(at + k).iter_mut().enumerate();
+                            row.for_each(|(c, t)| {
+                                let unit = c * group.positions + position;
+                                *t -= f64::from(block.unit_factor(unit) * x[unit]);
+                            });
+                        }
+                    }
+                }
+                Ok((features, targets))
+            },
+            |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total }),
+        )
+    }
+
+    /// The features of some positions of an image into rows `at..` of the block.
+    #[allow(clippy::too_many_arguments)]
+    fn fill_features(
+        &self,
+        walk: &Walk,
+        group: &Group,
+        image: usize,
+        positions: &[usize],
+        at: usize,
+        features: &mut Matrix,
+        room: &mut Vec<f32>,
+    ) {
+        let layout = layout(self.input);
+        let n = layout.size();
+        let mut first = 0;
+        for segment in &group.segments {
+            match segment {
+                Segment::Columns(columns) => {
+                    // Only rows of single units have such columns, so there is one position.
+                    let row = features.row_mut(at);
+                    for (slot, &j) in row[first..].iter_mut().zip(columns) {
+                        *slot = f64::from(match layout.layer_of(j) {
+                            Some(k) => walk.sample(crate::network::Source::Layer(k), image)[j - layout.range(k).start],
+                            None => walk.sample(crate::network::Source::Input, image)[j - n],
+                        });
+                    }
+                    first += columns.len();
+                }
+                Segment::Taps { block, columns } => {
+                    let block = &self.blocks[*block];
+                    let geometry = Convolution { input: block.input, output: block.output, window: block.window };
+                    let x = operand(walk.sample(block.source, image), &block.maps, room);
+                    for (k, &position) in positions.iter().enumerate() {
+                        geometry.window_at(x, position, &mut features.row_mut(at + k)[first..first + columns]);
+                    }
+                    first += columns;
+                }
+                Segment::Constant => {
+                    (0..positions.len()).for_each(|k| features[(at + k, first)] = 1.0);
+                    first += 1;
+                }
+            }
+        }
+    }
+
+    /// Runs the model built so far through the group entered last, and forgets what nobody reads any more.
+    pub(super) fn leave(&mut self, settings: &TrainSettings, group: &Group, built: &Build, run: &Run) -> Result<()> {
+        if let (Some(own), Some(target @ Target::Layer(k))) = (&mut self.own, group.target) {
+            let sum = Sum::of(&built.model(self.input, settings)?, target);
+            let activation = layout(self.input).layers()[k].activation;
+            let blocks = own.sums(&sum, run.threads, run.cancel, |_, z| activated(z, activation))?;
+            own.put(k, blocks);
+        }
+        for (k, _) in self.last_reader.iter().enumerate().filter(|(_, last)| **last == self.done) {
+            self.baseline.forget(k);
+            if let Some(own) = &mut self.own {
+                own.forget(k);
+            }
+        }
+        self.targets = Vec::new();
+        self.done += 1;
+        Ok(())
+    }
+}
+
+/// The positions that stand for all of a map: as many of every sample, drawn without replacement, the same for any
+/// number of threads.
+struct Chosen {
+    positions: usize,
+    per_sample: usize,
+    seed: u64,
+}
+
+impl Chosen {
+    fn new(settings: &TrainSettings, group: &Group, samples: usize, seed: u64, layer: usize) -> Self {
+        let wanted = (SAMPLES_PER_FEATURE * group.features()).div_ceil(samples.max(1));
+        let mut stream = Random::new(seed ^ (layer as u64).wrapping_mul(0x9e6c_63d0_876a_9a7b));
+        Self {
+            positions: group.positions,
+            per_sample: settings.positions.max(wanted).min(group.positions),
+            seed: stream.bits(),
+        }
+    }
+
+    fn of(&self, sample: usize) -> Vec<usize> {
+        if self.per_sample == self.positions {
+            return (0..self.positions).collect();
+        }
+        Random::new(self.seed ^ (sample as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
+            .choose(self.positions, self.per_sample)
+    }
+}

@@ -1,0 +1,115 @@
+//! The rows of a group as problems over its design.
+
+use super::emphasis::{self, Emphasis};
+use super::plan::{Group, Place, Plan};
+use super::{Objective, TrainInput, TrainSettings};
+use crate::model::{TapWeights, Target};
+use crate::network::Source;
+use crate::problem::{Ball, Matching, RowProblem, Units};
+use crate::solver::Design;
+
+/// Row weights below this share of the largest count as this share: such a unit hardly matters, but must stay solvable.
+const LEAST_IMPORTANCE: f64 = 1e-10;
+
+/// One problem per row of the group.
+pub(super) fn problems(
+    plan: &Plan,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    strength: f64,
+    group: &Group,
+    design: &Design,
+    emphasis: &Emphasis,
+) -> Vec<RowProblem> {
+    let places = group.places();
+    let outputs = group.target == Some(Target::Output);
+    let largest = input.importance.map(|w| w.iter().copied().fold(0.0, f64::max));
+    let factor = match settings.objective {
+        Objective::Convex(_) => strength,
+        Objective::Cardinality => 1.0,
+    };
+    let lambda = match settings.matching {
+        Matching::Exact => 1.0,
+        Matching::Relaxed { states, outputs: of_outputs } => {
+            if outputs {
+                of_outputs
+            } else {
+                states
+            }
+        }
+    };
+    let problem = |k: usize| {
+        let i = group.rows.start + k;
+        let rms = design.target_rms(k);
+        let mut problem = RowProblem::new(k, lambda);
+        if let (Some(weights), Some(largest)) = (input.importance, largest) {
+            let weight = weights[i].max(LEAST_IMPORTANCE * largest).max(f64::MIN_POSITIVE);
+            problem.fit = lambda * weight;
+            problem.units = Units::Rms { factor: weight.sqrt() };
+        } else if settings.normalise {
+            if rms > 0.0 {
+                problem.fit = lambda / (rms * rms);
+                problem.units = Units::Rms { factor: 1.0 / rms };
+            }
+        } else {
+            problem.fit = lambda * design.samples() as f64;
+        }
+        let weight = |(c, place): (usize, &Place)| match place {
+            _ if !group.allowed.allows(k, c) => f64::INFINITY,
+            Place::Constant => 0.0,
+            Place::Column(j) => factor * emphasis.factor(i, *j, emphasis::unit(design, &problem, c)),
+            Place::Tap { .. } => factor,
+        };
+        let weights = places.iter().enumerate().map(weight).collect();
+        problem.weights = Some(weights);
+        if let Some(kappa) = settings.kappa.filter(|_| !outputs) {
+            let weights = places.iter().map(|&place| f64::from(u8::from(reads_states(plan, input, place)))).collect();
+            problem.ball = Some(Ball { radius: kappa, weights });
+        }
+        problem.start = start(input, group, &places, k);
+        problem
+    };
+    (0..group.rows.len()).map(problem).collect()
+}
+
+/// Whether a weight belongs to A (or C).
+pub(super) fn reads_states(plan: &Plan, input: &TrainInput, place: Place) -> bool {
+    match place {
+        Place::Column(j) => j < input.source.shape().states,
+        Place::Tap { block, .. } => plan.blocks[block].source != Source::Input,
+        Place::Constant => false,
+    }
+}
+
+/// The baseline's weights of the group's row k over its features.
+fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Option<Vec<f64>> {
+    let n = input.source.shape().states;
+    let baseline = input.baseline?;
+    let outputs = group.target == Some(Target::Output);
+    let (from_states, from_inputs) = if outputs { (baseline.c(), baseline.d()) } else { (baseline.a(), baseline.b()) };
+    // One row of each, found once: a group has far more features than a row has non-zeros.
+    let columns = group.positions == 1;
+    let mut known: Vec<(usize, f32)> = Vec::new();
+    if columns {
+        let unit = group.first_unit + k;
+        known.extend(from_states.row(unit));
+        known.extend(from_inputs.row(unit).map(|(j, v)| (n + j, v)));
+    }
+    let taps: Vec<Vec<(usize, f32)>> = baseline
+        .taps()
+        .iter()
+        .map(|block| match &block.weights {
+            TapWeights::Taps(taps) if Some(block.target) == group.target => taps.row(k).collect(),
+            _ => Vec::new(),
+        })
+        .collect();
+    let find =
+        |row: &[(usize, f32)], j: usize| row.binary_search_by_key(&j, |e| e.0).map_or(0.0, |at| f64::from(row[at].1));
+    let weight = |&place: &Place| match place {
+        Place::Column(j) => find(&known, j),
+        Place::Tap { block, column } => taps.get(block).map_or(0.0, |row| find(row, column)),
+        Place::Constant if outputs => f64::from(baseline.output_bias()[k]),
+        Place::Constant => f64::from(baseline.state_bias()[group.rows.start + k]),
+    };
+    Some(places.iter().map(weight).collect())
+}

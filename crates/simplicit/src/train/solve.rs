@@ -1,0 +1,122 @@
+//! The rows of a group, solved in blocks: cardinality, or convex rounds with reweighting and a refit.
+
+use super::keep::{self, Keep};
+use super::{Objective, Progress, Run, TrainSettings};
+use crate::Result;
+use crate::parallel::{self, Cancel, Threads};
+use crate::problem::{RowProblem, Units};
+use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
+
+/// ε of the reweighting ω = 2ε/(|w̃| + ε), in unit-RMS coordinates.
+const REWEIGHT: f64 = 0.02;
+
+/// A solved row in stored coordinates over the group's features.
+pub(super) struct Solved {
+    pub(super) weights: Vec<f64>,
+    pub(super) relative_gap: Option<f64>,
+    pub(super) at_limit: bool,
+}
+
+/// The perspective bound of every cardinality row, a convex solve each.
+pub(super) fn bound(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    answers: &[Vec<f64>],
+    run: &mut Run,
+) -> Result<Vec<CardinalityBound>> {
+    let (cardinality, solver) = (&settings.cardinality, &settings.solver);
+    solver::cardinality_bound(design, problems, answers, strength, cardinality, solver, run.threads, run.cancel)
+}
+
+/// All rows of a group in blocks, each block kept as it comes.
+pub(super) fn solve(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    name: &str,
+    key: &str,
+    run: &mut Run,
+) -> Result<Vec<Solved>> {
+    let d = design.features();
+    let total = problems.len();
+    let (keep, cancel): (&dyn Keep, _) = (run.keep, run.cancel);
+    let mut out = Vec::with_capacity(total);
+    parallel::fold(
+        run.threads,
+        total.div_ceil(ROW_BLOCK),
+        |block| {
+            cancel.check()?;
+            let span = block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(total);
+            let length = span.len() * (d + 2);
+            // Each row as its weights, its gap (NaN: none) and whether it ended at a limit.
+            keep::numbers(keep, &format!("{key} rows {block}"), length, || {
+                let rows = solve_block(design, settings, strength, &problems[span], cancel)?;
+                Ok(rows.into_iter().flatten().collect())
+            })
+        },
+        |_, rows| {
+            for row in rows.chunks_exact(d + 2) {
+                let gap = row[d];
+                out.push(Solved {
+                    weights: row[..d].to_vec(),
+                    relative_gap: (!gap.is_nan()).then_some(gap),
+                    at_limit: row[d + 1] != 0.0,
+                });
+            }
+            (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
+            Ok(())
+        },
+    )?;
+    Ok(out)
+}
+
+fn solve_block(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    cancel: &Cancel,
+) -> Result<Vec<Vec<f64>>> {
+    let one = Threads::one();
+    let penalty = match &settings.objective {
+        Objective::Cardinality => {
+            let rows =
+                solver::solve_cardinality(design, problems, strength, &settings.cardinality, one, cancel, |_| {})?;
+            return Ok(rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect());
+        }
+        Objective::Convex(penalty) => penalty.as_ref(),
+    };
+    // A convex solve does not depend on where it starts, and the splitting phase is no slower from zero.
+    let mut round: Vec<RowProblem> = problems.iter().map(|p| RowProblem { start: None, ..p.clone() }).collect();
+    let mut solutions = solver::solve_rows(design, penalty, &round, &settings.solver, one, cancel, |_| {})?;
+    for _ in 1..settings.rounds {
+        for ((problem, original), solution) in round.iter_mut().zip(problems).zip(&solutions) {
+            problem.weights = reweighted(design, original, &solution.weights);
+            problem.start = Some(solution.weights.clone());
+        }
+        solutions = solver::solve_rows(design, penalty, &round, &settings.solver, one, cancel, |_| {})?;
+    }
+    let weights: Vec<Vec<f64>> = solutions.iter().map(|s| s.weights.clone()).collect();
+    let weights =
+        if settings.refit { Refit::default().rows(design, problems, &weights, one, cancel)? } else { weights };
+    Ok(weights
+        .into_iter()
+        .zip(&solutions)
+        .map(|(w, s)| [w, vec![s.relative_gap, f64::from(u8::from(s.status == Status::Limit))]].concat())
+        .collect())
+}
+
+/// ω_j·2ε/(|w̃_j| + ε): entries that are small cost more in the next round.
+fn reweighted(design: &Design, problem: &RowProblem, weights: &[f64]) -> Option<Vec<f64>> {
+    let factor = match problem.units {
+        Units::Rms { factor } => factor,
+        Units::Stored => 1.0 / design.target_rms(problem.target).max(f64::MIN_POSITIVE),
+    };
+    let omega = problem.weights.as_ref()?.iter().zip(weights).enumerate();
+    Some(
+        omega.map(|(j, (omega, w))| omega * 2.0 * REWEIGHT / ((w * design.rms(j) * factor).abs() + REWEIGHT)).collect(),
+    )
+}
