@@ -159,9 +159,8 @@ mod tests {
     fn sums_match_the_definition_and_a_lane_does_not_feel_its_neighbours() {
         let mut r = Random::new(8);
         for (height, width, stride) in [(1, 1, 1), (3, 5, 7), (4, 8, 10), (2, 33, 35), (3, 6, 6)] {
-            let rows: Vec<Vec<(usize, f32)>> = (0..5)
-                .map(|i| (0..3 * i).map(|_| (r.below(2 * stride + 3), r.normal() as f32)).collect())
-                .collect();
+            let rows: Vec<Vec<(usize, f32)>> =
+                (0..5).map(|i| (0..3 * i).map(|_| (r.below(2 * stride + 3), r.normal() as f32)).collect()).collect();
             let stencil = Stencil::new([height, width], stride, rows.clone());
             assert_eq!(stencil.rows(), 5);
             let positions = height * stride + 2 * stride + 3;
@@ -169,8 +168,7 @@ mod tests {
             for lanes in [1, 3, 8, 16, 32] {
                 let mut values = Random::new(2);
                 let first: Vec<f32> = (0..positions).map(|_| values.normal() as f32).collect();
-                let source: Vec<f32> =
-                    first.iter().flat_map(|v| (0..lanes).map(move |s| v * (s + 1) as f32)).collect();
+                let source: Vec<f32> = first.iter().flat_map(|v| (0..lanes).map(move |s| v * (s + 1) as f32)).collect();
                 let mut sums = vec![0.25f32; 5 * height * width * lanes];
                 stencil.accumulate(&mut sums, &source, lanes);
                 for (i, row) in rows.iter().enumerate() {

@@ -89,8 +89,7 @@ impl ImplicitModel {
                 (0..m.rows()).map(|i| {
                     let columns = offset..offset + m.cols();
                     let extra = more[first + i].iter().filter(|(j, _)| columns.contains(j));
-                    let mut row: Vec<(usize, f32)> =
-                        m.row(i).chain(extra.map(|(j, v)| (j - offset, *v))).collect();
+                    let mut row: Vec<(usize, f32)> = m.row(i).chain(extra.map(|(j, v)| (j - offset, *v))).collect();
                     row.sort_by_key(|(j, _)| *j);
                     row.dedup_by(|later, kept| {
                         let same = later.0 == kept.0;
