@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, LayerSum};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, LayerSum, OnnxSettings, to_onnx};
 use simplicit::layout::{Activation, Layer, Layout, MapShape};
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelParts, TapBlock, TapWeights, Target};
@@ -410,4 +410,97 @@ fn the_residual_network_is_the_network() {
     let u = inputs(&network, 3, 1);
     let y = Equilibrium::new(&model, one_thread()).unwrap().outputs(&u).unwrap().y;
     assert_close("resnet20", y.as_slice(), network.forward(&u).unwrap().as_slice(), 1e-5);
+}
+
+/// |A| of the unrolled model, column by column: what one state alone does to all pre-activations, without the bias.
+fn unrolled(model: &ImplicitModel) -> Vec<Vec<f64>> {
+    let n = model.shape().states;
+    let mut a = vec![vec![0.0; n]; n];
+    for i in 0..n {
+        for (j, v) in model.a().row(i) {
+            a[i][j] += f64::from(v);
+        }
+    }
+    for block in model.taps() {
+        let (Target::Layer(target), Source::Layer(source)) = (block.target, block.source) else { continue };
+        let (into, from) = (model.layout().range(target), model.layout().range(source));
+        for j in 0..from.len() {
+            let mut unit = Matrix::zeros(1, from.len());
+            unit[(0, j)] = 1.0;
+            let mut z = Matrix::zeros(1, into.len());
+            block.add_to(&unit, &mut z).unwrap();
+            (0..into.len()).for_each(|i| a[into.start + i][from.start + j] += f64::from(z[(0, i)]));
+        }
+    }
+    a
+}
+
+#[test]
+fn the_norm_of_the_unrolled_operator_is_bounded_and_rescaling_keeps_every_bit() {
+    for (name, network) in [("headed", headed()), ("dense residual", dense_residual())] {
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let found = model.well_posedness();
+        let rows = |model: &ImplicitModel| {
+            unrolled(model).iter().map(|row| row.iter().map(|v| v.abs()).sum::<f64>()).fold(0.0, f64::max)
+        };
+        // Interior positions use all taps, and residuals are inside.
+        assert!((found.norm_a_inf - rows(&model)).abs() < 1e-5, "{name}: {} {}", found.norm_a_inf, rows(&model));
+        assert!(found.norm_a_inf > 1.0 && found.acyclic && found.lambda_pf_upper == 0.0, "{name}");
+        let contraction = found.contraction.unwrap();
+        for (i, row) in unrolled(&model).iter().enumerate() {
+            let read: f64 = row.iter().zip(&contraction.scaling).map(|(v, s)| v.abs() * s).sum();
+            assert!(read <= contraction.rho * contraction.scaling[i] * (1.0 + 1e-6), "{name} {i}");
+        }
+        let rescaled = model.rescale(0.9).unwrap();
+        assert!(rescaled.exact && rows(&rescaled.model) <= 0.9, "{name}");
+        assert!(rescaled.model.well_posedness().norm_a_inf <= 0.9);
+        assert_eq!(rescaled.model.sparsity().nonzeros, model.sparsity().nonzeros, "{name}");
+        let read = ImplicitModel::from_bytes(&rescaled.model.to_bytes(), "m").unwrap();
+        assert!(read == rescaled.model, "{name}");
+        let u = inputs(&network, 20, 3);
+        let run = |model: &ImplicitModel| Equilibrium::new(model, one_thread()).unwrap().run(&u).unwrap();
+        let (before, after) = (run(&model), run(&read));
+        assert_eq!(before.y, after.y, "{name}: outputs keep every bit");
+        let factors = &read.metadata().scaling.as_ref().unwrap().states;
+        for i in 0..20 {
+            for (j, factor) in factors.iter().enumerate() {
+                assert_eq!(f64::from(before.x[(i, j)]), f64::from(after.x[(i, j)]) * factor, "{name}");
+            }
+        }
+        let v = Matrix::from_fn(20, model.shape().outputs, |i, j| (i + j) as f32 - 3.0);
+        let gradient = |model: &ImplicitModel| InputGradient::new(model, one_thread()).unwrap().run(&u, &v).unwrap().1;
+        assert_eq!(gradient(&model).gradient, gradient(&read).gradient, "{name}");
+    }
+    let smooth = ImplicitModel::from_network(&small()).unwrap();
+    assert!(smooth.rescale(0.9).unwrap_err().to_string().contains("tanh"));
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/resnet20_cifar100.onnx");
+    let resnet = ImplicitModel::from_network(&Network::from_onnx(path).unwrap()).unwrap();
+    let message = resnet.rescale(0.99).unwrap_err().to_string();
+    assert!(message.contains("factors reach") && message.contains("f32"), "{message}");
+    let norm = resnet.well_posedness().norm_a_inf;
+    assert!((222.0..224.0).contains(&norm), "{norm}");
+}
+
+#[test]
+fn exported_networks_read_back_as_the_same_model() {
+    let mut all = networks();
+    for name in ["conv_new", "residual_old", "average_head_new", "average_old", "views_new", "mlp_norm_new"] {
+        all.push((name, Network::from_onnx(folder().join(format!("torch_{name}.onnx"))).unwrap()));
+    }
+    for (name, network) in all {
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let bytes = to_onnx(&model, OnnxSettings::default()).unwrap();
+        let again = Network::from_onnx_bytes(&bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let read = ImplicitModel::from_network(&again).unwrap();
+        if !model.taps().is_empty() {
+            assert_eq!(read.layout(), model.layout(), "{name}");
+            assert!(read == model, "{name}");
+        }
+        let u = inputs(&network, 5, 4);
+        let y = again.forward(&u).unwrap();
+        assert_close(name, y.as_slice(), network.forward(&u).unwrap().as_slice(), 1e-5);
+    }
+    // Rescaled residuals have factors, which our reader does not take but every runtime does.
+    let rescaled = ImplicitModel::from_network(&headed()).unwrap().rescale(0.9).unwrap().model;
+    to_onnx(&rescaled, OnnxSettings::default()).unwrap();
 }
