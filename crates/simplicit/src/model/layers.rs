@@ -49,7 +49,19 @@ pub(super) fn require_acyclic_taps(parts: &ModelParts) -> Result<()> {
 impl ImplicitModel {
     /// The layers in an order in which each reads only earlier ones; of a model whose layers form no cycle.
     pub(crate) fn layer_order(&self) -> Vec<usize> {
-        layer_components(self.layout(), self.a(), self.taps()).members.concat()
+        let found = layer_components(self.layout(), self.a(), self.taps()).members.concat();
+        // The network's own order where it is one: from the last place of the layout to the first.
+        let reads_later = |target: usize, source: usize| source <= target;
+        let taps = self.taps().iter().any(|b| match (b.target, b.source) {
+            (Target::Layer(t), Source::Layer(s)) => reads_later(t, s),
+            _ => false,
+        });
+        let a = self.a();
+        let entries = (0..found.len()).any(|k| {
+            let rows = self.layout().range(k);
+            a.indices()[a.indptr()[rows.start]..a.indptr()[rows.end]].iter().any(|&j| (j as usize) < rows.end)
+        });
+        if taps || entries { found } else { (0..found.len()).rev().collect() }
     }
 
     /// Whether no layer reads itself, even through others.
@@ -111,6 +123,21 @@ impl ImplicitModel {
         let dense = layout.layers().iter().map(|l| crate::layout::Layer { map: None, ..l.clone() });
         parts.layout = Layout::new(dense.collect());
         Some(Cow::Owned(Self { shape: self.shape, parts }))
+    }
+
+    /// ‖A‖∞, for tap blocks bounded by the ℓ1 norms of their rows; residual sums included.
+    pub fn norm_a_inf(&self) -> f64 {
+        let a = self.a();
+        let mut sums: Vec<f64> = (0..a.rows()).map(|i| a.row(i).map(|(_, v)| f64::from(v).abs()).sum()).collect();
+        for block in self.taps() {
+            let (Target::Layer(k), Source::Layer(_)) = (block.target, block.source) else { continue };
+            let rows = sums[self.layout().range(k)].chunks_exact_mut(block.output.positions().max(1));
+            for (o, row) in rows.enumerate() {
+                let more = block.row_norm(o);
+                row.iter_mut().for_each(|v| *v += more);
+            }
+        }
+        sums.into_iter().fold(0.0, f64::max)
     }
 
     /// The vector b, one per unit: what the formula adds to z.

@@ -86,13 +86,18 @@ impl TapBlock {
         taps.indices().iter().map(|&j| uses[j as usize % uses.len()]).sum()
     }
 
-    /// Largest row sum of magnitudes of the unrolled block, bounded by that of the taps; poolings are averages or maxima.
-    pub fn norm_inf(&self) -> f64 {
+    /// Sum of magnitudes of row o: at least that of any unrolled row of the channel, poolings being averages or maxima.
+    pub fn row_norm(&self, o: usize) -> f64 {
         match &self.weights {
-            TapWeights::Taps(taps) => taps.norm_inf(),
+            TapWeights::Taps(taps) => taps.row(o).map(|(_, v)| f64::from(v).abs()).sum(),
             TapWeights::Identity => 1.0,
-            TapWeights::Diagonal(factors) => factors.iter().map(|v| f64::from(*v).abs()).fold(0.0, f64::max),
+            TapWeights::Diagonal(factors) => f64::from(factors[o]).abs(),
         }
+    }
+
+    /// The largest of them.
+    pub fn norm_inf(&self) -> f64 {
+        (0..self.output.channels).map(|o| self.row_norm(o)).fold(0.0, f64::max)
     }
 
     /// A residual sum without pooling: as a matrix it has one entry per unit.
