@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::layered::{LANES, LayerProgram, add_residual, summands};
+use super::layered::{LANES, LayerProgram, add_residual};
 use super::operand::Packing;
 use super::program::Norm;
 use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
@@ -144,7 +144,7 @@ impl AdjointProgram {
                 Target::Layer(k) => (layout.range(k), layout.layers()[k].activation),
                 Target::Output => (0..model.shape().outputs, Activation::Identity),
             };
-            let ops = summands(model, target).iter().map(Op::new).collect();
+            let ops = model.summands(target).iter().map(Op::new).collect();
             Step { target, range, activation, ops }
         };
         let order = model.layer_order().into_iter().rev().map(Target::Layer);

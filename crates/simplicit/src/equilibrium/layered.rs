@@ -5,11 +5,11 @@ use std::ops::Range;
 use super::operand::Packing;
 use super::program::Norm;
 use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
-use crate::layout::{Activation, MapShape};
+use crate::layout::Activation;
 use crate::linalg::lanes::{Aligned, from_lanes, to_lanes};
 use crate::linalg::{Csr, Matrix, Stencil, vectorised};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
-use crate::network::{FixedMap, Source, Window};
+use crate::network::{FixedMap, Source};
 use crate::{Error, Result};
 
 /// Samples that run side by side: a feature of all of them is one or two vectors.
@@ -145,46 +145,6 @@ impl Op {
     }
 }
 
-/// Everything that is added to a layer or the output as tap blocks: plain entries by source, their units being channels
-/// of one position, then the model's own blocks.
-pub(super) fn summands(model: &ImplicitModel, target: Target) -> Vec<TapBlock> {
-    let layout = model.layout();
-    let (range, states, inputs) = match target {
-        Target::Layer(k) => (layout.range(k), model.a(), model.b()),
-        Target::Output => (0..model.shape().outputs, model.c(), model.d()),
-    };
-    let map = |channels| MapShape { channels, height: 1, width: 1 };
-    let mut blocks = Vec::new();
-    let mut entries = |source: Source, m: &Csr<f32>, columns: Range<usize>| {
-        let rows = range.clone().map(|i| {
-            m.row(i).filter(|(j, _)| columns.contains(j)).map(|(j, v)| (j - columns.start, v)).collect::<Vec<_>>()
-        });
-        let part = Csr::from_rows(columns.len(), rows);
-        if part.nonzeros() > 0 {
-            blocks.push(TapBlock {
-                target,
-                source,
-                maps: vec![],
-                window: Window::square(1, 1, 0),
-                input: map(part.cols()),
-                output: map(part.rows()),
-                weights: TapWeights::Taps(part),
-            });
-        }
-    };
-    let used = |m: &Csr<f32>| m.indptr()[range.start] < m.indptr()[range.end];
-    if used(inputs) {
-        entries(Source::Input, inputs, 0..inputs.cols());
-    }
-    if used(states) {
-        for k in 0..layout.layers().len() {
-            entries(Source::Layer(k), states, layout.range(k));
-        }
-    }
-    blocks.extend(model.taps().iter().filter(|b| b.target == target).cloned());
-    blocks
-}
-
 /// `sums += factor × operand`, one factor per channel, 1 without.
 pub(super) fn add_residual(sums: &mut [f32], operand: &[f32], factors: Option<&(Vec<f32>, usize)>, lanes: usize) {
     match factors {
@@ -223,7 +183,7 @@ impl Step {
             }
             Target::Output => (0..model.shape().outputs, model.output_bias().to_vec(), 1, Activation::Identity),
         };
-        let ops = summands(model, target).iter().map(Op::new).collect();
+        let ops = model.summands(target).iter().map(Op::new).collect();
         let largest_bias = bias.iter().map(|b| f64::from(b.abs())).fold(0.0, f64::max);
         Self { target, range, bias, positions, activation, ops, largest_bias }
     }

@@ -9,7 +9,7 @@ use crate::network::Source;
 /// States in groups of neighbours (a channel of a map, a unit of a dense layer), and the norms of A between groups.
 pub(super) struct Groups<'a> {
     /// K̄: entry (g, h) is at least the sum of magnitudes with which any state of g reads the states of h. A itself where
-    /// every state is a group of its own and there are no tap blocks.
+    /// every state is a group of its own.
     pub(super) norms: Cow<'a, Csr<f32>>,
     /// The group of every state.
     pub(super) of_state: Vec<usize>,
@@ -18,8 +18,12 @@ pub(super) struct Groups<'a> {
 impl<'a> Groups<'a> {
     pub(super) fn new(model: &'a ImplicitModel) -> Self {
         let n = model.shape().states;
-        if model.taps().is_empty() && model.layout().layers().iter().all(|l| l.map.is_none()) {
-            return Self { norms: Cow::Borrowed(model.a()), of_state: (0..n).collect() };
+        if let Some(plain) = model.without_taps().filter(|_| model.layout().layers().iter().all(|l| l.map.is_none())) {
+            let norms = match plain {
+                Cow::Borrowed(plain) => Cow::Borrowed(plain.a()),
+                Cow::Owned(plain) => Cow::Owned(plain.into_parts().a),
+            };
+            return Self { norms, of_state: (0..n).collect() };
         }
         let layout = model.layout();
         let each = states_per_group(model);

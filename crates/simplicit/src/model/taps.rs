@@ -86,6 +86,26 @@ impl TapBlock {
         taps.indices().iter().map(|&j| uses[j as usize % uses.len()]).sum()
     }
 
+    /// How often every unit of the operand is read: non-zeros of the columns of the unrolled block.
+    pub fn reads(&self) -> Vec<u64> {
+        let mut reads = vec![0; self.input.size()];
+        let TapWeights::Taps(taps) = &self.weights else {
+            reads.fill(1);
+            return reads;
+        };
+        let ([kh, kw], [sy, sx], [top, left, ..]) = (self.window.kernel, self.window.stride, self.window.padding);
+        for &j in taps.indices() {
+            let (c, dy, dx) = (j as usize / (kh * kw), j as usize / kw % kh, j as usize % kw);
+            for oy in self.window.inside(0, dy, self.input.height, self.output.height) {
+                for ox in self.window.inside(1, dx, self.input.width, self.output.width) {
+                    let (iy, ix) = (oy * sy + dy - top, ox * sx + dx - left);
+                    reads[(c * self.input.height + iy) * self.input.width + ix] += 1;
+                }
+            }
+        }
+        reads
+    }
+
     /// Sum of magnitudes of row o: at least that of any unrolled row of the channel, poolings being averages or maxima.
     pub fn row_norm(&self, o: usize) -> f64 {
         match &self.weights {

@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 
 use super::{constant_ints, flat_value, floats, integer, integers, map_value, node};
-use crate::equilibrium::layered::summands;
 use crate::layout::{Activation, MapShape};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::{FixedMap, Source};
@@ -31,8 +30,8 @@ struct Graph<'a> {
 /// Input `u` (batch × p, or batch × channels × height × width where the first convolution reads it so), output `y`.
 pub(super) fn graph(model: &ImplicitModel) -> Result<GraphProto> {
     let order = model.layer_order();
-    let blocks: Vec<Vec<TapBlock>> = order.iter().map(|&k| summands(model, Target::Layer(k))).collect();
-    let last = summands(model, Target::Output);
+    let blocks: Vec<Vec<TapBlock>> = order.iter().map(|&k| model.summands(Target::Layer(k))).collect();
+    let last = model.summands(Target::Output);
     let shapes = blocks.iter().flatten().chain(&last).filter(|b| b.source == Source::Input);
     let seen = shapes.map(|b| b.maps.first().map_or(b.input, |m| m.input())).find(|m| m.positions() > 1);
     let mut graph = Graph {
