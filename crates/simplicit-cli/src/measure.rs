@@ -106,7 +106,13 @@ impl<'a> Runner<'a> {
 
     /// Milliseconds per 1,000 samples: the best of some runs after one to warm up, reading not counted.
     pub(crate) fn milliseconds(&self, inputs: &dyn InputSource, cancel: &Cancel) -> Result<f64> {
-        let u = inputs.rows(0..inputs.samples().min(TIMED))?;
+        let few = inputs.rows(0..inputs.samples().min(BLOCK))?;
+        let start = Instant::now();
+        self.batch(&few)?;
+        // No more than one turn takes the patience there is: a convolution is slow, and a few hundred samples tell.
+        let each = start.elapsed().as_secs_f64() / few.rows().max(1) as f64;
+        let enough = ((PATIENCE.as_secs_f64() / each.max(1e-9)) as usize).max(BLOCK);
+        let u = inputs.rows(0..inputs.samples().min(TIMED).min(enough))?;
         let begin = Instant::now();
         self.batch(&u)?;
         let mut best = f64::INFINITY;

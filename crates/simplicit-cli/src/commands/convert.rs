@@ -14,7 +14,7 @@ use crate::table::{bytes, count};
 
 const HELP: &str = "\
 The model computes what the network computes: its matrices hold the network's own weights, last
-layer on top. Preprocessing is stored in the model, and later commands use it: say here how raw
+layer on top, convolutions as tap blocks with every weight once. Preprocessing is stored in the model, and later commands use it: say here how raw
 inputs become what the network expects.
 
 Example:
@@ -24,7 +24,7 @@ Example:
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct ConvertArgs {
-    /// An ONNX network of linear layers and activations, or a model
+    /// An ONNX network, or a model
     #[arg(long, value_name = "FILE")]
     network: PathBuf,
     /// The model file to write

@@ -10,9 +10,9 @@ use crate::exit::{Outcome, say};
 use crate::table::bytes;
 
 const HELP: &str = "\
-The graph has one input u (batch × inputs, already preprocessed) and one output y. Acyclic models
-are a straight line of Gemm and activations; cycles become a Loop. Weights are dense in ONNX: the
-model file is the small one.
+The graph has one input u (batch × inputs, or batch × channels × height × width for convolutions,
+already preprocessed) and one output y. Acyclic models are a straight line of Gemm, Conv and
+activations; cycles become a Loop. Weights are dense in ONNX: the model file is the small one.
 
 Example:
   simplicit export --model model.safetensors --out sparse.onnx";

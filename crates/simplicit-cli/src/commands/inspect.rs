@@ -84,9 +84,12 @@ fn describe(model: &ImplicitModel) -> String {
         layers.row(&[
             &layer.name,
             &about.activation.to_string(),
-            &count(layer.units),
+            &about.map.map_or_else(|| count(layer.units), |map| map.to_string()),
             &count(layer.nonzeros),
-            &count(layer.unread),
+            &match about.map {
+                Some(_) => format!("{} channels", count(layer.unread)),
+                None => count(layer.unread),
+            },
         ]);
     }
     layers.row(&["outputs", "", &count(shape.outputs), &count(letters.c + letters.d + letters.output_bias), ""]);

@@ -1,6 +1,7 @@
 //! Non-zeros per layer and per input.
 
 use simplicit::model::{ImplicitModel, Sparsity};
+use simplicit::network::Source;
 
 use super::png::Image;
 use super::svg::{Axis, Plot};
@@ -54,16 +55,22 @@ pub(super) fn layers(input: &Input) -> String {
     }
     table += "</tbody></table></div>";
     let unread: usize = sparsity.layers.iter().map(|l| l.unread).sum();
+    let rows: usize = sparsity.layers.iter().map(|l| l.rows).sum();
+    // Channels are not left out one by one when the model runs.
+    let (kind, cost) = if rows == input.model.shape().states {
+        ("states", " and cost nothing when only outputs are asked for")
+    } else {
+        ("channels and units", "")
+    };
     let bar = if before.is_some() {
         "A bar is the share of a layer's baseline parameters that is left."
     } else {
         "A bar is a layer's share of the largest."
     };
     let caption = format!(
-        "{bar} Each row counts A, B and b of its layer; “outputs” counts C, D and d. {} of {} states are read by \
-         nobody and cost nothing when only outputs are asked for.",
+        "{bar} Each row counts A, B and b of its layer; “outputs” counts C, D and d. {} of {} {kind} are read by nobody{cost}.",
         count(unread as u64),
-        count(input.model.shape().states as u64)
+        count(rows as u64)
     );
     figure("Non-zeros per layer", &table, &caption)
 }
@@ -73,6 +80,13 @@ fn per_input(model: &ImplicitModel) -> Vec<usize> {
     let mut counts = vec![0; model.shape().inputs];
     for &j in model.b().indices().iter().chain(model.d().indices()) {
         counts[j as usize] += 1;
+    }
+    for block in model.taps().iter().filter(|b| b.source == Source::Input) {
+        // Behind a pooling a channel's reads fall on all of its inputs alike.
+        let reads = block.reads();
+        for (j, count) in counts.iter_mut().enumerate() {
+            *count += reads[if block.maps.is_empty() { j } else { j * reads.len() / model.shape().inputs }] as usize;
+        }
     }
     counts
 }

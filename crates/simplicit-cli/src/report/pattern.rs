@@ -1,7 +1,7 @@
 //! The pattern of M = (A B; C D), before and after, as in the paper's last figure.
 
 use simplicit::linalg::Csr;
-use simplicit::model::ImplicitModel;
+use simplicit::model::{ImplicitModel, TapWeights, Target};
 
 use super::png::Image;
 use super::text::{count, percent};
@@ -16,8 +16,10 @@ const BLACK: u8 = 200;
 const RED: u8 = BLACK + 1;
 const DIAGONAL: u8 = BLACK + 2;
 const SELF_LOOP: u8 = BLACK + 3;
+const NOTHING: u8 = BLACK + 4;
 
 pub(super) fn figure(input: &Input) -> String {
+    let shared = has_shared(input.model);
     let mut views = String::new();
     if let Some(baseline) = input.baseline {
         views += &view(baseline, "Before (baseline)", "Pattern of the baseline's M");
@@ -35,6 +37,16 @@ pub(super) fn figure(input: &Input) -> String {
         <li><i class=\"separator\"></i>between A, B, C and D</li>\
         <li><i class=\"diagonal\"></i>diagonal of A</li>\
         <li><i class=\"self-loop\"></i>self-loop (non-zero on it)</li></ul>";
+    if shared {
+        let key = "<ul class=\"key\"><li><i class=\"nonzero\"></i>non-zero</li>\
+            <li><i class=\"separator\"></i>between blocks</li></ul>";
+        let caption = "One block of taps below the other, from the first layer to the outputs. A row is an output channel (or \
+             unit), a column a tap: channel by channel of what is read, row by row of the kernel. Every weight is shown \
+             once, however many positions use it; poolings and residual sums have none. Zoom with the buttons or the keys \
+             + − 0; before and after move together.";
+        let content = format!("<div class=\"toolbar\">{key}{controls}</div>{views}");
+        return framed("Non-zeros of the taps", &content, caption);
+    }
     let scale = scale(input.model);
     let blocks = if scale > 1 {
         format!(" One pixel is a block of {scale} × {scale} entries, darker where more of them are non-zero.")
@@ -49,18 +61,28 @@ pub(super) fn figure(input: &Input) -> String {
     framed("Non-zeros of M", &format!("<div class=\"toolbar\">{key}{controls}</div>{views}"), &caption)
 }
 
+/// Whether M is made of tap blocks, which as a matrix would be millions of equal entries.
+fn has_shared(model: &ImplicitModel) -> bool {
+    model.taps().iter().any(|b| matches!(b.weights, TapWeights::Taps(_)))
+}
+
 fn view(model: &ImplicitModel, title: &str, alt: &str) -> String {
-    let image = image(model);
-    let [a, b, c, d] = [model.a(), model.b(), model.c(), model.d()].map(Csr::nonzeros);
-    let shape = model.shape();
-    let (rows, cols) = (shape.states + shape.outputs, shape.states + shape.inputs);
+    let letters = model.sparsity().letters;
+    let [a, b, c, d] = [letters.a, letters.b, letters.c, letters.d];
     let nonzeros = a + b + c + d;
-    let share = nonzeros as f64 / (rows * cols).max(1) as f64;
     let title = format!("{title}: {} non-zeros", count(nonzeros as u64));
-    let alt = format!(
-        "{alt}, {rows} rows by {cols} columns, {} filled: A has {a} non-zeros, B {b}, C {c} and D {d}.",
-        percent(share, 1)
-    );
+    let (image, described) = if has_shared(model) {
+        let blocks = tap_blocks(model);
+        let all: usize = blocks.iter().map(|b| b.rows() * b.cols()).sum();
+        let share = nonzeros as f64 / all.max(1) as f64;
+        (taps_image(&blocks), format!("{} blocks of taps, {} filled", blocks.len(), percent(share, 1)))
+    } else {
+        let shape = model.shape();
+        let (rows, cols) = (shape.states + shape.outputs, shape.states + shape.inputs);
+        let share = nonzeros as f64 / (rows * cols).max(1) as f64;
+        (image(model), format!("{rows} rows by {cols} columns, {} filled", percent(share, 1)))
+    };
+    let alt = format!("{alt}, {described}: A has {a} non-zeros, B {b}, C {c} and D {d}.");
     if image.width == 0 || image.height == 0 {
         return format!("<p class=\"view-title\">{title}</p>\n");
     }
@@ -122,9 +144,56 @@ fn image(model: &ImplicitModel) -> Image {
             }
         }
     }
+    Image { width, height, pixels, palette: palette() }
+}
+
+fn palette() -> Vec<[u8; 3]> {
     let mut palette: Vec<[u8; 3]> =
         (0..=BLACK).map(|k| [(255.0 * (1.0 - f64::from(k) / f64::from(BLACK))) as u8; 3]).collect();
     palette.extend([[214, 40, 40], [122, 167, 255], [11, 59, 208]]);
+    palette
+}
+
+/// Everything with weights, from the first layer to the outputs.
+fn tap_blocks(model: &ImplicitModel) -> Vec<Csr<f32>> {
+    let targets = (0..model.layout().layers().len()).rev().map(Target::Layer).chain([Target::Output]);
+    let blocks = targets.flat_map(|target| model.summands(target));
+    blocks
+        .filter_map(|b| match b.weights {
+            TapWeights::Taps(taps) => Some(taps),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The blocks one below the other with lines between, in square blocks of entries where they are large.
+fn taps_image(blocks: &[Csr<f32>]) -> Image {
+    let widest = blocks.iter().map(Csr::cols).max().unwrap_or(0);
+    let rows: usize = blocks.iter().map(Csr::rows).sum();
+    let scale = widest.max(rows).div_ceil(LARGEST).max(1);
+    let line = (widest / scale / 300).max(1);
+    let width = widest.div_ceil(scale);
+    let mut pixels: Vec<u8> = Vec::new();
+    let shade = |count: u32| {
+        let share = f64::from(count) / (scale * scale) as f64;
+        if count == 0 { 0.0 } else { share.min(1.0).sqrt().max(0.15) * f64::from(BLACK) }
+    };
+    for (k, block) in blocks.iter().enumerate() {
+        if k > 0 {
+            pixels.extend(std::iter::repeat_n(RED, line * width));
+        }
+        let mut counts = vec![0u32; block.rows().div_ceil(scale) * width];
+        for i in 0..block.rows() {
+            block.row(i).for_each(|(j, _)| counts[i / scale * width + j / scale] += 1);
+        }
+        // Beyond its last tap a block has nothing, which is not the same as zeros.
+        let own = block.cols().div_ceil(scale);
+        pixels
+            .extend(counts.iter().enumerate().map(|(at, c)| if at % width < own { shade(*c) as u8 } else { NOTHING }));
+    }
+    let height = pixels.len() / width.max(1);
+    let mut palette = palette();
+    palette.push([225, 228, 234]);
     Image { width, height, pixels, palette }
 }
 
@@ -164,6 +233,17 @@ mod tests {
         assert_eq!((found.width, found.height), (6, 5));
         assert_eq!(found.pixels, expected);
         assert_eq!(found.palette.len(), usize::from(SELF_LOOP) + 1);
+    }
+
+    #[test]
+    fn taps_are_stacked_with_lines_between() {
+        let first = Csr::from_rows(3, [vec![(0, 1.0f32)], vec![(2, -1.0)]]);
+        let second = Csr::from_rows(2, [vec![(1, 2.0f32)]]);
+        let found = taps_image(&[first, second]);
+        let (o, x, r, n) = (0, BLACK, RED, NOTHING);
+        assert_eq!((found.width, found.height), (3, 4));
+        assert_eq!(found.pixels, [x, o, o, o, o, x, r, r, r, o, x, n]);
+        assert_eq!(found.palette.len(), usize::from(NOTHING) + 1);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Singular values of A and its numerical rank.
 
 use simplicit::evaluate::{Rank, rank};
+use simplicit::model::{ImplicitModel, TapWeights, Target};
 
 use super::svg::{Axis, Plot, Point};
 use super::text::{count, escape, plain, scientific};
@@ -11,6 +12,9 @@ const DEPTH: f64 = 1e-3;
 
 pub(super) fn figure(input: &Input) -> String {
     const TITLE: &str = "Singular values of A";
+    if input.model.taps().iter().any(|b| matches!(b.weights, TapWeights::Taps(_))) {
+        return taps(input.model);
+    }
     let after = match rank(input.model.a()) {
         Ok(after) => after,
         Err(e) => return absent(TITLE, &escape(&e.to_string())),
@@ -58,4 +62,39 @@ pub(super) fn figure(input: &Input) -> String {
     );
     let alt = format!("Singular values of A in falling order on a logarithmic axis; numerical rank {}.", after.rank);
     framed(TITLE, &format!("{key}{}", plot.finish(&alt)), &caption)
+}
+
+/// Shared weights: the unrolled A is too large to decompose, so the rank of every block of taps as a matrix, channels ×
+/// taps.
+fn taps(model: &ImplicitModel) -> String {
+    const TITLE: &str = "Rank of the taps";
+    let mut table = String::from(
+        "<div class=\"scroll\"><table><thead><tr><th scope=\"col\">layer</th><th scope=\"col\" class=\"num\">channels × taps</th>\
+         <th scope=\"col\" class=\"num\">rank</th><th scope=\"col\" class=\"num\">σ₁</th></tr></thead><tbody>",
+    );
+    let layers = model.layout().layers();
+    let targets = (0..layers.len()).rev().map(Target::Layer).chain([Target::Output]);
+    for block in targets.flat_map(|target| model.summands(target)) {
+        let TapWeights::Taps(weights) = &block.weights else { continue };
+        let name = match block.target {
+            Target::Layer(k) => escape(&layers[k].name),
+            Target::Output => "outputs".into(),
+        };
+        let (found, largest) = match rank(weights) {
+            Ok(r) => (count(r.rank as u64), r.singular_values.first().map_or("–".into(), |v| scientific(*v))),
+            Err(_) => ("–".into(), "–".into()),
+        };
+        table += &format!(
+            "<tr><th scope=\"row\">{name}</th><td class=\"num\">{} × {}</td><td class=\"num\">{found}</td><td class=\"num\">{largest}</td></tr>",
+            count(weights.rows() as u64),
+            count(weights.cols() as u64),
+        );
+    }
+    table += "</tbody></table></div>";
+    framed(
+        TITLE,
+        &table,
+        "Numerical rank of every block as a matrix of output channels × taps, and its largest singular value. The unrolled A \
+         repeats these weights at every position and is not decomposed.",
+    )
 }

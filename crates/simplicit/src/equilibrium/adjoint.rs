@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::layered::{LANES, LayerProgram, add_residual, summands};
+use super::layered::{LANES, LayerProgram, add_residual};
 use super::operand::Packing;
 use super::program::Norm;
 use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
@@ -54,9 +54,18 @@ pub(super) struct AdjointProgram {
     multiply_adds: u64,
 }
 
+impl AdjointProgram {
+    /// Whether a maximum over the inputs themselves is taken, so that pre-activations alone do not tell where.
+    pub(super) fn needs_inputs(&self) -> bool {
+        self.steps.iter().flat_map(|s| &s.ops).any(|op| op.needs_values() && op.source == Source::Input)
+    }
+}
+
 /// Everything a thread needs; nothing but the scratch of a pooling is allocated while running.
 pub(super) struct AdjointRoom {
     z: Aligned<f32>,
+    /// Only where the program needs the inputs.
+    u: Aligned<f32>,
     v: Aligned<f32>,
     w: Aligned<f32>,
     pub(super) du: Aligned<f32>,
@@ -104,6 +113,7 @@ impl Op {
         }
     }
 
+    /// Whether a maximum has to be found again.
     fn needs_values(&self) -> bool {
         self.maps.iter().any(|m| !m.is_linear())
     }
@@ -134,7 +144,7 @@ impl AdjointProgram {
                 Target::Layer(k) => (layout.range(k), layout.layers()[k].activation),
                 Target::Output => (0..model.shape().outputs, Activation::Identity),
             };
-            let ops = summands(model, target).iter().map(Op::new).collect();
+            let ops = model.summands(target).iter().map(Op::new).collect();
             Step { target, range, activation, ops }
         };
         let order = model.layer_order().into_iter().rev().map(Target::Layer);
@@ -169,6 +179,7 @@ impl AdjointRoom {
         let layers = program.ranges.len() + 1;
         Self {
             z: Aligned::zeros(program.states * LANES),
+            u: Aligned::zeros(if program.needs_inputs() { program.inputs * LANES } else { 0 }),
             v: Aligned::zeros(program.outputs * LANES),
             w: Aligned::zeros(program.states * LANES),
             du: Aligned::zeros(program.inputs * LANES),
@@ -183,16 +194,19 @@ impl AdjointRoom {
         }
     }
 
-    /// Pulls `count` cotangents `v` of the outputs back to the inputs, at pre-activations `z`; both row-major. The first
-    /// sample whose cotangent is not finite is the error.
+    /// Pulls `count` cotangents `v` of the outputs back to the inputs, at pre-activations `z` (and inputs `u`, where they are
+    /// needed); all row-major. The first sample whose cotangent is not finite is the error.
     pub(super) fn run(
         &mut self,
         program: &AdjointProgram,
-        z: &[f32],
+        (z, u): (&[f32], Option<&[f32]>),
         v: &[f32],
         (lanes, count): (usize, usize),
     ) -> Result<(), usize> {
         let (n, q, p) = (program.states, program.outputs, program.inputs);
+        if let Some(u) = u.filter(|_| !self.u.is_empty()) {
+            to_lanes(&mut self.u[..p * lanes], u, p, count, p, lanes);
+        }
         to_lanes(&mut self.z[..n * lanes], z, n, count, n, lanes);
         to_lanes(&mut self.v[..q * lanes], v, q, count, q, lanes);
         self.w[..n * lanes].fill(0.0);
@@ -271,12 +285,15 @@ impl AdjointRoom {
             Source::Layer(j) => program.ranges[j].start * lanes..program.ranges[j].end * lanes,
             Source::Input => 0..program.inputs * lanes,
         };
-        if op.needs_values()
-            && let Source::Layer(j) = op.source
-        {
-            let first = &mut self.values[0][..program.ranges[j].len() * lanes];
-            for (x, z) in first.iter_mut().zip(&self.z[place(op.source)]) {
-                *x = program.activations[j].apply(*z);
+        if op.needs_values() {
+            let rows = place(op.source);
+            let first = &mut self.values[0][..rows.len()];
+            match op.source {
+                Source::Input => first.copy_from_slice(&self.u[rows]),
+                Source::Layer(j) => {
+                    let phi = program.activations[j];
+                    first.iter_mut().zip(&self.z[rows]).for_each(|(x, z)| *x = phi.apply(*z));
+                }
             }
         }
         let (dout, source): (&[f32], &mut [f32]) = match (step.target, op.source) {

@@ -4,19 +4,37 @@
 //! Bᵀw + Dᵀv: an equation of the same form as the model's, run by the same code on transposed matrices with gates Φ in
 //! the place of φ. It contracts where the model does, in the weighted ℓ1 norm.
 
+use super::adjoint::{AdjointProgram, AdjointRoom};
+use super::layered::LANES;
 use super::program::{Equation, Norm, Program};
-use super::{Equilibrium, EquilibriumSettings, EquilibriumSolution, Runner, SampleDiagnostics, activations, forward};
+use super::{
+    Equilibrium, EquilibriumSettings, EquilibriumSolution, Part, Rooms, Runner, SampleDiagnostics, activations,
+    forward, lanes_for, not_finite,
+};
 use crate::layout::Activation;
 use crate::linalg::Matrix;
+use crate::linalg::lanes::from_lanes;
 use crate::model::ImplicitModel;
+use crate::parallel::Threads;
 use crate::{Error, Result};
 
 /// A model made ready for gradients.
 #[derive(Debug)]
 pub struct InputGradient {
     equilibrium: Equilibrium,
-    activations: Vec<Activation>,
-    adjoint: Runner,
+    adjoint: Adjoint,
+}
+
+/// The transpose, run as the model is.
+enum Adjoint {
+    Scheduled { activations: Vec<Activation>, runner: Box<Runner> },
+    Layered { program: AdjointProgram, rooms: Rooms<AdjointRoom> },
+}
+
+impl std::fmt::Debug for Adjoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Adjoint")
+    }
 }
 
 /// Vector–Jacobian products of a batch, one sample a row.
@@ -28,15 +46,14 @@ pub struct GradientSolution {
     pub diagnostics: Vec<SampleDiagnostics>,
 }
 
-impl std::fmt::Debug for Runner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Runner").field("units", &self.program.units()).finish_non_exhaustive()
-    }
-}
-
 impl InputGradient {
     /// Schedules the model and its adjoint.
     pub fn new(model: &ImplicitModel, settings: EquilibriumSettings) -> Result<Self> {
+        let equilibrium = Equilibrium::new(model, settings)?;
+        let Some(model) = model.without_taps() else {
+            let adjoint = Adjoint::Layered { program: AdjointProgram::new(model), rooms: Rooms::new() };
+            return Ok(Self { equilibrium, adjoint });
+        };
         let activations = activations(model.layout());
         let (a, b, c, d) =
             (model.a().transposed(), model.b().transposed(), model.c().transposed(), model.d().transposed());
@@ -51,15 +68,12 @@ impl InputGradient {
                 output_bias: &output_bias,
                 activations: None,
                 norm: Norm::Sum,
-                contracting: forward(model, &activations).a,
+                contracting: forward(&model, &activations).a,
             },
             |_| true,
         );
-        Ok(Self {
-            equilibrium: Equilibrium::new(model, settings)?,
-            activations,
-            adjoint: Runner::new(adjoint, "cotangents"),
-        })
+        let adjoint = Adjoint::Scheduled { activations, runner: Box::new(Runner::new(adjoint, "cotangents")) };
+        Ok(Self { equilibrium, adjoint })
     }
 
     /// The model's own run, for the states that [`InputGradient::at`] needs.
@@ -70,12 +84,17 @@ impl InputGradient {
     /// Runs the batch `u` and pulls the cotangents `v` (m × q) of its outputs back to the inputs.
     pub fn run(&self, u: &Matrix<f32>, v: &Matrix<f32>) -> Result<(EquilibriumSolution, GradientSolution)> {
         let solution = self.equilibrium.run(u)?;
-        let gradient = self.at(&solution.z, v)?;
+        let gradient = self.pull(&solution.z, Some(u), v)?;
         Ok((solution, gradient))
     }
 
-    /// Pulls the cotangents `v` (m × q) back to the inputs, at pre-activations `z` (m × n) already computed.
+    /// Pulls the cotangents `v` (m × q) back to the inputs, at pre-activations `z` (m × n) already computed. Where a maximum
+    /// of the inputs themselves is taken, `z` does not tell at which of them, and [`InputGradient::run`] is to be used.
     pub fn at(&self, z: &Matrix<f32>, v: &Matrix<f32>) -> Result<GradientSolution> {
+        self.pull(z, None, v)
+    }
+
+    fn pull(&self, z: &Matrix<f32>, u: Option<&Matrix<f32>>, v: &Matrix<f32>) -> Result<GradientSolution> {
         let shape = self.equilibrium.shape;
         for (name, matrix, columns) in [("Z", z, shape.states), ("cotangents", v, shape.outputs)] {
             if (matrix.rows(), matrix.cols()) != (v.rows(), columns) {
@@ -86,17 +105,57 @@ impl InputGradient {
                 ));
             }
         }
-        let order = &self.adjoint.program.order;
-        let gates =
-            Matrix::from_fn(z.rows(), order.len(), |s, k| self.activations[order[k]].derivative(z[(s, order[k])]));
         let p = shape.inputs;
         let mut solution =
             GradientSolution { gradient: Matrix::zeros(v.rows(), p), diagnostics: Vec::with_capacity(v.rows()) };
         let (limits, threads) = (self.equilibrium.limits, self.equilibrium.threads);
-        self.adjoint.batch(v, Some(&gates), false, limits, threads, |first, part| {
+        let take = |first: usize, part: Part| {
             solution.gradient.as_mut_slice()[first * p..][..part.y.len()].copy_from_slice(&part.y);
             solution.diagnostics.extend_from_slice(&part.diagnostics);
-        })?;
+        };
+        match &self.adjoint {
+            Adjoint::Scheduled { activations, runner } => {
+                let order = &runner.program.order;
+                let gates =
+                    Matrix::from_fn(z.rows(), order.len(), |s, k| activations[order[k]].derivative(z[(s, order[k])]));
+                runner.batch(v, Some(&gates), false, limits, threads, take)?;
+            }
+            Adjoint::Layered { program, rooms } => layered(program, rooms, (z, u), v, threads, take)?,
+        }
         Ok(solution)
     }
+}
+
+fn layered(
+    program: &AdjointProgram,
+    rooms: &Rooms<AdjointRoom>,
+    (z, u): (&Matrix<f32>, Option<&Matrix<f32>>),
+    v: &Matrix<f32>,
+    threads: Threads,
+    take: impl FnMut(usize, Part),
+) -> Result<()> {
+    if u.is_none() && program.needs_inputs() {
+        return Err(Error::unsupported(
+            "a gradient at pre-activations through a max pooling of the inputs",
+            "which input is the largest cannot be seen there; use InputGradient::run",
+        ));
+    }
+    let (n, q, p) = (program.states, program.outputs, program.inputs);
+    rooms.batch(
+        (v.rows(), LANES),
+        threads,
+        || AdjointRoom::new(program),
+        |room, samples| {
+            let count = samples.len();
+            let lanes = lanes_for(count);
+            let of = |width: usize| samples.start * width..samples.end * width;
+            let at = (&z.as_slice()[of(n)], u.map(|u| &u.as_slice()[of(p)]));
+            room.run(program, at, &v.as_slice()[of(q)], (lanes, count))
+                .map_err(|sample| not_finite("cotangents", v, samples.start + sample))?;
+            let mut part = Part { z: vec![], x: vec![], y: vec![0.0; count * p], diagnostics: room.samples.clone() };
+            from_lanes(&mut part.y, p, &room.du, count, p, lanes);
+            Ok(part)
+        },
+        take,
+    )
 }

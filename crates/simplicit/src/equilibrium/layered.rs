@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
-use super::Norm;
 use super::operand::Packing;
+use super::program::Norm;
 use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
-use crate::layout::{Activation, MapShape};
-use crate::linalg::lanes::{Aligned, to_lanes};
+use crate::layout::Activation;
+use crate::linalg::lanes::{Aligned, from_lanes, to_lanes};
 use crate::linalg::{Csr, Matrix, Stencil, vectorised};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
-use crate::network::{FixedMap, Source, Window};
+use crate::network::{FixedMap, Source};
+use crate::{Error, Result};
 
 /// Samples that run side by side: a feature of all of them is one or two vectors.
 pub(super) const LANES: usize = 16;
@@ -19,6 +20,8 @@ pub(super) struct Op {
     pub(super) source: Source,
     pub(super) maps: Vec<FixedMap>,
     pub(super) weights: OpWeights,
+    /// Units of the source.
+    source_size: usize,
     /// Norm of the block, and addends of one result.
     norm: f64,
     terms: usize,
@@ -94,8 +97,15 @@ impl Op {
             }
         };
         let terms = own + block.maps.iter().map(|m| m.terms()).sum::<usize>();
-        // Taps are summed in double precision: this margin covers their rounding.
-        Self { source: block.source, maps: block.maps.clone(), weights, norm: block.norm_inf() * (1.0 + 1e-9), terms }
+        Self {
+            source: block.source,
+            maps: block.maps.clone(),
+            weights,
+            source_size: block.maps.first().map_or(block.input, |m| m.input()).size(),
+            // Summed in double precision: this margin covers the rounding.
+            norm: block.norm_inf() * (1.0 + 1e-9),
+            terms,
+        }
     }
 
     /// Values of one sample that its scratch must hold: pooled, packed.
@@ -133,46 +143,6 @@ impl Op {
             OpWeights::Residual(factors) => add_residual(sums, operand, factors.as_ref(), lanes),
         }
     }
-}
-
-/// Everything that is added to a layer or the output as tap blocks: plain entries by source, their units being channels
-/// of one position, then the model's own blocks.
-pub(super) fn summands(model: &ImplicitModel, target: Target) -> Vec<TapBlock> {
-    let layout = model.layout();
-    let (range, states, inputs) = match target {
-        Target::Layer(k) => (layout.range(k), model.a(), model.b()),
-        Target::Output => (0..model.shape().outputs, model.c(), model.d()),
-    };
-    let map = |channels| MapShape { channels, height: 1, width: 1 };
-    let mut blocks = Vec::new();
-    let mut entries = |source: Source, m: &Csr<f32>, columns: Range<usize>| {
-        let rows = range.clone().map(|i| {
-            m.row(i).filter(|(j, _)| columns.contains(j)).map(|(j, v)| (j - columns.start, v)).collect::<Vec<_>>()
-        });
-        let part = Csr::from_rows(columns.len(), rows);
-        if part.nonzeros() > 0 {
-            blocks.push(TapBlock {
-                target,
-                source,
-                maps: vec![],
-                window: Window::square(1, 1, 0),
-                input: map(part.cols()),
-                output: map(part.rows()),
-                weights: TapWeights::Taps(part),
-            });
-        }
-    };
-    let used = |m: &Csr<f32>| m.indptr()[range.start] < m.indptr()[range.end];
-    if used(inputs) {
-        entries(Source::Input, inputs, 0..inputs.cols());
-    }
-    if used(states) {
-        for k in 0..layout.layers().len() {
-            entries(Source::Layer(k), states, layout.range(k));
-        }
-    }
-    blocks.extend(model.taps().iter().filter(|b| b.target == target).cloned());
-    blocks
 }
 
 /// `sums += factor × operand`, one factor per channel, 1 without.
@@ -213,19 +183,13 @@ impl Step {
             }
             Target::Output => (0..model.shape().outputs, model.output_bias().to_vec(), 1, Activation::Identity),
         };
-        let ops = summands(model, target).iter().map(Op::new).collect();
+        let ops = model.summands(target).iter().map(Op::new).collect();
         let largest_bias = bias.iter().map(|b| f64::from(b.abs())).fold(0.0, f64::max);
         Self { target, range, bias, positions, activation, ops, largest_bias }
     }
 
     /// The bias, then every summand; `source` gives units × lanes.
-    fn sum<'a>(
-        &self,
-        sums: &mut [f32],
-        source: impl Fn(Source) -> &'a [f32],
-        scratch: &mut Scratch,
-        lanes: usize,
-    ) {
+    fn sum<'a>(&self, sums: &mut [f32], source: impl Fn(Source) -> &'a [f32], scratch: &mut Scratch, lanes: usize) {
         for (row, bias) in sums.chunks_exact_mut((self.positions * lanes).max(1)).zip(&self.bias) {
             row.fill(*bias);
         }
@@ -240,58 +204,97 @@ impl Step {
 }
 
 /// One layer's pre-activations (or the output) from the states of its sources, for a batch: what a cascade needs.
-pub(crate) struct LayerSum(Step);
+pub struct LayerSum(Step);
+
+impl std::fmt::Debug for LayerSum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LayerSum").field("target", &self.0.target).finish_non_exhaustive()
+    }
+}
 
 impl LayerSum {
     /// Of a layer of the model, or its output.
-    pub(crate) fn new(model: &ImplicitModel, target: Target) -> Self {
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn new(model: &ImplicitModel, target: Target) -> Self {
         Self(Step::new(model, target))
     }
 
-    /// z = Σ + bias, m × units, on the calling thread; `source` gives the inputs or a layer's states, one sample a row.
-    pub(crate) fn pre_activations<'a>(&self, samples: usize, source: impl Fn(Source) -> &'a Matrix<f32>) -> Matrix<f32> {
+    /// What it reads, each once.
+    pub fn sources(&self) -> Vec<Source> {
+        let mut found = Vec::new();
+        for op in &self.0.ops {
+            if !found.contains(&op.source) {
+                found.push(op.source);
+            }
+        }
+        found
+    }
+
+    /// z, m × units, on the calling thread; `source` gives the inputs or a layer's states, one sample a row.
+    pub fn pre_activations<'a>(
+        &self,
+        samples: usize,
+        source: impl Fn(Source) -> &'a Matrix<f32>,
+    ) -> Result<Matrix<f32>> {
         let units = self.0.range.len();
         let mut z = Matrix::zeros(samples, units);
-        let mut sources: Vec<(Source, Vec<f32>)> = Vec::new();
-        for op in &self.0.ops {
-            if !sources.iter().any(|(s, _)| *s == op.source) {
-                sources.push((op.source, vec![0.0; source(op.source).cols() * LANES]));
-            }
+        let mut lanes = Vec::new();
+        for place in self.sources() {
+            let width = self.0.ops.iter().find(|op| op.source == place).map_or(0, |op| op.source_size);
+            require_rows(&format!("states of {place:?}"), source(place), samples, width)?;
+            lanes.push((place, vec![0.0; width * LANES]));
         }
         let mut scratch = Scratch::for_ops(self.0.ops.iter(), LANES);
         let mut sums = vec![0.0; units * LANES];
         for first in (0..samples).step_by(LANES) {
             let count = LANES.min(samples - first);
-            for (place, lanes) in &mut sources {
-                let all = source(*place);
-                to_lanes(lanes, &all.as_slice()[first * all.cols()..], all.cols(), count, all.cols(), LANES);
+            for (place, lanes) in &mut lanes {
+                rows_to_lanes(source(*place), first, count, lanes);
             }
-            let found = |place: Source| {
-                sources.iter().find(|(s, _)| *s == place).map_or(&[][..], |(_, lanes)| &lanes[..])
-            };
+            let found = |place: Source| lanes.iter().find(|(s, _)| *s == place).map_or(&[][..], |(_, x)| &x[..]);
             self.0.sum(&mut sums, found, &mut scratch, LANES);
-            crate::linalg::lanes::from_lanes(z.row_mut_from(first), units, &sums, count, units, LANES);
+            lanes_to_rows(&sums, first, count, &mut z);
         }
-        z
+        Ok(z)
     }
 }
 
 impl TapBlock {
     /// `z += block × source` for a batch, one sample a row: `source` the inputs or the states of the source's layer, `z` of
     /// the target's.
-    pub(crate) fn add_to(&self, source: &Matrix<f32>, z: &mut Matrix<f32>) {
+    pub fn add_to(&self, source: &Matrix<f32>, z: &mut Matrix<f32>) -> Result<()> {
         let op = Op::new(self);
+        require_rows("source", source, z.rows(), op.source_size)?;
+        require_rows("z", z, source.rows(), self.output.size())?;
         let mut scratch = Scratch::for_ops(std::iter::once(&op), LANES);
-        let (p, n) = (source.cols(), z.cols());
-        let (mut x, mut sums) = (vec![0.0; p * LANES], vec![0.0; n * LANES]);
+        let (mut x, mut sums) = (vec![0.0; source.cols() * LANES], vec![0.0; z.cols() * LANES]);
         for first in (0..z.rows()).step_by(LANES) {
             let count = LANES.min(z.rows() - first);
-            to_lanes(&mut x, &source.as_slice()[first * p..], p, count, p, LANES);
-            to_lanes(&mut sums, &z.as_slice()[first * n..], n, count, n, LANES);
+            rows_to_lanes(source, first, count, &mut x);
+            rows_to_lanes(z, first, count, &mut sums);
             op.add(&x, &mut sums, &mut scratch, LANES);
-            crate::linalg::lanes::from_lanes(z.row_mut_from(first), n, &sums, count, n, LANES);
+            lanes_to_rows(&sums, first, count, z);
         }
+        Ok(())
     }
+}
+
+fn require_rows(what: &str, m: &Matrix<f32>, rows: usize, cols: usize) -> Result<()> {
+    if (m.rows(), m.cols()) == (rows, cols) {
+        return Ok(());
+    }
+    Err(Error::shape(what, format!("{rows} × {cols}"), format!("{} × {}", m.rows(), m.cols())))
+}
+
+fn rows_to_lanes(m: &Matrix<f32>, first: usize, count: usize, lanes: &mut [f32]) {
+    to_lanes(lanes, &m.as_slice()[first * m.cols()..], m.cols(), count, m.cols(), LANES);
+}
+
+fn lanes_to_rows(lanes: &[f32], first: usize, count: usize, m: &mut Matrix<f32>) {
+    let width = m.cols();
+    from_lanes(&mut m.as_mut_slice()[first * width..], width, lanes, count, width, LANES);
 }
 
 impl LayerProgram {

@@ -1,16 +1,21 @@
 //! Running an implicit model: the equilibrium x = φ(Ax + Bu + b) with a certified error, and exact input gradients.
 //!
-//! Acyclic states are computed in one pass in single precision; only true cycles iterate, in double precision. A sample's
-//! result depends neither on the batch it is in nor on the number of threads, bit by bit.
+//! Acyclic states are computed in one pass in single precision; only true cycles iterate, in double precision. Models with
+//! tap blocks run layer by layer with their weights shared. A sample's result depends neither on the batch it is in nor on
+//! the number of threads, bit by bit.
 
+mod adjoint;
 mod cycle;
 mod gradient;
+mod layered;
 mod onnx;
+mod operand;
 mod program;
 mod run;
 mod schedule;
 
 pub use gradient::{GradientSolution, InputGradient};
+pub use layered::LayerSum;
 pub use onnx::{OnnxSettings, export_onnx, to_onnx};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};
@@ -25,6 +30,7 @@ use crate::parallel::{self, Threads};
 use crate::states::{StateBlock, StateMap, StateShape};
 use crate::{Error, Result};
 use cycle::Limits;
+use layered::{LayerProgram, LayerRoom};
 use program::{Equation, Norm, Program};
 use run::Room;
 
@@ -107,10 +113,15 @@ pub struct Equilibrium {
     shape: StateShape,
     limits: Limits,
     threads: Threads,
-    /// All states, for [`Equilibrium::run`].
-    states: Runner,
-    /// Only states that outputs depend on; `None` if those are all.
-    outputs: Option<Runner>,
+    engine: Engine,
+}
+
+/// How a model is run: `states` has all states, `outputs` only those that outputs depend on (`None` if those are all).
+enum Engine {
+    /// State by state in the order of their components, cycles iterated.
+    Scheduled { states: Box<Runner>, outputs: Option<Box<Runner>> },
+    /// Layer by layer with shared weights.
+    Layered { states: Box<LayerRunner>, outputs: Option<Box<LayerRunner>> },
 }
 
 impl std::fmt::Debug for Equilibrium {
@@ -123,18 +134,26 @@ impl Equilibrium {
     /// Schedules the model.
     pub fn new(model: &ImplicitModel, settings: EquilibriumSettings) -> Result<Self> {
         let limits = settings.check()?;
-        let activations = activations(model.layout());
-        let equation = forward(model, &activations);
-        let live = Schedule::read_by_outputs(model.a(), model.c());
-        let all = live.iter().all(|l| *l);
-        Ok(Self {
-            layout: model.layout().clone(),
-            shape: model.shape(),
-            limits,
-            threads: settings.threads,
-            states: Runner::new(Program::new(&equation, |_| true), "U"),
-            outputs: (!all).then(|| Runner::new(Program::new(&equation, |i| live[i]), "U")),
-        })
+        let engine = match model.without_taps() {
+            Some(plain) => {
+                let activations = activations(plain.layout());
+                let equation = forward(&plain, &activations);
+                let live = Schedule::read_by_outputs(plain.a(), plain.c());
+                let all = live.iter().all(|l| *l);
+                Engine::Scheduled {
+                    states: Box::new(Runner::new(Program::new(&equation, |_| true), "U")),
+                    outputs: (!all).then(|| Box::new(Runner::new(Program::new(&equation, |i| live[i]), "U"))),
+                }
+            }
+            None => {
+                let live = LayerProgram::new(model, false);
+                Engine::Layered {
+                    outputs: (!live.is_complete()).then(|| Box::new(LayerRunner::new(live))),
+                    states: Box::new(LayerRunner::new(LayerProgram::new(model, true))),
+                }
+            }
+        };
+        Ok(Self { layout: model.layout().clone(), shape: model.shape(), limits, threads: settings.threads, engine })
     }
 
     /// The equilibrium of every sample (one a row), its outputs, and how far both are from exact.
@@ -151,18 +170,27 @@ impl Equilibrium {
             y: Matrix::zeros(u.rows(), q),
             diagnostics: Vec::with_capacity(u.rows()),
         };
-        let order = &self.states.program.order;
-        self.states.batch(u, None, true, self.limits, threads, |first, part| {
+        let mut take = |order: Option<&[usize]>, first: usize, part: &Part| {
             for (k, sample) in (first..first + part.diagnostics.len()).enumerate() {
                 let (z, x) = (&part.z[k * n..(k + 1) * n], &part.x[k * n..(k + 1) * n]);
-                let row = solution.z.row_mut(sample);
-                order.iter().zip(z).for_each(|(&i, v)| row[i] = *v);
-                let row = solution.x.row_mut(sample);
-                order.iter().zip(x).for_each(|(&i, v)| row[i] = *v);
+                for (into, from) in [(solution.z.row_mut(sample), z), (solution.x.row_mut(sample), x)] {
+                    match order {
+                        Some(order) => order.iter().zip(from).for_each(|(&i, v)| into[i] = *v),
+                        None => into.copy_from_slice(from),
+                    }
+                }
             }
             solution.y.as_mut_slice()[first * q..][..part.y.len()].copy_from_slice(&part.y);
             solution.diagnostics.extend_from_slice(&part.diagnostics);
-        })?;
+        };
+        match &self.engine {
+            Engine::Scheduled { states, .. } => {
+                let order = &states.program.order;
+                let take = |first, part: Part| take(Some(order), first, &part);
+                states.batch(u, None, true, self.limits, threads, take)?;
+            }
+            Engine::Layered { states, .. } => states.batch(u, true, threads, |first, part| take(None, first, &part))?,
+        }
         Ok(solution)
     }
 
@@ -171,11 +199,18 @@ impl Equilibrium {
         self.require_inputs(u)?;
         let q = self.shape.outputs;
         let mut solution = OutputSolution { y: Matrix::zeros(u.rows(), q), diagnostics: Vec::with_capacity(u.rows()) };
-        let runner = self.outputs.as_ref().unwrap_or(&self.states);
-        runner.batch(u, None, false, self.limits, self.threads, |first, part| {
+        let take = |first: usize, part: Part| {
             solution.y.as_mut_slice()[first * q..][..part.y.len()].copy_from_slice(&part.y);
             solution.diagnostics.extend_from_slice(&part.diagnostics);
-        })?;
+        };
+        match &self.engine {
+            Engine::Scheduled { states, outputs } => {
+                outputs.as_ref().unwrap_or(states).batch(u, None, false, self.limits, self.threads, take)?;
+            }
+            Engine::Layered { states, outputs } => {
+                outputs.as_ref().unwrap_or(states).batch(u, false, self.threads, take)?;
+            }
+        }
         Ok(solution)
     }
 
@@ -229,12 +264,101 @@ fn forward<'a>(model: &'a ImplicitModel, activations: &'a [Activation]) -> Equat
     }
 }
 
-/// A program with room to run it in, kept between batches.
+/// Rooms that threads work in, kept between batches.
+struct Rooms<R>(Mutex<Vec<R>>);
+
+impl<R: Send> Rooms<R> {
+    fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    /// Runs `samples` in chunks, each in a room of its own, and hands the results to `take` in order.
+    fn batch<T: Send>(
+        &self,
+        (samples, chunk): (usize, usize),
+        threads: Threads,
+        room: impl Fn() -> R + Sync,
+        work: impl Fn(&mut R, std::ops::Range<usize>) -> Result<T> + Sync,
+        mut take: impl FnMut(usize, T),
+    ) -> Result<()> {
+        let lock = || self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        parallel::fold(
+            threads,
+            samples.div_ceil(chunk),
+            |k| {
+                let free = lock().pop();
+                let mut own = free.unwrap_or_else(&room);
+                let part = work(&mut own, k * chunk..((k + 1) * chunk).min(samples));
+                lock().push(own);
+                part
+            },
+            |k, part| {
+                take(k * chunk, part);
+                Ok(())
+            },
+        )
+    }
+}
+
+/// A program with room to run it in.
 struct Runner {
     program: Program,
     /// What its inputs are called in errors.
     inputs: &'static str,
-    rooms: Mutex<Vec<Room>>,
+    rooms: Rooms<Room>,
+}
+
+/// The same for a model with tap blocks; separate rooms with and without space for pre-activations.
+struct LayerRunner {
+    program: LayerProgram,
+    rooms: Rooms<LayerRoom>,
+    rooms_with_states: Rooms<LayerRoom>,
+}
+
+impl LayerRunner {
+    fn new(program: LayerProgram) -> Self {
+        Self { program, rooms: Rooms::new(), rooms_with_states: Rooms::new() }
+    }
+
+    /// Runs all samples of `u`, handing chunks to `take` in order.
+    fn batch(&self, u: &Matrix<f32>, states: bool, threads: Threads, take: impl FnMut(usize, Part)) -> Result<()> {
+        let (n, q, p) = (self.program.states, self.program.outputs, self.program.inputs);
+        let rooms = if states { &self.rooms_with_states } else { &self.rooms };
+        rooms.batch(
+            (u.rows(), layered::LANES),
+            threads,
+            || LayerRoom::new(&self.program, states),
+            |room, samples| {
+                let count = samples.len();
+                let lanes = lanes_for(count);
+                room.run(&self.program, &u.as_slice()[samples.start * p..samples.end * p], (lanes, count))
+                    .map_err(|sample| not_finite("U", u, samples.start + sample))?;
+                let kept = if states { count * n } else { 0 };
+                let mut part = Part {
+                    z: vec![0.0; kept],
+                    x: vec![0.0; kept],
+                    y: vec![0.0; count * q],
+                    diagnostics: room.samples.clone(),
+                };
+                if states {
+                    from_lanes(&mut part.z, n, &room.z, count, n, lanes);
+                    from_lanes(&mut part.x, n, &room.x, count, n, lanes);
+                }
+                from_lanes(&mut part.y, q, &room.y, count, q, lanes);
+                Ok(part)
+            },
+            take,
+        )
+    }
+}
+
+/// Lanes for so many samples: whole vectors where they are many, no more than needed where they are few.
+fn lanes_for(count: usize) -> usize {
+    match count {
+        0..8 => count,
+        8 => 8,
+        _ => layered::LANES,
+    }
 }
 
 /// The results of one chunk of samples; `z` and `x` in schedule order and only if asked for.
@@ -247,7 +371,7 @@ struct Part {
 
 impl Runner {
     fn new(program: Program, inputs: &'static str) -> Self {
-        Self { program, inputs, rooms: Mutex::new(Vec::new()) }
+        Self { program, inputs, rooms: Rooms::new() }
     }
 
     fn lanes(&self) -> usize {
@@ -262,25 +386,14 @@ impl Runner {
         states: bool,
         limits: Limits,
         threads: Threads,
-        mut take: impl FnMut(usize, Part),
+        take: impl FnMut(usize, Part),
     ) -> Result<()> {
-        parallel::fold(
+        self.rooms.batch(
+            (u.rows(), CHUNK),
             threads,
-            u.rows().div_ceil(CHUNK),
-            |chunk| {
-                let samples = chunk * CHUNK..((chunk + 1) * CHUNK).min(u.rows());
-                let mut rooms = self.rooms.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                let room = rooms.pop();
-                drop(rooms);
-                let mut room = room.unwrap_or_else(|| Room::new(&self.program, self.lanes(), limits.memory));
-                let part = self.chunk(&mut room, u, gates, samples, states, limits);
-                self.rooms.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(room);
-                part
-            },
-            |chunk, part| {
-                take(chunk * CHUNK, part);
-                Ok(())
-            },
+            || Room::new(&self.program, self.lanes(), limits.memory),
+            |room, samples| self.chunk(room, u, gates, samples, states, limits),
+            take,
         )
     }
 

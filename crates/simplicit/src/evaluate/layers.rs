@@ -1,16 +1,18 @@
 //! Which layer the error at the output comes from.
 
 use super::accuracy::Mismatch;
-use crate::equilibrium::{Equilibrium, EquilibriumSettings};
+use crate::equilibrium::{Equilibrium, EquilibriumSettings, LayerSum};
 use crate::layout::Layout;
 use crate::linalg::{Csr, Matrix};
-use crate::model::{ImplicitModel, ModelParts};
+use crate::model::{ImplicitModel, ModelParts, Target};
+use crate::network::Source;
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::InputSource;
 use crate::{Error, Result};
 
-/// Samples in a block.
+/// Samples in a block, and states: fewer samples of a convolutional network, so that a block stays within some megabytes.
 const BLOCK: usize = 256;
+const BLOCK_STATES: usize = 1 << 22;
 
 /// The error at the output once the model has taken over up to and including one layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -43,18 +45,22 @@ pub fn layer_errors(
     let layers = baseline.layout().layers();
     // From the first layer, which is the last in the layout, to the last.
     let order: Vec<usize> = (0..layers.len()).rev().collect();
-    let ends: Vec<Equilibrium> =
-        order.iter().map(|&k| Equilibrium::new(&end_of(baseline, k)?, settings)).collect::<Result<_>>()?;
+    let ends: Vec<End> = match baseline.without_taps() {
+        Some(plain) => order.iter().map(|&k| End::new(&plain, k, settings)).collect::<Result<_>>()?,
+        None => Vec::new(),
+    };
+    let sums = Layers::new(baseline);
     let factors = factors(model, baseline);
     let samples = inputs.samples();
+    let block_size = (BLOCK_STATES / baseline.shape().states.max(1)).clamp(16, BLOCK);
     let mut states = vec![Mismatch::default(); layers.len()];
     let mut outputs = vec![Mismatch::default(); layers.len() + 1];
     parallel::fold(
         threads,
-        samples.div_ceil(BLOCK),
+        samples.div_ceil(block_size),
         |block| {
             cancel.check()?;
-            let u = inputs.rows(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
+            let u = inputs.rows(block * block_size..((block + 1) * block_size).min(samples))?;
             let (mut mine, reference) = (own.run(&u)?, theirs.run(&u)?);
             for i in 0..u.rows() {
                 for (x, factor) in mine.x.row_mut(i).iter_mut().zip(&factors.states) {
@@ -68,10 +74,11 @@ pub fn layer_errors(
                 for i in 0..u.rows() {
                     states[step].add(&mine.x.row(i)[range.clone()], &reference.x.row(i)[range.clone()], 1.0);
                 }
-                let given: Vec<f32> =
-                    (0..u.rows()).flat_map(|i| mine.x.row(i)[range.start..].iter().chain(u.row(i)).copied()).collect();
-                let given = Matrix::from_vec(u.rows(), mine.x.cols() - range.start + u.cols(), given)?;
-                outputs[step].add(ends[step].outputs(&given)?.y.as_slice(), reference.y.as_slice(), 1.0);
+                let y = match ends.get(step) {
+                    Some(end) => end.outputs(&mine.x, &u)?,
+                    None => sums.outputs(k, &mine.x, &u)?,
+                };
+                outputs[step].add(y.as_slice(), reference.y.as_slice(), 1.0);
             }
             outputs[order.len()].add(mine.y.as_slice(), reference.y.as_slice(), factors.outputs);
             Ok((states, outputs))
@@ -127,6 +134,71 @@ fn factors(model: &ImplicitModel, baseline: &ImplicitModel) -> Factors {
     };
     let ((mine, my_outputs), (theirs, their_outputs)) = (of(model), of(baseline));
     Factors { states: mine.iter().zip(&theirs).map(|(m, t)| m / t).collect(), outputs: my_outputs / their_outputs }
+}
+
+/// The rest of the way behind a layer, of a model without tap blocks.
+struct End {
+    /// First state that is given.
+    given: usize,
+    rest: Equilibrium,
+}
+
+impl End {
+    fn new(baseline: &ImplicitModel, k: usize, settings: EquilibriumSettings) -> Result<Self> {
+        let rest = Equilibrium::new(&end_of(baseline, k)?, settings)?;
+        Ok(Self { given: baseline.layout().range(k).start, rest })
+    }
+
+    fn outputs(&self, x: &Matrix<f32>, u: &Matrix<f32>) -> Result<Matrix<f32>> {
+        let given: Vec<f32> =
+            (0..u.rows()).flat_map(|i| x.row(i)[self.given..].iter().chain(u.row(i)).copied()).collect();
+        let given = Matrix::from_vec(u.rows(), x.cols() - self.given + u.cols(), given)?;
+        Ok(self.rest.outputs(&given)?.y)
+    }
+}
+
+/// The equations of a model with tap blocks, layer by layer.
+struct Layers<'a> {
+    layout: &'a Layout,
+    /// Layers in an order in which they can be computed.
+    order: Vec<usize>,
+    sums: Vec<LayerSum>,
+    output: LayerSum,
+}
+
+impl<'a> Layers<'a> {
+    fn new(baseline: &'a ImplicitModel) -> Self {
+        let layout = baseline.layout();
+        Self {
+            layout,
+            order: baseline.layer_order(),
+            sums: (0..layout.layers().len()).map(|k| LayerSum::new(baseline, Target::Layer(k))).collect(),
+            output: LayerSum::new(baseline, Target::Output),
+        }
+    }
+
+    /// The outputs with the states of layer `k` and those before it given.
+    fn outputs(&self, k: usize, x: &Matrix<f32>, u: &Matrix<f32>) -> Result<Matrix<f32>> {
+        let part = |layer: usize| {
+            let range = self.layout.range(layer);
+            let values = (0..x.rows()).flat_map(|i| x.row(i)[range.clone()].iter().copied()).collect();
+            Matrix::from_vec(x.rows(), range.len(), values)
+        };
+        let mut layers = (0..self.sums.len()).map(part).collect::<Result<Vec<_>>>()?;
+        for &layer in self.order.iter().filter(|&&layer| layer < k) {
+            let mut z = self.sums[layer].pre_activations(u.rows(), |source| place(source, &layers, u))?;
+            self.layout.layers()[layer].activation.apply_slice(z.as_mut_slice());
+            layers[layer] = z;
+        }
+        self.output.pre_activations(u.rows(), |source| place(source, &layers, u))
+    }
+}
+
+fn place<'m>(source: Source, layers: &'m [Matrix<f32>], u: &'m Matrix<f32>) -> &'m Matrix<f32> {
+    match source {
+        Source::Input => u,
+        Source::Layer(k) => &layers[k],
+    }
 }
 
 /// The rest of the way behind layer `k`: later layers and outputs, with the states from layer k back as further inputs

@@ -87,11 +87,6 @@ impl<T: Scalar> Matrix<T> {
         &mut self.data[i * self.cols..(i + 1) * self.cols]
     }
 
-    /// This row and all after it, writable.
-    pub(crate) fn row_mut_from(&mut self, i: usize) -> &mut [T] {
-        &mut self.data[i * self.cols..]
-    }
-
     /// All values, row-major.
     pub fn as_slice(&self) -> &[T] {
         &self.data

@@ -5,17 +5,21 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{ImplicitModel, ModelMetadata, ModelParts};
+use super::{ImplicitModel, Letter, ModelMetadata, ModelParts, TapBlock, TapWeights, Target};
 use crate::files::tensors::{Tensor, Tensors, encode};
 use crate::files::{read_capped, write_bytes_atomically};
-use crate::layout::Layout;
+use crate::layout::{Layout, MapShape};
 use crate::linalg::Csr;
+use crate::network::{FixedMap, Source, Window};
 use crate::{Error, Result};
 
 const FORMAT: &str = "simplicit-model";
-/// Raised whenever an older reader would misread the file; tap blocks will raise it.
+/// Raised whenever an older reader would misread the file: a model without tap blocks is still written as version 1.
 const VERSION: &str = "1";
+const VERSION_WITH_TAPS: &str = "2";
 const MAX_FILE: u64 = 4 << 30;
+/// Most rows of a matrix that is left out because it has no entries: its row pointers are memory that no byte pays for.
+const MAX_EMPTY_ROWS: usize = 1 << 24;
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -30,6 +34,100 @@ struct Shape {
 struct Baseline {
     nonzeros: Option<u64>,
     multiply_adds: Option<u64>,
+}
+
+/// Where a tap block starts or ends.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Place {
+    Input,
+    Output,
+    Layer(usize),
+}
+
+/// A tap block without its numbers.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TapEntry {
+    letter: Letter,
+    target: Place,
+    source: Place,
+    maps: Vec<FixedMap>,
+    kernel: [usize; 2],
+    stride: [usize; 2],
+    padding: [usize; 4],
+    input: MapShape,
+    output: MapShape,
+    weights: WeightsKind,
+}
+
+#[derive(Serialize, Deserialize, PartialEq)]
+#[serde(rename_all = "snake_case")]
+enum WeightsKind {
+    Taps,
+    Identity,
+    Diagonal,
+}
+
+impl TapEntry {
+    fn of(block: &TapBlock) -> Self {
+        Self {
+            letter: block.letter(),
+            target: match block.target {
+                Target::Layer(k) => Place::Layer(k),
+                Target::Output => Place::Output,
+            },
+            source: match block.source {
+                Source::Layer(k) => Place::Layer(k),
+                Source::Input => Place::Input,
+            },
+            maps: block.maps.clone(),
+            kernel: block.window.kernel,
+            stride: block.window.stride,
+            padding: block.window.padding,
+            input: block.input,
+            output: block.output,
+            weights: match block.weights {
+                TapWeights::Taps(_) => WeightsKind::Taps,
+                TapWeights::Identity => WeightsKind::Identity,
+                TapWeights::Diagonal(_) => WeightsKind::Diagonal,
+            },
+        }
+    }
+
+    /// The block with its numbers, which [`ImplicitModel::new`] checks further.
+    fn block(self, k: usize, tensors: &Tensors<'_>) -> Result<TapBlock, String> {
+        let name = format!("taps.{k}");
+        let target = match self.target {
+            Place::Layer(k) => Target::Layer(k),
+            Place::Output => Target::Output,
+            Place::Input => return Err(format!("{name}: the input cannot be a target")),
+        };
+        let source = match self.source {
+            Place::Layer(k) => Source::Layer(k),
+            Place::Input => Source::Input,
+            Place::Output => return Err(format!("{name}: the output cannot be a source")),
+        };
+        let weights = match self.weights {
+            WeightsKind::Identity => TapWeights::Identity,
+            WeightsKind::Diagonal => {
+                TapWeights::Diagonal(tensors.f32_vector(&format!("{name}.data"), Some(self.output.channels))?)
+            }
+            WeightsKind::Taps => {
+                let columns = self.kernel.iter().try_fold(self.input.channels, |product, &k| product.checked_mul(k));
+                let columns = columns.filter(|&c| c <= i32::MAX as usize);
+                let columns = columns.ok_or_else(|| format!("{name}: more than 2^31 − 1 taps per row"))?;
+                TapWeights::Taps(csr(tensors, &name, self.output.channels, columns)?)
+            }
+        };
+        let window = Window { kernel: self.kernel, stride: self.stride, padding: self.padding };
+        let block =
+            TapBlock { target, source, maps: self.maps, window, input: self.input, output: self.output, weights };
+        if block.letter() != self.letter {
+            return Err(format!("{name}: letter {:?}, expected {:?}", self.letter, block.letter()));
+        }
+        Ok(block)
+    }
 }
 
 impl ImplicitModel {
@@ -47,18 +145,34 @@ impl ImplicitModel {
     /// The bytes of the model file; the same model gives the same bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut tensors = BTreeMap::new();
-        for (letter, m) in [("A", self.a()), ("B", self.b()), ("C", self.c()), ("D", self.d())] {
-            tensors.insert(format!("{letter}.indptr"), Tensor::indices(m.indptr().iter().copied(), m.nonzeros()));
+        let mut insert = |name: &str, m: &Csr<f32>| {
+            tensors.insert(format!("{name}.indptr"), Tensor::indices(m.indptr().iter().copied(), m.nonzeros()));
             let columns = m.indices().iter().map(|&j| j as usize);
-            tensors.insert(format!("{letter}.indices"), Tensor::indices(columns, m.cols().saturating_sub(1)));
-            tensors.insert(format!("{letter}.data"), Tensor::f32(m.data()));
+            tensors.insert(format!("{name}.indices"), Tensor::indices(columns, m.cols().saturating_sub(1)));
+            tensors.insert(format!("{name}.data"), Tensor::f32(m.data()));
+        };
+        for (letter, m) in [("A", self.a()), ("B", self.b()), ("C", self.c()), ("D", self.d())] {
+            if self.taps().is_empty() || m.nonzeros() > 0 || m.rows() > MAX_EMPTY_ROWS {
+                insert(letter, m);
+            }
+        }
+        for (k, block) in self.taps().iter().enumerate() {
+            if let TapWeights::Taps(taps) = &block.weights {
+                insert(&format!("taps.{k}"), taps);
+            }
+        }
+        for (k, block) in self.taps().iter().enumerate() {
+            if let TapWeights::Diagonal(factors) = &block.weights {
+                tensors.insert(format!("taps.{k}.data"), Tensor::f32(factors));
+            }
         }
         tensors.insert("b".into(), Tensor::f32(self.state_bias()));
         tensors.insert("d".into(), Tensor::f32(self.output_bias()));
         let (shape, about) = (self.shape(), self.metadata());
-        let metadata = BTreeMap::from([
+        let version = if self.taps().is_empty() { VERSION } else { VERSION_WITH_TAPS };
+        let mut metadata = BTreeMap::from([
             ("format".to_string(), FORMAT.to_string()),
-            ("version".into(), VERSION.into()),
+            ("version".into(), version.into()),
             ("shape".into(), json(&Shape { inputs: shape.inputs, states: shape.states, outputs: shape.outputs })),
             ("layout".into(), self.layout().to_json()),
             ("preprocessing".into(), json(self.preprocessing())),
@@ -70,6 +184,9 @@ impl ImplicitModel {
             ),
             ("provenance".into(), json(&about.provenance)),
         ]);
+        if !self.taps().is_empty() {
+            metadata.insert("taps".into(), json(&self.taps().iter().map(TapEntry::of).collect::<Vec<_>>()));
+        }
         encode(&metadata, &tensors)
     }
 
@@ -93,9 +210,10 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
     if text("format")? != FORMAT {
         return Err(format!("format {:?}, expected {FORMAT:?}", text("format")?));
     }
-    if text("version")? != VERSION {
+    let with_taps = text("version")? == VERSION_WITH_TAPS;
+    if text("version")? != VERSION && !with_taps {
         return Err(format!(
-            "version {:?} of the model format; this program reads version {VERSION}, update it",
+            "version {:?} of the model format; this program reads versions {VERSION} and {VERSION_WITH_TAPS}, update it",
             text("version")?
         ));
     }
@@ -108,18 +226,34 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
     if layout.size() != n {
         return Err(format!("layout of {} units, expected {n} states", layout.size()));
     }
-    if let Some(stranger) = tensors.names().find(|name| !is_known(name)) {
+    let entries: Vec<TapEntry> = if with_taps { parsed("taps", text("taps")?)? } else { Vec::new() };
+    if with_taps == entries.is_empty() {
+        return Err("version 2 without a tap block; such a model is written as version 1".into());
+    }
+    if let Some(stranger) = tensors.names().find(|name| !is_known(name, &entries)) {
         return Err(format!("unknown tensor {stranger:?}; the file is damaged or not ours"));
     }
+    let matrix = |letter: &str, rows: usize, cols: usize| {
+        let left_out =
+            ["indptr", "indices", "data"].iter().all(|part| tensors.get(&format!("{letter}.{part}")).is_none());
+        if with_taps && left_out && rows <= MAX_EMPTY_ROWS {
+            return Ok(Csr::empty(rows, cols));
+        }
+        let read = csr(tensors, letter, rows, cols)?;
+        if with_taps && read.nonzeros() == 0 && rows <= MAX_EMPTY_ROWS {
+            return Err(format!("{letter} has no entries; version 2 leaves such a matrix out"));
+        }
+        Ok(read)
+    };
     let baseline: Baseline = parsed("baseline", text("baseline")?)?;
     let parts = ModelParts {
-        a: csr(tensors, "A", n, n)?,
-        b: csr(tensors, "B", n, p)?,
-        c: csr(tensors, "C", q, n)?,
-        d: csr(tensors, "D", q, p)?,
+        a: matrix("A", n, n)?,
+        b: matrix("B", n, p)?,
+        c: matrix("C", q, n)?,
+        d: matrix("D", q, p)?,
         state_bias: tensors.f32_vector("b", Some(layout.rows()))?,
         output_bias: tensors.f32_vector("d", Some(q))?,
-        taps: Vec::new(),
+        taps: entries.into_iter().enumerate().map(|(k, e)| e.block(k, tensors)).collect::<Result<_, String>>()?,
         layout,
         preprocessing: parsed("preprocessing", text("preprocessing")?)?,
         metadata: ModelMetadata {
@@ -133,11 +267,18 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
     ImplicitModel::new(parts).map_err(|e| e.to_string())
 }
 
-fn is_known(name: &str) -> bool {
-    matches!(name, "b" | "d")
-        || name.split_once('.').is_some_and(|(letter, part)| {
-            matches!(letter, "A" | "B" | "C" | "D") && matches!(part, "indptr" | "indices" | "data")
-        })
+fn is_known(name: &str, taps: &[TapEntry]) -> bool {
+    let Some((place, part)) = name.rsplit_once('.') else { return matches!(name, "b" | "d") };
+    if !matches!(part, "indptr" | "indices" | "data") {
+        return false;
+    }
+    let block = || {
+        let number = place.strip_prefix("taps.")?;
+        let entry =
+            taps.get(number.parse::<usize>().ok()?).filter(|_| number == "0" || !number.starts_with(['0', '+']))?;
+        Some(entry.weights == WeightsKind::Taps || entry.weights == WeightsKind::Diagonal && part == "data")
+    };
+    matches!(place, "A" | "B" | "C" | "D") || block().unwrap_or(false)
 }
 
 fn parsed<T: DeserializeOwned>(key: &str, text: &str) -> Result<T, String> {

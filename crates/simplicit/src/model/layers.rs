@@ -2,10 +2,10 @@
 
 use std::borrow::Cow;
 
-use super::{Components, ImplicitModel, ModelParts, TapBlock, Target, components};
-use crate::layout::Layout;
+use super::{Components, ImplicitModel, ModelParts, TapBlock, TapWeights, Target, components};
+use crate::layout::{Layout, MapShape};
 use crate::linalg::Csr;
-use crate::network::Source;
+use crate::network::{Source, Window};
 use crate::{Error, Result};
 
 /// The layers as a graph: components of layers in an order in which they can be computed.
@@ -49,7 +49,59 @@ pub(super) fn require_acyclic_taps(parts: &ModelParts) -> Result<()> {
 impl ImplicitModel {
     /// The layers in an order in which each reads only earlier ones; of a model whose layers form no cycle.
     pub(crate) fn layer_order(&self) -> Vec<usize> {
-        layer_components(self.layout(), self.a(), self.taps()).members.concat()
+        let found = layer_components(self.layout(), self.a(), self.taps()).members.concat();
+        // The network's own order where it is one: from the last place of the layout to the first.
+        let reads_later = |target: usize, source: usize| source <= target;
+        let taps = self.taps().iter().any(|b| match (b.target, b.source) {
+            (Target::Layer(t), Source::Layer(s)) => reads_later(t, s),
+            _ => false,
+        });
+        let a = self.a();
+        let entries = (0..found.len()).any(|k| {
+            let rows = self.layout().range(k);
+            a.indices()[a.indptr()[rows.start]..a.indptr()[rows.end]].iter().any(|&j| (j as usize) < rows.end)
+        });
+        if taps || entries { found } else { (0..found.len()).rev().collect() }
+    }
+
+    /// Everything that is added to a layer or the output as tap blocks: plain entries by source, their units being channels
+    /// of one position, then the model's own blocks.
+    pub fn summands(&self, target: Target) -> Vec<TapBlock> {
+        let layout = self.layout();
+        let (range, states, inputs) = match target {
+            Target::Layer(k) => (layout.range(k), self.a(), self.b()),
+            Target::Output => (0..self.shape().outputs, self.c(), self.d()),
+        };
+        let map = |channels| MapShape { channels, height: 1, width: 1 };
+        let mut blocks = Vec::new();
+        let mut entries = |source: Source, m: &Csr<f32>, columns: std::ops::Range<usize>| {
+            let rows = range.clone().map(|i| {
+                m.row(i).filter(|(j, _)| columns.contains(j)).map(|(j, v)| (j - columns.start, v)).collect::<Vec<_>>()
+            });
+            let part = Csr::from_rows(columns.len(), rows);
+            if part.nonzeros() > 0 {
+                blocks.push(TapBlock {
+                    target,
+                    source,
+                    maps: vec![],
+                    window: Window::square(1, 1, 0),
+                    input: map(part.cols()),
+                    output: map(part.rows()),
+                    weights: TapWeights::Taps(part),
+                });
+            }
+        };
+        let used = |m: &Csr<f32>| m.indptr()[range.start] < m.indptr()[range.end];
+        if used(inputs) {
+            entries(Source::Input, inputs, 0..inputs.cols());
+        }
+        if used(states) {
+            for k in 0..layout.layers().len() {
+                entries(Source::Layer(k), states, layout.range(k));
+            }
+        }
+        blocks.extend(self.taps().iter().filter(|b| b.target == target).cloned());
+        blocks
     }
 
     /// Whether no layer reads itself, even through others.
@@ -111,6 +163,24 @@ impl ImplicitModel {
         let dense = layout.layers().iter().map(|l| crate::layout::Layer { map: None, ..l.clone() });
         parts.layout = Layout::new(dense.collect());
         Some(Cow::Owned(Self { shape: self.shape, parts }))
+    }
+
+    /// ‖A‖∞, for tap blocks bounded by the ℓ1 norms of their rows; residual sums included.
+    pub fn norm_a_inf(&self) -> f64 {
+        if let Some(plain) = self.without_taps() {
+            return plain.a().norm_inf();
+        }
+        let a = self.a();
+        let mut sums: Vec<f64> = (0..a.rows()).map(|i| a.row(i).map(|(_, v)| f64::from(v).abs()).sum()).collect();
+        for block in self.taps() {
+            let (Target::Layer(k), Source::Layer(_)) = (block.target, block.source) else { continue };
+            let rows = sums[self.layout().range(k)].chunks_exact_mut(block.output.positions().max(1));
+            for (o, row) in rows.enumerate() {
+                let more = block.row_norm(o);
+                row.iter_mut().for_each(|v| *v += more);
+            }
+        }
+        sums.into_iter().fold(0.0, f64::max)
     }
 
     /// The vector b, one per unit: what the formula adds to z.

@@ -2,6 +2,7 @@
 
 mod components;
 mod file;
+mod groups;
 mod layered;
 mod layers;
 mod metadata;

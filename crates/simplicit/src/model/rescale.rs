@@ -1,8 +1,10 @@
 //! The diagonal rescaling of Theorem 2, in its corrected form: A′ = S⁻¹AS, B′ = S⁻¹B, b′ = S⁻¹b, C′ = CS, D′ = D.
 
+use super::groups::Groups;
 use super::well_posedness::{local_contractions, weigh};
-use super::{ImplicitModel, Scaling, components};
+use super::{ImplicitModel, Scaling, TapBlock, TapWeights, Target, components};
 use crate::linalg::Csr;
+use crate::network::Source;
 use crate::{Error, Result};
 
 /// Larger factors leave nothing of f32's range for the states.
@@ -34,14 +36,18 @@ impl ImplicitModel {
                  train with kappa instead",
             ));
         }
-        let parts = components(self.a());
-        let local = local_contractions(self.a(), &parts);
+        // Shared weights stay shared: one factor per channel.
+        let groups = Groups::new(self);
+        let norms = &groups.norms;
+        let parts = components(norms);
+        let local = local_contractions(norms, &parts);
         // An error here means that λ_pf is not shown to be below κ; the margin absorbs the rounding of s.
-        let general = weigh(self.a(), &parts, &local, kappa * (1.0 - 1e-6));
-        let (s, exact) = match powers_of_two(self.a(), kappa) {
+        let general = weigh(norms, &parts, &local, kappa * (1.0 - 1e-6));
+        let (s, exact) = match powers_of_two(norms, kappa) {
             Some(s) => (s, true),
             None => (general?.scaling, false),
         };
+        let s = groups.spread(&s);
         let largest_factor = s.iter().copied().fold(1.0, f64::max);
         if largest_factor > 2f64.powi(MAX_EXPONENT) {
             return Err(Error::unsupported(
@@ -54,8 +60,15 @@ impl ImplicitModel {
         out.a = scaled("A", self.a(), exact, |i, j| s[j] / s[i])?;
         out.b = scaled("B", self.b(), exact, |i, _| 1.0 / s[i])?;
         out.c = scaled("C", self.c(), exact, |_, j| s[j])?;
-        for (b, s) in out.state_bias.iter_mut().zip(&s) {
-            *b = scaled_value("b", *b, 1.0 / s, exact)?;
+        for (k, layer) in self.layout().layers().iter().enumerate() {
+            let each = layer.size / layer.rows().max(1);
+            let units = s[self.layout().range(k)].iter().step_by(each.max(1));
+            for (b, s) in out.state_bias[self.layout().row_range(k)].iter_mut().zip(units) {
+                *b = scaled_value("b", *b, 1.0 / s, exact)?;
+            }
+        }
+        for (k, block) in out.taps.iter_mut().enumerate() {
+            block.weights = self.scaled_taps(k, &self.taps()[k], &s, exact)?;
         }
         let before = out.metadata.scaling.take();
         let outputs = before.as_ref().map_or(1.0, |b| b.outputs);
@@ -66,13 +79,47 @@ impl ImplicitModel {
         out.metadata.scaling = Some(Scaling { states, outputs });
         out.metadata.kappa = Some(kappa);
         let model = ImplicitModel::new(out)?;
-        if model.a().norm_inf() > kappa {
+        if model.norm_a_inf() > kappa {
             return Err(Error::unsupported(
                 format!("rescaling to kappa {kappa}"),
-                format!("‖A‖∞ is still {} after rounding; ask for a slightly larger kappa", model.a().norm_inf()),
+                format!("‖A‖∞ is still {} after rounding; ask for a slightly larger kappa", model.norm_a_inf()),
             ));
         }
         Ok(Rescaled { model, exact, largest_factor })
+    }
+
+    /// The weights of block k in the new coordinates; a residual sum gets a factor per channel.
+    fn scaled_taps(&self, k: usize, block: &TapBlock, s: &[f64], exact: bool) -> Result<TapWeights> {
+        let name = format!("tap block {k}");
+        let target = |o: usize| match block.target {
+            Target::Layer(k) => s[self.layout().range(k).start + o * block.output.positions()],
+            Target::Output => 1.0,
+        };
+        // A channel of the operand is a share of its source, pooled or not.
+        let source = |c: usize, channels: usize| match block.source {
+            Source::Layer(k) => s[self.layout().range(k).start + c * (self.layout().layers()[k].size / channels)],
+            Source::Input => 1.0,
+        };
+        match &block.weights {
+            TapWeights::Taps(taps) => {
+                let (area, channels) = (block.window.area(), block.input.channels);
+                scaled(&name, taps, exact, |o, j| source(j / area, channels) / target(o)).map(TapWeights::Taps)
+            }
+            residual => {
+                let channels = block.output.channels;
+                let factors = (0..channels)
+                    .map(|o| {
+                        let before = match residual {
+                            TapWeights::Diagonal(factors) => factors[o],
+                            _ => 1.0,
+                        };
+                        scaled_value(&name, before, source(o, channels) / target(o), exact)
+                    })
+                    .collect::<Result<Vec<f32>>>()?;
+                let unchanged = factors.iter().all(|f| *f == 1.0);
+                Ok(if unchanged { TapWeights::Identity } else { TapWeights::Diagonal(factors) })
+            }
+        }
     }
 }
 

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
-use super::ImplicitModel;
+use super::{ImplicitModel, Letter, TapBlock, TapWeights, Target};
 use crate::linalg::Csr;
+use crate::network::Source;
 
-/// Non-zeros of every part of a model.
+/// Non-zeros of every part of a model, tap weights once each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct LetterCounts {
     /// A.
@@ -29,9 +30,11 @@ pub struct LayerCount {
     pub name: String,
     /// Its units.
     pub units: usize,
-    /// Non-zeros of its rows.
+    /// Its rows: channels of a map, units of a dense layer.
+    pub rows: usize,
+    /// Non-zeros of its rows, tap weights once each.
     pub nonzeros: usize,
-    /// Units that neither an output nor another state reads: no non-zero in their column of A or C.
+    /// Rows (channels or units) that neither an output nor another state reads: no non-zero in their columns of A or C.
     pub unread: usize,
 }
 
@@ -63,40 +66,52 @@ impl Sparsity {
     pub fn of(model: &ImplicitModel) -> Self {
         let nonzero = |v: &[f32]| v.iter().filter(|v| **v != 0.0).count();
         let (a, b, c, d) = (model.a(), model.b(), model.c(), model.d());
+        let shared = |letter: Letter| -> usize {
+            model.taps().iter().filter(|b| b.letter() == letter).map(TapBlock::nonzeros).sum()
+        };
         let letters = LetterCounts {
-            a: a.nonzeros(),
-            b: b.nonzeros(),
-            c: c.nonzeros(),
-            d: d.nonzeros(),
+            a: a.nonzeros() + shared(Letter::A),
+            b: b.nonzeros() + shared(Letter::B),
+            c: c.nonzeros() + shared(Letter::C),
+            d: d.nonzeros() + shared(Letter::D),
             state_bias: nonzero(model.state_bias()),
             output_bias: nonzero(model.output_bias()),
         };
-        let multiply_adds = (letters.a + letters.b + letters.c + letters.d) as u64;
-        let nonzeros = multiply_adds + (letters.state_bias + letters.output_bias) as u64;
+        let plain: usize = [a, b, c, d].iter().map(|m| m.nonzeros()).sum();
+        let multiply_adds = plain as u64 + model.taps().iter().map(TapBlock::multiply_adds).sum::<u64>();
+        let weights = letters.a + letters.b + letters.c + letters.d;
+        let nonzeros = (weights + letters.state_bias + letters.output_bias) as u64;
         let shape = model.shape();
         let full = (shape.states + shape.outputs) as u64 * (shape.states + shape.inputs) as u64;
         let baseline_nonzeros = model.metadata().baseline_nonzeros.unwrap_or(full);
-        let mut read = vec![false; shape.states];
-        for i in 0..shape.states {
-            a.row(i).filter(|&(j, _)| j != i).for_each(|(j, _)| read[j] = true);
-        }
-        c.indices().iter().for_each(|&j| read[j as usize] = true);
+        let read = rows_read(model);
         let layers = model
             .layout()
             .layers()
             .iter()
             .enumerate()
             .map(|(k, layer)| {
-                let rows = model.layout().range(k);
-                let count = |m: &Csr<f32>| m.indptr()[rows.end] - m.indptr()[rows.start];
+                let (units, rows) = (model.layout().range(k), model.layout().row_range(k));
+                let count = |m: &Csr<f32>| m.indptr()[units.end] - m.indptr()[units.start];
+                let own = |b: &&TapBlock| b.target == Target::Layer(k);
+                let taps: usize = model.taps().iter().filter(own).map(TapBlock::nonzeros).sum();
                 LayerCount {
                     name: layer.name.clone(),
                     units: layer.size,
-                    nonzeros: count(a) + count(b) + nonzero(&model.state_bias()[rows.clone()]),
+                    rows: rows.len(),
+                    nonzeros: count(a) + count(b) + taps + nonzero(&model.state_bias()[rows.clone()]),
                     unread: read[rows].iter().filter(|r| !**r).count(),
                 }
             })
             .collect();
+        let shared_bits: u64 = model
+            .taps()
+            .iter()
+            .map(|b| match &b.weights {
+                TapWeights::Taps(taps) => paper_index_bits(taps),
+                _ => 0,
+            })
+            .sum();
         Self {
             nonzeros,
             baseline_nonzeros,
@@ -104,11 +119,47 @@ impl Sparsity {
             multiply_adds,
             baseline_multiply_adds: model.metadata().baseline_multiply_adds,
             bytes: model.to_bytes().len() as u64,
-            paper_index_bits: [a, b, c, d].map(paper_index_bits).iter().sum(),
+            paper_index_bits: [a, b, c, d].map(paper_index_bits).iter().sum::<u64>() + shared_bits,
             letters,
             layers,
         }
     }
+}
+
+/// For every row of the layout, whether an output or another state reads it.
+fn rows_read(model: &ImplicitModel) -> Vec<bool> {
+    let layout = model.layout();
+    let mut units = vec![false; model.shape().states];
+    let a = model.a();
+    for i in 0..a.rows() {
+        a.row(i).filter(|&(j, _)| j != i).for_each(|(j, _)| units[j] = true);
+    }
+    model.c().indices().iter().for_each(|&j| units[j as usize] = true);
+    for block in model.taps() {
+        let Source::Layer(k) = block.source else { continue };
+        let own = &mut units[layout.range(k)];
+        match &block.weights {
+            TapWeights::Taps(taps) => {
+                // A channel of the operand is the same share of the source, pooled or not.
+                let each = own.len() / block.input.channels.max(1);
+                for &j in taps.indices() {
+                    own[j as usize / block.window.area() * each] = true;
+                }
+                for channel in own.chunks_exact_mut(each.max(1)) {
+                    let any = channel.contains(&true);
+                    channel.fill(any);
+                }
+            }
+            TapWeights::Identity | TapWeights::Diagonal(_) => own.fill(true),
+        }
+    }
+    let layers = layout.layers().iter().enumerate();
+    layers
+        .flat_map(|(k, layer)| {
+            let each = layer.size / layer.rows().max(1);
+            units[layout.range(k)].chunks_exact(each.max(1)).map(|row| row.contains(&true)).collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 /// n_r·⌈log₂ nnz⌉ + nnz·⌈log₂ n_c⌉ bits (the paper's appendix on storage).

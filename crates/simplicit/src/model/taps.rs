@@ -86,13 +86,38 @@ impl TapBlock {
         taps.indices().iter().map(|&j| uses[j as usize % uses.len()]).sum()
     }
 
-    /// Largest row sum of magnitudes of the unrolled block, bounded by that of the taps; poolings are averages or maxima.
-    pub fn norm_inf(&self) -> f64 {
-        match &self.weights {
-            TapWeights::Taps(taps) => taps.norm_inf(),
-            TapWeights::Identity => 1.0,
-            TapWeights::Diagonal(factors) => factors.iter().map(|v| f64::from(*v).abs()).fold(0.0, f64::max),
+    /// How often every unit of the operand is read: non-zeros of the columns of the unrolled block.
+    pub fn reads(&self) -> Vec<u64> {
+        let mut reads = vec![0; self.input.size()];
+        let TapWeights::Taps(taps) = &self.weights else {
+            reads.fill(1);
+            return reads;
+        };
+        let ([kh, kw], [sy, sx], [top, left, ..]) = (self.window.kernel, self.window.stride, self.window.padding);
+        for &j in taps.indices() {
+            let (c, dy, dx) = (j as usize / (kh * kw), j as usize / kw % kh, j as usize % kw);
+            for oy in self.window.inside(0, dy, self.input.height, self.output.height) {
+                for ox in self.window.inside(1, dx, self.input.width, self.output.width) {
+                    let (iy, ix) = (oy * sy + dy - top, ox * sx + dx - left);
+                    reads[(c * self.input.height + iy) * self.input.width + ix] += 1;
+                }
+            }
         }
+        reads
+    }
+
+    /// Sum of magnitudes of row o: at least that of any unrolled row of the channel, poolings being averages or maxima.
+    pub fn row_norm(&self, o: usize) -> f64 {
+        match &self.weights {
+            TapWeights::Taps(taps) => taps.row(o).map(|(_, v)| f64::from(v).abs()).sum(),
+            TapWeights::Identity => 1.0,
+            TapWeights::Diagonal(factors) => f64::from(factors[o]).abs(),
+        }
+    }
+
+    /// The largest of them.
+    pub fn norm_inf(&self) -> f64 {
+        (0..self.output.channels).map(|o| self.row_norm(o)).fold(0.0, f64::max)
     }
 
     /// A residual sum without pooling: as a matrix it has one entry per unit.

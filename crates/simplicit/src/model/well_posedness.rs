@@ -1,5 +1,6 @@
 //! ‖A‖∞ and a certified upper bound on the Perron–Frobenius eigenvalue of |A|.
 
+use super::groups::Groups;
 use super::{Components, ImplicitModel, components};
 use crate::linalg::Csr;
 use crate::{Error, Result};
@@ -20,7 +21,7 @@ pub struct Contraction {
 /// What can be shown about x = φ(Ax + c) having exactly one solution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WellPosedness {
-    /// Largest row sum of |A|.
+    /// Largest row sum of |A|; with tap blocks, at most this: the ℓ1 norms of a channel's taps.
     pub norm_a_inf: f64,
     /// Certified: λ_pf(|A|) is at most this. At 1 or more nothing is shown.
     pub lambda_pf_upper: f64,
@@ -38,19 +39,23 @@ impl WellPosedness {
 }
 
 impl ImplicitModel {
-    /// ‖A‖∞ and a certified upper bound on λ_pf(|A|).
+    /// ‖A‖∞ and a certified upper bound on λ_pf(|A|). With shared weights it is that of the norms between channels, which
+    /// is at least as large.
     pub fn well_posedness(&self) -> WellPosedness {
-        let parts = components(self.a());
-        let local = local_contractions(self.a(), &parts);
+        let groups = Groups::new(self);
+        let norms = &groups.norms;
+        let parts = components(norms);
+        let local = local_contractions(norms, &parts);
         let lambda_pf_upper = local.iter().flatten().map(|c| c.rho).fold(0.0, f64::max);
         let contraction = if lambda_pf_upper < 1.0 {
             // Half-way to 1: a smaller ρ would ask for larger s.
-            weigh(self.a(), &parts, &local, f64::midpoint(lambda_pf_upper, 1.0)).ok()
+            let found = weigh(norms, &parts, &local, f64::midpoint(lambda_pf_upper, 1.0)).ok();
+            found.map(|c| Contraction { scaling: groups.spread(&c.scaling), ..c })
         } else {
             None
         };
         WellPosedness {
-            norm_a_inf: self.a().norm_inf(),
+            norm_a_inf: self.norm_a_inf(),
             lambda_pf_upper,
             acyclic: !parts.cyclic.contains(&true),
             contraction,

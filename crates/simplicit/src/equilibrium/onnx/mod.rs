@@ -1,7 +1,9 @@
-//! Export to ONNX: acyclic stages as a straight line of Gemm and activation, cycles as a Loop.
+//! Export to ONNX: acyclic stages as a straight line of Gemm and activation, cycles as a Loop, tap blocks as convolutions.
 //!
 //! Initialisers are dense f32, which every runtime reads and which takes 4 bytes per entry of every block between two
 //! stages, zero or not: the model file is the small one. The graph takes inputs that are already preprocessed.
+
+mod layers;
 
 use std::path::Path;
 
@@ -9,7 +11,7 @@ use prost::Message;
 
 use super::Schedule;
 use crate::files::write_bytes_atomically;
-use crate::layout::Activation;
+use crate::layout::{Activation, MapShape};
 use crate::linalg::Csr;
 use crate::model::{ImplicitModel, component_contraction};
 use crate::onnx::proto::{
@@ -42,7 +44,8 @@ pub fn export_onnx(model: &ImplicitModel, path: impl AsRef<Path>, settings: Onnx
     write_bytes_atomically(path, &to_onnx(model, settings)?)
 }
 
-/// The bytes of an ONNX file with input `u` (batch × p, preprocessed) and output `y` (batch × q).
+/// The bytes of an ONNX file with input `u` (batch × p, preprocessed; batch × channels × height × width where a
+/// convolution reads it so) and output `y` (batch × q).
 ///
 /// Cycles run in double precision by plain Picard steps, all samples together, until the slowest is within the
 /// tolerance; a cycle whose contraction cannot be shown is refused.
@@ -54,6 +57,29 @@ pub fn to_onnx(model: &ImplicitModel, settings: OnnxSettings) -> Result<Vec<u8>>
             "an ONNX graph needs at least one of each",
         ));
     }
+    let graph = if !model.taps().is_empty() && model.layers_are_acyclic() {
+        layers::graph(model)?
+    } else {
+        // Residual sums of a model with cycles are entries of A like any other.
+        let plain = model.without_taps().ok_or_else(|| {
+            Error::unsupported("export of a cycle through tap blocks", "such a model cannot be run either")
+        })?;
+        stages(&plain, settings)?
+    };
+    Ok(ModelProto {
+        ir_version: Some(IR_VERSION),
+        producer_name: "simplicit".into(),
+        producer_version: env!("CARGO_PKG_VERSION").into(),
+        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: Some(OPSET) }],
+        graph: Some(graph),
+        ..Default::default()
+    }
+    .encode_to_vec())
+}
+
+/// A model without tap blocks, stage by stage.
+fn stages(model: &ImplicitModel, settings: OnnxSettings) -> Result<GraphProto> {
+    let shape = model.shape();
     let mut graph = Graph::new(model);
     let live = Schedule::read_by_outputs(model.a(), model.c());
     let activations = super::activations(model.layout());
@@ -75,23 +101,15 @@ pub fn to_onnx(model: &ImplicitModel, settings: OnnxSettings) -> Result<Vec<u8>>
     let rows: Vec<usize> = (0..shape.outputs).collect();
     let last = graph.pre_activation("out", &rows, model.c(), model.d(), model.output_bias());
     graph.node("Identity", &[&last], "y", vec![]);
-    Ok(ModelProto {
-        ir_version: Some(IR_VERSION),
-        producer_name: "simplicit".into(),
-        producer_version: env!("CARGO_PKG_VERSION").into(),
-        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: Some(OPSET) }],
-        graph: Some(GraphProto {
-            name: "implicit_model".into(),
-            doc_string: "x = φ(Ax + Bu + b), y = Cx + Du + d; u is the input after preprocessing".into(),
-            node: graph.nodes,
-            initializer: graph.initialisers,
-            input: vec![value("u", data_type::FLOAT, shape.inputs)],
-            output: vec![value("y", data_type::FLOAT, shape.outputs)],
-            ..Default::default()
-        }),
+    Ok(GraphProto {
+        name: "implicit_model".into(),
+        doc_string: "x = φ(Ax + Bu + b), y = Cx + Du + d; u is the input after preprocessing".into(),
+        node: graph.nodes,
+        initializer: graph.initialisers,
+        input: vec![value("u", data_type::FLOAT, shape.inputs)],
+        output: vec![value("y", data_type::FLOAT, shape.outputs)],
         ..Default::default()
-    }
-    .encode_to_vec())
+    })
 }
 
 /// States that are one tensor of the graph.
@@ -240,13 +258,7 @@ impl<'a> Graph<'a> {
         for kind in &kinds {
             sizes.push(units.iter().filter(|&&i| activations[i] == *kind).count() as i64);
         }
-        self.initialisers.push(TensorProto {
-            name: n("sizes"),
-            dims: vec![sizes.len() as i64],
-            data_type: Some(data_type::INT64),
-            raw_data: Some(sizes.iter().flat_map(|v| v.to_le_bytes()).collect()),
-            ..Default::default()
-        });
+        self.initialisers.push(constant_ints(&n("sizes"), &sizes));
         let parts: Vec<String> = (0..kinds.len()).map(|k| n(&format!("z{k}"))).collect();
         let mut split = node("Split", &[&n("z"), &n("sizes")], "", vec![integer("axis", 1)]);
         split.output = parts.clone();
@@ -313,6 +325,21 @@ fn integer(name: &str, i: i64) -> AttributeProto {
     AttributeProto { name: name.into(), i: Some(i), kind: Some(attribute_type::INT), ..Default::default() }
 }
 
+fn integers(name: &str, values: &[usize]) -> AttributeProto {
+    let ints = values.iter().map(|&v| v as i64).collect();
+    AttributeProto { name: name.into(), ints, kind: Some(attribute_type::INTS), ..Default::default() }
+}
+
+fn constant_ints(name: &str, values: &[i64]) -> TensorProto {
+    TensorProto {
+        name: name.into(),
+        dims: vec![values.len() as i64],
+        data_type: Some(data_type::INT64),
+        raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        ..Default::default()
+    }
+}
+
 fn float(name: &str, f: f32) -> AttributeProto {
     AttributeProto { name: name.into(), f: Some(f), kind: Some(attribute_type::FLOAT), ..Default::default() }
 }
@@ -338,9 +365,22 @@ fn tensor_type(kind: i32, dim: Vec<DimensionProto>) -> Option<TypeProto> {
 }
 
 fn value(name: &str, kind: i32, width: usize) -> ValueInfoProto {
+    batch_of(name, kind, &[width])
+}
+
+fn flat_value(name: &str, width: usize) -> ValueInfoProto {
+    batch_of(name, data_type::FLOAT, &[width])
+}
+
+fn map_value(name: &str, map: MapShape) -> ValueInfoProto {
+    batch_of(name, data_type::FLOAT, &[map.channels, map.height, map.width])
+}
+
+fn batch_of(name: &str, kind: i32, sample: &[usize]) -> ValueInfoProto {
     let batch = DimensionProto { value: Some(DimensionValue::Param("batch".into())) };
-    let width = DimensionProto { value: Some(DimensionValue::Value(width as i64)) };
-    ValueInfoProto { name: name.into(), kind: tensor_type(kind, vec![batch, width]), ..Default::default() }
+    let rest = sample.iter().map(|&d| DimensionProto { value: Some(DimensionValue::Value(d as i64)) });
+    let dims = std::iter::once(batch).chain(rest).collect();
+    ValueInfoProto { name: name.into(), kind: tensor_type(kind, dims), ..Default::default() }
 }
 
 fn scalar_value(name: &str, kind: i32) -> ValueInfoProto {
