@@ -1,156 +1,149 @@
 //! A block of rows solved side by side, so that every product with Ĝ or an inverse is a matrix–matrix product.
 //!
-//! 1. **Operator splitting** (ADMM): y = (Ĝ + ρI)⁻¹(ĥ + ρ(v − s)), v = prox(y + s), s += y − v. A few dozen steps of one
-//!    product each find most of the support.
-//! 2. **Proximal point with semismooth Newton**: around an anchor a, the dual of min P(w) + ε/2·‖w − a‖² is smooth in y;
-//!    w(y) = prox_{1/ε}(a + (ĥ − Ĝy)/ε), its gradient is Ĝ(y − w(y)), and a Newton step is a linear system on the active
-//!    entries. When the inner problem is solved well enough the anchor moves and ε falls. The predicted w (the Newton
-//!    point itself) is what is certified: on the right support it is the exact solution.
+//! 1. **Operator splitting**, accelerated ([`super::splitting`]): a few dozen cheap steps find the support.
+//! 2. **Active set** ([`super::active_set`]): from time to time the rows whose signs have settled are solved on their
+//!    support, which is corrected a few times. Most rows end here.
+//! 3. **Proximal point with semismooth Newton** ([`super::newton`]) for the rows that are left.
 //!
 //! Every row depends on its own data alone, but sits in a block of fixed size: the result does not depend on threads.
 
+use super::active_set::{ActiveSet, correct};
 use super::canonical::{Gap, Row};
-use super::design::{DECADES, Design, LEVELS, epsilon};
-use super::newton_system::{INACTIVE, Method, NewtonSystem};
+use super::design::Coordinates;
+use super::newton::{Newton, newton};
+use super::newton_system::NewtonSystem;
+use super::splitting::{Splitting, advance, start};
 use super::{RowOutcome, SolverSettings, Status};
-use crate::linalg::{Matrix, Scalar, View, dot, gemm, vectorised};
+use crate::linalg::{Matrix, Scalar, View, gemm, vectorised};
 use crate::parallel::Cancel;
 use crate::problem::Penalty;
 
-/// The smallest ε the splitting may use: below it single precision does not reach.
-const SPLITTING_LEVELS: usize = 7;
-/// Over-relaxation of the splitting.
-const RELAXATION: f64 = 1.6;
-/// Splitting steps between two looks at the step size.
-const ADAPT_EVERY: usize = 10;
-/// The last splitting steps are in double precision: the dual they leave is what Newton starts from.
-const DOUBLE_STEPS: usize = 10;
-/// First ρ: this share of (typical kink) / (typical ridge weight).
-const FIRST_STEP: f64 = 0.3;
-/// The inner problem is solved when ‖w − y‖_G is below this share of ‖w − anchor‖ in the metric Ĝ + εI.
-const INNER: f64 = 0.3;
-/// Accepted share of the first derivative in the search along a Newton step.
-const SEARCH: f64 = 0.5;
-/// Trials of that search.
-const MAX_TRIALS: usize = 20;
-/// Inner Newton steps after which ε was too small for this anchor, and grows again.
-const MAX_INNER_STEPS: usize = 12;
+/// Splitting steps between two looks at the signs.
+const LOOK_EVERY: usize = 5;
+/// The first look, and the growth of the wait between two tries of the active set.
+const FIRST_TRY: usize = 20;
+const NEXT_TRY: f64 = 1.25;
+/// Signs that may have changed since the last look, as a share of the features.
+const SETTLED_SIGNS: f64 = 0.02;
 
-/// One row's state. Vectors have one entry per live feature.
-struct State<'a> {
-    row: &'a Row,
-    level: usize,
-    anchor: Vec<f64>,
-    g_anchor: Vec<f64>,
-    y: Vec<f64>,
-    gy: Vec<f64>,
-    w: Vec<f64>,
-    gw: Vec<f64>,
-    step: Vec<f64>,
-    g_step: Vec<f64>,
-    border: Vec<f64>,
-    diagonal: Vec<f64>,
-    theta: f64,
-    system: NewtonSystem,
-    newton_steps: usize,
-    splitting_steps: usize,
-    best: Option<(Gap, Vec<f64>)>,
-    stalled: usize,
-    /// The anchor moved to w: the next step is the prediction from there.
-    moved: bool,
-    /// Newton steps since the anchor moved.
-    inner_steps: usize,
-    done: Option<Status>,
+/// The best certified point of a row.
+#[derive(Debug, Default, Clone)]
+pub(super) struct Best(Option<(Gap, Vec<f64>)>);
+
+impl Best {
+    /// Keeps w if its gap is smaller.
+    pub(super) fn take(&mut self, gap: Gap, w: &[f64]) -> bool {
+        let better = self.0.as_ref().is_none_or(|(best, _)| gap.gap < best.gap);
+        if better {
+            self.0 = Some((gap, w.to_vec()));
+        }
+        better
+    }
+
+    pub(super) fn is_within(&self, tolerance: f64) -> bool {
+        self.0.as_ref().is_some_and(|(best, _)| best.relative() <= tolerance)
+    }
 }
 
 /// Scratch shared by the rows of a block.
-struct Room {
-    v: Vec<f64>,
-    shifted: Vec<f64>,
-    trial: Vec<f64>,
-    double: Buffers<f64>,
-    single: Buffers<f32>,
+pub(super) struct Room {
+    pub(super) v: Vec<f64>,
+    pub(super) shifted: Vec<f64>,
+    pub(super) trial: Vec<f64>,
+    pub(super) double: Buffers<f64>,
+    pub(super) single: Buffers<f32>,
+    pub(super) system: NewtonSystem,
 }
 
 /// Both sides of a product.
 #[derive(Default)]
-struct Buffers<T> {
+pub(super) struct Buffers<T> {
     picked: Vec<usize>,
     left: Vec<T>,
     right: Vec<T>,
 }
 
-/// Solves a block of rows; rows that are `None` (zero targets) are skipped.
+/// Solves a block of rows in the same coordinates, each perhaps from a start.
 pub(crate) fn solve(
-    design: &Design,
+    coordinates: &Coordinates,
     penalty: &dyn Penalty,
     settings: &SolverSettings,
     rows: &[(&Row, Option<Vec<f64>>)],
     cancel: &Cancel,
 ) -> crate::Result<Vec<RowOutcome>> {
-    let d = design.live().len();
+    let d = coordinates.gram().rows();
     let mut room = Room {
         v: vec![0.0; d],
         shifted: vec![0.0; d],
         trial: vec![0.0; d],
         double: Buffers::default(),
         single: Buffers::default(),
+        system: NewtonSystem::new(),
     };
-    let mut states: Vec<State> = rows
-        .iter()
-        .map(|(row, start)| State {
-            row,
-            level: 0,
-            anchor: start.clone().unwrap_or_else(|| vec![0.0; d]),
-            g_anchor: vec![0.0; d],
-            y: vec![0.0; d],
-            gy: vec![0.0; d],
-            w: vec![0.0; d],
-            gw: vec![0.0; d],
-            step: vec![0.0; d],
-            g_step: vec![0.0; d],
-            border: Vec::new(),
-            diagonal: vec![0.0; d],
-            theta: 0.0,
-            system: NewtonSystem::new(),
-            newton_steps: 0,
-            splitting_steps: 0,
-            best: None,
-            stalled: 0,
-            moved: false,
-            inner_steps: 0,
-            done: None,
-        })
-        .collect();
-    choose_levels(design, penalty, &mut states, &mut room);
+    let mut states: Vec<Splitting> = rows.iter().map(|(row, start)| Splitting::new(row, start.as_deref(), d)).collect();
+    start(coordinates, penalty, &mut states, &mut room);
     let warm = rows.iter().all(|(_, start)| start.is_some());
-    split(
-        design,
-        penalty,
-        if warm { settings.warm_splitting_steps } else { settings.splitting_steps },
-        &mut states,
-        &mut room,
-        cancel,
-    )?;
-    newton(design, penalty, settings, &mut states, &mut room, cancel)?;
-    Ok(states
-        .into_iter()
-        .map(|s| {
-            let status = s.done.unwrap_or(Status::Limit);
-            let (gap, weights) = s.best.unwrap_or((Gap { primal: 0.5, gap: 0.5 }, vec![0.0; d]));
-            RowOutcome { weights, gap, status, splitting_steps: s.splitting_steps, newton_steps: s.newton_steps }
-        })
-        .collect())
+    let steps = if warm { settings.warm_splitting_steps } else { settings.splitting_steps };
+    let mut next_try = FIRST_TRY.min(steps);
+    for step in 1..=steps {
+        cancel.check()?;
+        advance(coordinates, penalty, &mut states, &mut room, |s| !s.solved);
+        if step % LOOK_EVERY == 0 || step == steps {
+            for s in states.iter_mut().filter(|s| !s.solved) {
+                s.look();
+            }
+        }
+        if step < next_try && step < steps {
+            continue;
+        }
+        next_try = (step as f64 * NEXT_TRY).ceil() as usize;
+        let allowed = (SETTLED_SIGNS * d as f64).ceil() as usize;
+        let mut tried: Vec<ActiveSet> = states
+            .iter_mut()
+            .filter(|s| !s.solved && (s.changed_signs <= allowed || step == steps))
+            .map(|s| ActiveSet::new(s.row, penalty, &s.v, s.theta, std::mem::take(&mut s.best)))
+            .collect();
+        correct(coordinates, penalty, settings, &mut tried, &mut room);
+        let mut tried = tried.into_iter();
+        for s in states.iter_mut().filter(|s| !s.solved && (s.changed_signs <= allowed || step == steps)) {
+            if let Some(result) = tried.next() {
+                s.solved = result.best.is_within(settings.tolerance);
+                s.active_set_steps += result.steps;
+                s.best = result.best;
+            }
+        }
+        if states.iter().all(|s| s.solved) {
+            break;
+        }
+    }
+    let mut left: Vec<Newton> = Vec::new();
+    for s in states.iter_mut().filter(|s| !s.solved) {
+        let best = std::mem::take(&mut s.best);
+        left.push(Newton::new(s.row, s.level, std::mem::take(&mut s.v), std::mem::take(&mut s.y), best));
+    }
+    newton(coordinates, penalty, settings, &mut left, &mut room, cancel)?;
+    let mut left = left.into_iter();
+    let outcome = |s: Splitting| {
+        let rest = if s.solved { None } else { left.next() };
+        let (status, best, newton_steps) = match rest {
+            Some(n) => (n.done.unwrap_or(Status::Limit), n.best, n.steps),
+            None => (Status::Solved, s.best, 0),
+        };
+        let (gap, weights) = best.0.unwrap_or((Gap { primal: 0.5, gap: 0.5 }, vec![0.0; d]));
+        let newton_steps = newton_steps + s.active_set_steps;
+        RowOutcome { weights, gap, status, splitting_steps: s.steps, newton_steps }
+    };
+    Ok(states.into_iter().map(outcome).collect())
 }
 
 /// out_i = matrix · in_i for the rows picked, all at once, in the precision of the matrix.
-fn multiply<'s, T: Scalar>(
+pub(super) fn multiply<S, T: Scalar>(
     matrix: &Matrix<T>,
-    states: &mut [State<'s>],
+    states: &mut [S],
     buffers: &mut Buffers<T>,
-    pick: impl Fn(&State<'s>) -> bool,
-    input: impl for<'r> Fn(&'r State<'s>) -> &'r [f64],
-    mut output: impl FnMut(&mut State<'s>, &[T]),
+    pick: impl Fn(&S) -> bool,
+    input: impl for<'r> Fn(&'r S) -> &'r [f64],
+    mut output: impl FnMut(&mut S, &[T]),
 ) {
     let d = matrix.rows();
     buffers.left.clear();
@@ -170,7 +163,7 @@ fn multiply<'s, T: Scalar>(
 }
 
 /// out = Σ_k factor_k · vector_k.
-fn combine<const K: usize>(out: &mut [f64], terms: &[(f64, &Vec<f64>); K]) {
+pub(super) fn combine<const K: usize>(out: &mut [f64], terms: &[(f64, &[f64]); K]) {
     let d = out.len();
     let terms = terms.map(|(factor, vector)| (factor, &vector[..d]));
     vectorised(
@@ -185,398 +178,4 @@ fn combine<const K: usize>(out: &mut [f64], terms: &[(f64, &Vec<f64>); K]) {
             }
         },
     );
-}
-
-/// ρ such that the threshold moves a typical weight by about half of it, from a ridge solution.
-fn choose_levels(design: &Design, penalty: &dyn Penalty, states: &mut [State], room: &mut Room) {
-    const FIRST: usize = 3;
-    let Some(inverse) = design.inverse(FIRST) else { return };
-    multiply(
-        inverse,
-        states,
-        &mut room.double,
-        |_| true,
-        |s| &s.row.h,
-        |s, out| {
-            let kinks: f64 = (0..out.len()).map(|j| s.row.kink(penalty, j).powi(2)).sum();
-            let size = dot(out, out);
-            let rho = if size > 0.0 && kinks > 0.0 { FIRST_STEP * (kinks / size).sqrt() } else { 1e-2 };
-            s.level = nearest_level(rho);
-            s.y.copy_from_slice(out);
-        },
-    );
-}
-
-fn nearest_level(rho: f64) -> usize {
-    (-rho.log10() / DECADES).round().clamp(0.0, SPLITTING_LEVELS as f64) as usize
-}
-
-/// Phase 1. `anchor` is v, `g_anchor` the scaled dual s, `y` the dense iterate.
-fn split(
-    design: &Design,
-    penalty: &dyn Penalty,
-    steps: usize,
-    states: &mut [State],
-    room: &mut Room,
-    cancel: &Cancel,
-) -> crate::Result<()> {
-    for step in 0..steps {
-        cancel.check()?;
-        let adapt = step % ADAPT_EVERY == ADAPT_EVERY - 1 && step + ADAPT_EVERY / 2 < steps;
-        for s in states.iter_mut() {
-            let rho = epsilon(s.level);
-            combine(&mut s.step, &[(1.0, &s.row.h), (rho, &s.anchor), (-rho, &s.g_anchor)]);
-        }
-        for level in 0..LEVELS {
-            if !states.iter().any(|s| s.level == level) {
-                continue;
-            }
-            let open = |s: &State| s.level == level;
-            if step + DOUBLE_STEPS < steps {
-                let Some(inverse) = design.single_inverse(level) else { continue };
-                multiply(
-                    inverse,
-                    states,
-                    &mut room.single,
-                    open,
-                    |s| &s.step,
-                    |s, out| {
-                        for (y, out) in s.y.iter_mut().zip(out) {
-                            *y = f64::from(*out);
-                        }
-                    },
-                );
-            } else {
-                let Some(inverse) = design.inverse(level) else { continue };
-                multiply(inverse, states, &mut room.double, open, |s| &s.step, |s, out| s.y.copy_from_slice(out));
-            }
-        }
-        for s in states.iter_mut() {
-            let rho = epsilon(s.level);
-            combine(&mut s.gw, &[(RELAXATION, &s.y), (1.0 - RELAXATION, &s.anchor)]);
-            combine(&mut room.v, &[(1.0, &s.gw), (1.0, &s.g_anchor)]);
-            s.row.prox(penalty, &room.v, 1.0 / rho, &mut s.w, &mut room.shifted);
-            combine(&mut s.g_anchor, &[(1.0, &room.v), (-1.0, &s.w)]);
-            std::mem::swap(&mut s.anchor, &mut s.w);
-            s.splitting_steps += 1;
-            if adapt {
-                let (mut primal, mut dual) = (0.0, 0.0);
-                for j in 0..s.w.len() {
-                    primal += (s.y[j] - s.anchor[j]).powi(2);
-                    dual += (s.w[j] - s.anchor[j]).powi(2);
-                }
-                let (size, dual_size) = (dot(&s.anchor, &s.anchor), dot(&s.g_anchor, &s.g_anchor));
-                let ratio = (primal / size.max(1e-300)).sqrt() / (dual / dual_size.max(1e-300)).sqrt().max(1e-300);
-                let wanted = nearest_level(rho * ratio.clamp(1e-2, 1e2).sqrt());
-                if wanted != s.level {
-                    let factor = rho / epsilon(wanted);
-                    for v in &mut s.g_anchor {
-                        *v *= factor;
-                    }
-                    s.level = wanted;
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Phase 2.
-fn newton(
-    design: &Design,
-    penalty: &dyn Penalty,
-    settings: &SolverSettings,
-    states: &mut [State],
-    room: &mut Room,
-    cancel: &Cancel,
-) -> crate::Result<()> {
-    let gram = design.gram();
-    multiply(gram, states, &mut room.double, |_| true, |s| &s.anchor, |s, out| s.g_anchor.copy_from_slice(out));
-    multiply(gram, states, &mut room.double, |_| true, |s| &s.y, |s, out| s.gy.copy_from_slice(out));
-    for _ in 0..settings.max_newton_steps {
-        if states.iter().all(|s| s.done.is_some()) {
-            break;
-        }
-        cancel.check()?;
-        for s in states.iter_mut().filter(|s| s.done.is_none()) {
-            s.evaluate(penalty, room);
-        }
-        multiply(gram, states, &mut room.double, |s| s.done.is_none(), |s| &s.w, |s, out| s.gw.copy_from_slice(out));
-        for s in states.iter_mut().filter(|s| s.done.is_none()) {
-            s.move_anchor_if_solved();
-        }
-        for s in states.iter_mut().filter(|s| s.done.is_none()) {
-            s.prepare(design, penalty);
-        }
-        directions(design, states, room);
-        multiply(
-            gram,
-            states,
-            &mut room.double,
-            |s| s.done.is_none(),
-            |s| &s.step,
-            |s, out| s.g_step.copy_from_slice(out),
-        );
-        for s in states.iter_mut().filter(|s| s.done.is_none()) {
-            s.newton_steps += 1;
-            s.inner_steps += 1;
-            s.certify(design, penalty, settings, room);
-            if s.done.is_none() {
-                s.search(penalty, room);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// `step` ← the Newton change of w on J for every open row, through whichever form its system has.
-fn directions(design: &Design, states: &mut [State], room: &mut Room) {
-    for s in states.iter_mut().filter(|s| s.done.is_none() && s.system.method() == Method::Direct) {
-        s.system.solve_direct(&mut s.step);
-        if !s.border.is_empty() {
-            let mut solved = s.border.clone();
-            s.system.solve_direct(&mut solved);
-            s.eliminate_border(&solved);
-        }
-    }
-    for level in 0..LEVELS {
-        let corrected = |s: &State| s.done.is_none() && s.level == level && s.system.method() == Method::Corrected;
-        if !states.iter().any(&corrected) {
-            continue;
-        }
-        let Some(inverse) = design.inverse(level) else { continue };
-        // t = (Ĝ+εI)⁻¹b, then x = t − (Ĝ+εI)⁻¹q; `g_step` carries q.
-        multiply(
-            inverse,
-            states,
-            &mut room.double,
-            corrected,
-            |s| &s.step,
-            |s, out| {
-                s.step.copy_from_slice(out);
-                s.system.correction(out, &mut s.g_step);
-            },
-        );
-        multiply(inverse, states, &mut room.double, corrected, |s| &s.g_step, |s, out| s.subtract_and_mask(out));
-        let bordered = |s: &State| corrected(s) && !s.border.is_empty();
-        if states.iter().any(bordered) {
-            let mut solved: Vec<Vec<f64>> = Vec::new();
-            multiply(
-                inverse,
-                states,
-                &mut room.double,
-                bordered,
-                |s| &s.border,
-                |s, out| {
-                    s.system.correction(out, &mut s.g_step);
-                    solved.push(out.to_vec());
-                },
-            );
-            let mut k = 0;
-            multiply(
-                inverse,
-                states,
-                &mut room.double,
-                bordered,
-                |s| &s.g_step,
-                |s, out| {
-                    let x = &mut solved[k];
-                    for j in 0..x.len() {
-                        x[j] = if s.diagonal[j] >= 0.0 { x[j] - out[j] } else { 0.0 };
-                    }
-                    let x = std::mem::take(x);
-                    s.eliminate_border(&x);
-                    k += 1;
-                },
-            );
-        }
-    }
-}
-
-impl State<'_> {
-    fn sigma(&self) -> f64 {
-        1.0 / epsilon(self.level)
-    }
-
-    /// w(y) = prox at the anchor.
-    fn evaluate(&mut self, penalty: &dyn Penalty, room: &mut Room) {
-        if self.inner_steps > MAX_INNER_STEPS {
-            self.level = self.level.saturating_sub(1);
-            self.inner_steps = 0;
-        }
-        let sigma = self.sigma();
-        combine(&mut room.v, &[(1.0, &self.anchor), (sigma, &self.row.h), (-sigma, &self.gy)]);
-        self.theta = self.row.prox(penalty, &room.v, sigma, &mut self.w, &mut room.shifted);
-    }
-
-    /// Inner problem solved: the anchor moves to w and ε falls by a level. With J kept, the new inner solution is
-    /// w + (Ĝ+Δ+ε)⁻¹(ĥ − Ĝw − f̂′(w)) on J, which predicts the next y; taking w(y) anew at the old y instead would throw
-    /// every entry by the last move times the ratio of the two ε.
-    fn move_anchor_if_solved(&mut self) {
-        let eps = epsilon(self.level);
-        let (mut inner, mut moved) = (0.0, 0.0);
-        for j in 0..self.w.len() {
-            inner += (self.w[j] - self.y[j]) * (self.gw[j] - self.gy[j]);
-            let step = self.w[j] - self.anchor[j];
-            moved += step * (self.gw[j] - self.g_anchor[j] + eps * step);
-        }
-        self.moved = inner <= INNER * INNER * moved + 1e-30;
-        if self.moved {
-            self.anchor.copy_from_slice(&self.w);
-            self.g_anchor.copy_from_slice(&self.gw);
-            self.level = (self.level + 1).min(LEVELS - 1);
-            self.inner_steps = 0;
-        }
-    }
-
-    /// The active entries and curvatures at w, the right-hand side −Ĝ(w − y) in `step`, the ball's border if it is tight.
-    fn prepare(&mut self, design: &Design, penalty: &dyn Penalty) {
-        for j in 0..self.w.len() {
-            let w = self.w[j];
-            let active = !self.row.is_clipped(j, w) && (w != 0.0 || self.row.kink(penalty, j) == 0.0);
-            self.diagonal[j] = if active { self.row.curvature(penalty, j, w) } else { INACTIVE };
-        }
-        if self.theta > 0.0
-            && let Some((c, _)) = &self.row.ball
-        {
-            // An entry held at zero by the ball alone is not active either.
-            for j in 0..self.w.len() {
-                if c[j] > 0.0 && self.w[j] == 0.0 {
-                    self.diagonal[j] = INACTIVE;
-                }
-            }
-        }
-        while !self.system.prepare(design, self.level, &self.diagonal) && self.level > 0 {
-            self.level -= 1;
-        }
-        for j in 0..self.w.len() {
-            self.step[j] = if self.diagonal[j] < 0.0 {
-                0.0
-            } else if self.moved {
-                let pull = self.theta * self.row.ball.as_ref().map_or(0.0, |(c, _)| c[j]);
-                let slope = self.row.slope(penalty, j, self.w[j]) + pull.copysign(self.w[j]);
-                self.row.h[j] - self.gw[j] - if self.w[j] == 0.0 { 0.0 } else { slope }
-            } else {
-                self.gy[j] - self.gw[j]
-            };
-        }
-        self.border.clear();
-        if self.theta > 0.0
-            && let Some((c, _)) = &self.row.ball
-        {
-            let active = self.w.iter().zip(c).zip(&self.diagonal);
-            self.border.extend(active.map(|((w, c), d)| if *d >= 0.0 && *w != 0.0 { c.copysign(*w) } else { 0.0 }));
-        }
-    }
-
-    /// `step` holds t = (Ĝ+εI)⁻¹b; the answer is t − `out` on J.
-    fn subtract_and_mask(&mut self, out: &[f64]) {
-        for j in 0..out.len() {
-            self.step[j] = if self.diagonal[j] >= 0.0 { self.step[j] - out[j] } else { 0.0 };
-        }
-    }
-
-    /// Keeps Σ c_j sign(w_j) x_j = 0, the ball's face.
-    fn eliminate_border(&mut self, solved: &[f64]) {
-        let below = dot(&self.border, solved);
-        if below > 0.0 {
-            let factor = dot(&self.border, &self.step) / below;
-            for (x, s) in self.step.iter_mut().zip(solved) {
-                *x -= factor * s;
-            }
-        }
-    }
-
-    /// Certifies the Newton point w + x (if it keeps signs and constraints) or else w itself, and keeps the better.
-    fn certify(&mut self, design: &Design, penalty: &dyn Penalty, settings: &SolverSettings, room: &mut Room) {
-        let d = self.w.len();
-        let mut g_trial = vec![0.0; d];
-        for newton_point in [true, false] {
-            for j in 0..d {
-                let flips = newton_point && self.w[j] != 0.0 && self.w[j] * (self.w[j] + self.step[j]) < 0.0;
-                let moved = newton_point && !flips;
-                room.trial[j] = if moved { self.w[j] + self.step[j] } else { self.w[j] };
-                g_trial[j] = self.gw[j] + if newton_point { self.g_step[j] } else { 0.0 };
-                if flips {
-                    // Not a point we have Ĝ for.
-                    room.trial[0] = f64::NAN;
-                    break;
-                }
-            }
-            if room.trial[0].is_nan() || !self.row.is_feasible(&room.trial) {
-                continue;
-            }
-            self.row.settle_free(design, &mut room.trial, &mut g_trial);
-            let gap = self.row.certify(penalty, &room.trial, &g_trial, self.theta);
-            if self.best.as_ref().is_none_or(|(best, _)| gap.gap < best.gap) {
-                self.best = Some((gap, room.trial.clone()));
-                self.stalled = 0;
-            }
-        }
-        self.stalled += 1;
-        if self.best.as_ref().is_some_and(|(best, _)| best.relative() <= settings.tolerance) {
-            self.done = Some(Status::Solved);
-        } else if self.stalled > settings.max_stalled_steps {
-            self.done = Some(Status::Limit);
-        }
-    }
-
-    /// y += t·(w − y + x), t from a search on the derivative of the inner dual, (y − w(y))ᵀĜ·step: it is monotone in t,
-    /// free of the cancellation of the values, and costs one prox a trial.
-    fn search(&mut self, penalty: &dyn Penalty, room: &mut Room) {
-        let sigma = self.sigma();
-        let d = self.w.len();
-        if self.moved {
-            for j in 0..d {
-                self.y[j] = self.w[j] + self.step[j];
-                self.gy[j] = self.gw[j] + self.g_step[j];
-            }
-            return;
-        }
-        for j in 0..d {
-            self.step[j] += self.w[j] - self.y[j];
-            self.g_step[j] += self.gw[j] - self.gy[j];
-        }
-        let y_part = dot(&self.y, &self.g_step);
-        let step_part = dot(&self.step, &self.g_step);
-        let slope = y_part - dot(&self.w, &self.g_step);
-        if slope >= 0.0 || slope.is_nan() {
-            // Rounding ate the direction: ε is too small here.
-            self.inner_steps = MAX_INNER_STEPS + 1;
-            return;
-        }
-        let derivative = |t: f64, room: &mut Room| {
-            let slope = -sigma * t;
-            combine(
-                &mut room.v,
-                &[(1.0, &self.anchor), (sigma, &self.row.h), (-sigma, &self.gy), (slope, &self.g_step)],
-            );
-            self.row.prox(penalty, &room.v, sigma, &mut room.trial, &mut room.shifted);
-            y_part + t * step_part - dot(&room.trial, &self.g_step)
-        };
-        let mut t = 1.0;
-        let mut end = derivative(t, room);
-        let (mut low, mut low_value, mut high, mut high_value) = (0.0, slope, 1.0, end);
-        for _ in 0..MAX_TRIALS {
-            if end.abs() <= SEARCH * slope.abs() || (t == 1.0 && end < 0.0) {
-                break;
-            }
-            // Between the secant's root and the middle: the derivative is monotone but far from linear.
-            let root = low + (high - low) * low_value / (low_value - high_value);
-            t = 0.5 * (root + 0.5 * (low + high));
-            if !(t > low && t < high) {
-                t = 0.5 * (low + high);
-            }
-            end = derivative(t, room);
-            if end < 0.0 {
-                (low, low_value) = (t, end);
-            } else {
-                (high, high_value) = (t, end);
-            }
-        }
-        for j in 0..d {
-            self.y[j] += t * self.step[j];
-            self.gy[j] += t * self.g_step[j];
-        }
-    }
 }

@@ -1,10 +1,11 @@
 //! A row problem in the solver's own coordinates, and its certificate.
 //!
-//! With feature scales c_j = rms_j, the target's scale t = rms(z) and S = 2Λt², the unknown is ŵ_j = w_j·c_j/t and the
-//! row becomes ½ŵᵀĜŵ − ĥᵀŵ + ½ + Σ f̂_j(ŵ_j), f̂_j(x) = (ω_j/S)·f(u_j x), with diag Ĝ = 1. Its value times S is the
-//! user's objective, so a gap relative to the objective is the same number in both.
+//! With feature scales c_j ([`Scaling`]), the target's scale t = rms(z) and S = 2Λt², the unknown is ŵ_j = w_j·c_j/t and
+//! the row becomes ½ŵᵀĜŵ − ĥᵀŵ + ½ + Σ f̂_j(ŵ_j), f̂_j(x) = (ω_j/S)·f(u_j x). Its value times S is the user's objective,
+//! so a gap relative to the objective is the same number in both.
 
 use super::Design;
+use super::design::{Coordinates, Scaling};
 use crate::linalg::{Cholesky, axpy, dot};
 use crate::problem::penalty::{EntryScale, Penalty};
 use crate::problem::{RowProblem, Units};
@@ -14,14 +15,20 @@ use crate::problem::{RowProblem, Units};
 const BALL_MARGIN: f64 = 1e-12;
 /// The ball is slack, and has no multiplier, with at least this share of its radius left.
 const SLACK: f64 = 1e-9;
-/// The gradient of an unpenalised entry counts as zero up to here (diag Ĝ = 1, ‖ẑ‖ = 1), and the entry is taken to lie
-/// within `REACH` times the gradient of its optimum.
+/// The gradient of an unpenalised entry counts as zero up to here (for diag Ĝ = 1, ‖ẑ‖ = 1), and the entry is taken to
+/// lie within `REACH` times the gradient of its optimum.
 const SETTLED: f64 = 1e-9;
 const REACH: f64 = 1e6;
 
+/// What the projection aims at for a ball of this radius.
+pub(crate) fn inner_radius(radius: f64) -> f64 {
+    radius * (1.0 - BALL_MARGIN)
+}
+
 /// One row, over the design's live features.
 #[derive(Debug)]
-pub(crate) struct Row {
+pub(crate) struct Row<'a> {
+    pub(crate) coordinates: &'a Coordinates,
     pub(crate) h: Vec<f64>,
     pub(crate) scale: EntryScale,
     /// Ball weights in these coordinates and the radius.
@@ -51,10 +58,11 @@ impl Gap {
     }
 }
 
-impl Row {
+impl<'a> Row<'a> {
     /// `None` for a target that is always zero: its row is the zero row.
     pub(crate) fn new(
-        design: &Design,
+        design: &'a Design,
+        scaling: Scaling,
         problem: &RowProblem,
         penalty: &dyn Penalty,
         h: &[f64],
@@ -67,7 +75,8 @@ impl Row {
         }
         let value_scale = 2.0 * problem.fit * mean_square;
         let live = design.live();
-        let c = design.scales();
+        let coordinates = design.coordinates(scaling);
+        let c = coordinates.scales();
         let m = design.samples() as f64;
         let canonical_h = live.iter().zip(c).map(|(&j, &c)| h[j] / (m * c * t)).collect();
         let omega = |j: usize| problem.weights.as_ref().map_or(1.0, |w| w[j]);
@@ -75,8 +84,8 @@ impl Row {
         let units = match problem.units {
             Units::Stored => Some(c.iter().map(|c| t / c).collect()),
             Units::Rms { factor } => {
-                let unit = t * factor;
-                (unit != 1.0).then(|| vec![unit; live.len()])
+                let units: Vec<f64> = live.iter().zip(c).map(|(&j, c)| t * factor * (design.rms(j) / c)).collect();
+                units.iter().any(|unit| *unit != 1.0).then_some(units)
             }
         };
         let scale = EntryScale { weights, units };
@@ -105,13 +114,13 @@ impl Row {
             .filter(|&j| bounds.as_ref().is_none_or(|b| b[j] != (0.0, 0.0)))
             .collect();
         let stored_bounds = problem.bounds.as_ref().map(|b| live.iter().map(|&j| b[j]).collect());
-        Some(Self { h: canonical_h, scale, ball, bounds, stored_bounds, unpenalised, target_scale: t, value_scale })
+        Some(Self { coordinates, h: canonical_h, scale, ball, bounds, stored_bounds, unpenalised, target_scale: t, value_scale })
     }
 
     /// Weights in stored coordinates over all features of the design.
     pub(crate) fn stored(&self, design: &Design, w: &[f64]) -> Vec<f64> {
         let mut out = vec![0.0; design.features()];
-        for (k, ((&j, &c), &w)) in design.live().iter().zip(design.scales()).zip(w).enumerate() {
+        for (k, ((&j, &c), &w)) in design.live().iter().zip(self.coordinates.scales()).zip(w).enumerate() {
             out[j] = w * self.target_scale / c;
             if let (Some(bounds), Some(stored)) = (&self.bounds, &self.stored_bounds) {
                 // What lies on a bound is stored on it.
@@ -132,7 +141,7 @@ impl Row {
 
     /// The inverse of [`Row::stored`].
     pub(crate) fn canonical(&self, design: &Design, stored: &[f64]) -> Vec<f64> {
-        design.live().iter().zip(design.scales()).map(|(&j, &c)| stored[j] * c / self.target_scale).collect()
+        design.live().iter().zip(self.coordinates.scales()).map(|(&j, &c)| stored[j] * c / self.target_scale).collect()
     }
 
     /// prox of τ·(Σf̂ + ball + bounds) at v; returns the ball's multiplier θ (0 while the ball is slack).
@@ -140,7 +149,7 @@ impl Row {
         penalty.prox_slice(v, tau, &self.scale, out);
         self.clip(out);
         let Some((c, radius)) = &self.ball else { return 0.0 };
-        let radius = radius * (1.0 - BALL_MARGIN);
+        let radius = inner_radius(*radius);
         let size = |x: &[f64]| c.iter().zip(x).map(|(c, x)| c * x.abs()).sum::<f64>();
         let mut excess = size(out) - radius;
         if excess <= 0.0 {
@@ -232,7 +241,7 @@ impl Row {
     /// Whether entry j of `unpenalised` has no gradient left but rounding, with neither ball nor bound to hold it.
     fn is_settled(&self, j: usize, gw: &[f64], ball_is_slack: bool) -> bool {
         let g = self.h[j] - gw[j];
-        g.abs() <= SETTLED && self.is_unbounded(j, g) && self.is_outside_ball(j, ball_is_slack)
+        g.abs() <= SETTLED * self.coordinates.gram()[(j, j)].sqrt() && self.is_unbounded(j, g) && self.is_outside_ball(j, ball_is_slack)
     }
 
     fn is_outside_ball(&self, j: usize, ball_is_slack: bool) -> bool {
@@ -241,21 +250,22 @@ impl Row {
 
     /// Moves the free entries to their optimum given the others, keeping `gw` = Ĝw. Left alone if that breaks a
     /// constraint.
-    pub(crate) fn settle_free(&self, design: &Design, w: &mut [f64], gw: &mut [f64]) {
+    pub(crate) fn settle_free(&self, w: &mut [f64], gw: &mut [f64]) {
+        let gram = self.coordinates.gram();
         let slack = self.ball_is_slack(w);
         let free: Vec<usize> = self.unpenalised.iter().copied().filter(|&j| self.is_free(j, w, slack)).collect();
         let k = free.len();
         let mut step: Vec<f64> = free.iter().map(|&j| self.h[j] - gw[j]).collect();
         match free.as_slice() {
             [] => return,
-            &[j] => step[0] /= design.gram()[(j, j)],
+            &[j] => step[0] /= gram[(j, j)],
             free => {
                 let mut factor = Cholesky::with_capacity(k);
                 // Duplicates are harmless: what the ridge leaves behind is as small as the ridge.
                 let filled = factor.factor(k, |a| {
                     for (r, &i) in free.iter().enumerate() {
                         for (s, &j) in free.iter().enumerate().skip(r) {
-                            a[r * k + s] = design.gram()[(i, j)] + if i == j { 1e-12 } else { 0.0 };
+                            a[r * k + s] = gram[(i, j)] * if i == j { 1.0 + 1e-12 } else { 1.0 };
                         }
                     }
                 });
@@ -275,7 +285,7 @@ impl Row {
             return;
         }
         for (&j, &s) in free.iter().zip(&step) {
-            axpy(gw, s, design.gram().row(j));
+            axpy(gw, s, gram.row(j));
         }
     }
 
@@ -413,7 +423,7 @@ impl Row {
             if unpenalised.next_if_eq(&j).is_some() && self.is_settled(j, gw, slack) {
                 size += ball_weight(j) * w[j].abs();
                 let g = (self.h[j] - gw[j]).abs();
-                sum += g * REACH * g;
+                sum += g * REACH * g / self.coordinates.gram()[(j, j)];
                 continue;
             }
             let (weight, unit) = (self.scale.weights[j], self.scale.unit(j));

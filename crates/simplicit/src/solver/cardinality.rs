@@ -5,7 +5,7 @@
 //! from the perspective relaxation, a certified lower bound.
 
 use super::canonical::Row;
-use super::design::Design;
+use super::design::{Design, Scaling};
 use super::{ROW_BLOCK, Refit, SolverSettings};
 use crate::linalg::{Matrix, View, gemm};
 use crate::parallel::{self, Cancel, Threads};
@@ -87,7 +87,7 @@ fn solve_block(
     let ridge = Ridge::new(1.0)?;
     let rows: Vec<Option<Row>> = problems
         .iter()
-        .map(|p| Row::new(design, p, &ridge, &design.cross(p.target), design.energy(p.target)))
+        .map(|p| Row::new(design, Scaling::Rms, p, &ridge, &design.cross(p.target), design.energy(p.target)))
         .collect();
     let count = rows.len();
     let mut v = vec![0.0; count * d];
@@ -234,7 +234,7 @@ mod tests {
         let design = Design::new(statistics).unwrap();
         let problem = RowProblem::new(0, 1.0);
         let penalty = Ridge::new(1.0).unwrap();
-        let row = Row::new(&design, &problem, &penalty, &design.cross(0), design.energy(0)).unwrap();
+        let row = Row::new(&design, Scaling::Rms, &problem, &penalty, &design.cross(0), design.energy(0)).unwrap();
         let rms = design.target_rms(0);
         (0..1usize << d)
             .map(|set| {

@@ -9,6 +9,7 @@
 //! within the tolerance too, but not for ever: states are float32, and where more samples than features make every
 //! rounding error an equation, ν grows without bound over mismatches of 1e-8. The first statement is then all there is.
 
+use super::design::Scaling;
 use super::{Design, RowSolution, SolverSettings, Status, Target, solve_targets};
 use crate::linalg::{Matrix, axpy, dot, gemm};
 use crate::parallel::{self, Cancel, Threads};
@@ -266,7 +267,7 @@ fn value(design: &Design, penalty: &dyn Penalty, problem: &RowProblem, w: &[f64]
 /// The penalty of a ridge fit: the size that a matching row's penalty will have, more or less.
 fn rough_value(design: &Design, penalty: &dyn Penalty, problem: &RowProblem, h: &[f64]) -> f64 {
     const ROUGH: usize = 4;
-    let Some(inverse) = design.inverse(ROUGH) else { return 0.0 };
+    let Some(inverse) = design.coordinates(Scaling::Rms).inverse(ROUGH) else { return 0.0 };
     let m = design.samples() as f64;
     let canonical: Vec<f64> = design.live().iter().zip(design.scales()).map(|(&j, c)| h[j] / (m * c)).collect();
     let mut w = vec![0.0; h.len()];

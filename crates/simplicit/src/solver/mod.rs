@@ -1,14 +1,18 @@
 //! How it is solved: set up once per design, solve every row, certify every answer.
 
+mod active_set;
+mod anderson;
 mod batch;
 mod canonical;
 mod cardinality;
 mod design;
 mod exact;
+mod newton;
 mod newton_system;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod refit;
+mod splitting;
 
 pub use cardinality::{CardinalityBound, CardinalitySettings, cardinality_bound, solve_cardinality};
 pub use design::Design;
@@ -16,6 +20,7 @@ pub use exact::{largest_mismatch, solve_rows_exactly};
 pub use refit::Refit;
 
 use canonical::{Gap, Row};
+use design::Scaling;
 
 use crate::Result;
 use crate::parallel::{self, Cancel, Threads};
@@ -29,9 +34,9 @@ pub const ROW_BLOCK: usize = 32;
 pub struct SolverSettings {
     /// Largest accepted gap / max(|P(w)|, 1e-10·P(0)). Default 1e-6.
     pub tolerance: f64,
-    /// Operator-splitting steps of a cold start. Default 60.
+    /// Most operator-splitting steps of a cold start. Default 160.
     pub splitting_steps: usize,
-    /// The same when every row of a block has a start. Default 10.
+    /// The same when every row of a block has a start. Default 20.
     pub warm_splitting_steps: usize,
     /// Newton steps before a row is returned at its limit. Default 300.
     pub max_newton_steps: usize,
@@ -43,8 +48,8 @@ impl Default for SolverSettings {
     fn default() -> Self {
         Self {
             tolerance: 1e-6,
-            splitting_steps: 60,
-            warm_splitting_steps: 10,
+            splitting_steps: 160,
+            warm_splitting_steps: 20,
             max_newton_steps: 300,
             max_stalled_steps: 200,
         }
@@ -136,11 +141,12 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    fn row(&self, design: &Design, penalty: &dyn Penalty) -> Option<Row> {
+    fn row<'a>(&self, design: &'a Design, penalty: &dyn Penalty) -> Option<Row<'a>> {
         let target = self.problem.target;
+        let scaling = Scaling::of(self.problem.units);
         match &self.shifted {
-            Some((h, energy)) => Row::new(design, self.problem, penalty, h, *energy),
-            None => Row::new(design, self.problem, penalty, &design.cross(target), design.energy(target)),
+            Some((h, energy)) => Row::new(design, scaling, self.problem, penalty, h, *energy),
+            None => Row::new(design, scaling, self.problem, penalty, &design.cross(target), design.energy(target)),
         }
     }
 }
@@ -181,16 +187,26 @@ fn solve_block(
     cancel: &Cancel,
 ) -> Result<Vec<RowSolution>> {
     let rows: Vec<Option<Row>> = targets.iter().map(|t| t.row(design, penalty)).collect();
-    let live: Vec<(&Row, Option<Vec<f64>>)> = rows
-        .iter()
-        .zip(targets)
-        .filter_map(|(row, t)| row.as_ref().map(|r| (r, t.problem.start.as_ref().map(|s| r.canonical(design, s)))))
-        .collect();
+    let mut outcomes: Vec<Option<RowOutcome>> = rows.iter().map(|_| None).collect();
     // Without a live feature the zero row is the only one.
-    let outcomes =
-        if design.live().is_empty() { Vec::new() } else { batch::solve(design, penalty, settings, &live, cancel)? };
-    let mut outcomes = outcomes.into_iter();
-    let solution = |row: &Option<Row>| match row.as_ref().and_then(|row| Some((row, outcomes.next()?))) {
+    if !design.live().is_empty() {
+        for scaling in [Scaling::Rms, Scaling::Between] {
+            let here = |k: &usize| rows[*k].is_some() && Scaling::of(targets[*k].problem.units) == scaling;
+            let indices: Vec<usize> = (0..rows.len()).filter(here).collect();
+            let live: Vec<(&Row, Option<Vec<f64>>)> = indices
+                .iter()
+                .filter_map(|&k| {
+                    let row = rows[k].as_ref()?;
+                    Some((row, targets[k].problem.start.as_ref().map(|s| row.canonical(design, s))))
+                })
+                .collect();
+            if !live.is_empty() {
+                let solved = batch::solve(design.coordinates(scaling), penalty, settings, &live, cancel)?;
+                indices.into_iter().zip(solved).for_each(|(k, outcome)| outcomes[k] = Some(outcome));
+            }
+        }
+    }
+    let solution = |(row, outcome): (&Option<Row>, Option<RowOutcome>)| match row.as_ref().zip(outcome) {
         Some((row, outcome)) => RowSolution {
             weights: row.stored(design, &outcome.weights),
             primal: outcome.gap.primal * row.value_scale,
@@ -210,5 +226,5 @@ fn solve_block(
             status: Status::Solved,
         },
     };
-    Ok(rows.iter().map(solution).collect())
+    Ok(rows.iter().zip(outcomes).map(solution).collect())
 }

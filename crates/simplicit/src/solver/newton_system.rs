@@ -4,7 +4,7 @@
 //! that differ from it: those outside J (Δ = ∞) and those with Δ > 0. Whichever is smaller; most rows of a well-fed
 //! design use nearly all features or few, so the factor is small either way. The factor is kept while J, Δ and ε stay.
 
-use super::design::{Design, epsilon};
+use super::design::{Coordinates, epsilon};
 use crate::linalg::Cholesky;
 
 /// How to solve, decided by size.
@@ -14,6 +14,18 @@ pub(crate) enum Method {
     Direct,
     /// Correct the shared inverse on the exceptional entries.
     Corrected,
+}
+
+impl Method {
+    /// The cheaper one, if the inverse exists.
+    pub(crate) fn of(coordinates: &Coordinates, level: usize, diagonal: &[f64]) -> Self {
+        let active = diagonal.iter().filter(|v| **v >= 0.0).count();
+        let exceptional = diagonal.iter().filter(|v| **v != 0.0).count();
+        let d = diagonal.len();
+        let cube = |k: usize| (k as f64).powi(3) / 3.0;
+        let corrected_is_cheaper = cube(exceptional) + 6.0 * (d * d) as f64 + 1e5 < cube(active);
+        if corrected_is_cheaper && coordinates.inverse(level).is_some() { Self::Corrected } else { Self::Direct }
+    }
 }
 
 /// A factored system and what it was factored for.
@@ -56,25 +68,21 @@ impl NewtonSystem {
     }
 
     /// Factors for `diagonal` (Δ_j, or [`INACTIVE`]). False if it is numerically singular.
-    pub(crate) fn prepare(&mut self, design: &Design, level: usize, diagonal: &[f64]) -> bool {
+    pub(crate) fn prepare(&mut self, coordinates: &Coordinates, level: usize, diagonal: &[f64]) -> bool {
         if self.is_same(level, diagonal) {
             return true;
         }
         self.level = level;
         self.diagonal.clear();
         self.diagonal.extend_from_slice(diagonal);
-        let active = diagonal.iter().filter(|v| **v >= 0.0).count();
-        let exceptional = diagonal.iter().filter(|v| **v != 0.0).count();
+        self.method = Method::of(coordinates, level, diagonal);
+        let inverse = if self.method == Method::Corrected { coordinates.inverse(level) } else { None };
         let d = diagonal.len();
-        let cube = |k: usize| (k as f64).powi(3) / 3.0;
-        let corrected_is_cheaper = cube(exceptional) + 6.0 * (d * d) as f64 + 1e5 < cube(active);
-        let inverse = if corrected_is_cheaper { design.inverse(level) } else { None };
-        self.method = if inverse.is_some() { Method::Corrected } else { Method::Direct };
         let direct = self.method == Method::Direct;
         self.entries.clear();
         self.entries.extend((0..d).filter(|&j| if direct { diagonal[j] >= 0.0 } else { diagonal[j] != 0.0 }));
         let (k, entries) = (self.entries.len(), &self.entries);
-        let matrix = inverse.unwrap_or(design.gram());
+        let matrix = inverse.unwrap_or(coordinates.gram());
         self.valid = self.factor.factor(k, |a| {
             for (r, &i) in entries.iter().enumerate() {
                 let row = matrix.row(i);

@@ -1,7 +1,7 @@
 //! Least squares on a chosen support: what shrinkage took, it gives back.
 
 use super::canonical::Row;
-use super::design::Design;
+use super::design::{Design, Scaling};
 use super::{SolverSettings, solve_rows};
 use crate::Result;
 use crate::linalg::Cholesky;
@@ -37,7 +37,7 @@ impl Refit {
             cancel.check()?;
             let (problem, weights) = (&problems[k], &supports[k]);
             let target = problem.target;
-            let Some(row) = Row::new(design, problem, &penalty, &design.cross(target), design.energy(target)) else {
+            let Some(row) = Row::new(design, Scaling::Rms, problem, &penalty, &design.cross(target), design.energy(target)) else {
                 return Ok(vec![0.0; design.features()]);
             };
             let live = design.live();
