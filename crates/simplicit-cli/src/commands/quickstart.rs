@@ -165,6 +165,7 @@ fn settings() -> Effective {
         rounds: None,
         refit: None,
         cascade: Switch::On,
+        robust: None,
         output_aware: Switch::On,
         bias: Switch::Off,
         robust: None,

@@ -1,4 +1,4 @@
-//! Eight samples side by side: magnitudes and run-time errors once, boxes of states for every ε.
+//! Eight samples side by side: magnitudes, errors of a run, boxes of states.
 
 use super::Certifier;
 use super::reach::{FEW, Stages, add_magnitudes};
@@ -19,7 +19,7 @@ const SWEEPS: usize = 12;
 /// Room for what is not yet known when a cycle's magnitudes are guessed.
 const ROOM: f64 = 1.0 / 16.0;
 
-/// What does not depend on ε: the equilibrium, magnitudes and errors over the box of the largest ε.
+/// The equilibrium, and magnitudes and errors over the box of one ε.
 pub(super) struct Group {
     z: Vec<Lane>,
     /// No computed pre-activation is further from its exact value.

@@ -18,7 +18,7 @@
 //!
 //! - A row of t terms, summed in single precision in any order, is off by at most γ_t·(|A||x| + |B||u| + |b|),
 //!   γ_t = t·2⁻²⁴/(1 − t·2⁻²⁴), plus |A| times the errors of the states it reads; a ReLU that stays off has none. This
-//!   recursion, with |x| and |u| bounded over the box of the largest ε, bounds the run's error e of every output. An
+//!   recursion, with |x| and |u| bounded over the box, bounds the run's error e of every output. An
 //!   exact difference above e_i + e_j over the box cannot be reversed by a run at any of its points.
 //! - The bounds themselves are computed in double precision. Every product in a back-substitution is one term of
 //!   (I−|A|)⁻¹(|A||x| + |B||u| + |b|), because slopes are at most 1; of N roundings on its way none is larger than 2⁻⁵³
@@ -233,32 +233,30 @@ impl<'a> Certifier<'a> {
                 by: vec![None; descending.len()],
             })
             .collect();
-        let largest = widened(descending.first().copied().unwrap_or(0.0));
         let mut substitution = None;
         for first in (0..u.rows()).step_by(LANES) {
             let lanes: Vec<usize> = (first..(first + LANES).min(u.rows())).collect();
-            if lanes.iter().all(|&s| !right[s]) {
-                continue;
-            }
-            let group = Group::new(self, u, &solution, &lanes, largest);
             for (e, &epsilon) in descending.iter().enumerate() {
                 let epsilon = widened(epsilon);
+                for &s in &lanes {
+                    // What was certified at a larger ε is.
+                    verdicts[s].by[e] = e.checked_sub(1).and_then(|before| verdicts[s].by[before]);
+                }
+                let better =
+                    |verdict: &Verdict| verdict.right && verdict.converged && verdict.by[e] != Some(Bound::Global);
+                if !lanes.iter().any(|&s| better(&verdicts[s])) {
+                    continue;
+                }
+                let group = Group::new(self, u, &solution, &lanes, epsilon);
                 let mut open = Vec::new();
                 for (lane, &s) in lanes.iter().enumerate() {
-                    let verdict = &mut verdicts[s];
-                    if !verdict.right || !verdict.converged {
+                    if !better(&verdicts[s]) {
                         continue;
                     }
-                    if let Some(before) = e.checked_sub(1).and_then(|e| verdict.by[e]) {
-                        verdict.by[e] = Some(before);
-                    }
                     let label = labels[s] as usize;
-                    if verdict.by[e] != Some(Bound::Global)
-                        && self.global(&group, lane, solution.y.row(s), label, epsilon)
-                    {
-                        verdict.by[e] = Some(Bound::Global);
-                    }
-                    if verdict.by[e].is_none() {
+                    if self.global(&group, lane, solution.y.row(s), label, epsilon) {
+                        verdicts[s].by[e] = Some(Bound::Global);
+                    } else if verdicts[s].by[e] != Some(Bound::Interval) {
                         open.push((lane, s, label));
                     }
                 }
@@ -269,7 +267,7 @@ impl<'a> Certifier<'a> {
                 for (lane, s, label) in open {
                     if self.interval(&group, &boxes, lane, label) {
                         verdicts[s].by[e] = Some(Bound::Interval);
-                    } else if bound == Bound::Linear {
+                    } else if bound == Bound::Linear && verdicts[s].by[e].is_none() {
                         let substitution = substitution.get_or_insert_with(|| Substitution::new(self));
                         if substitution.certifies(&group, &boxes, lane, label) {
                             verdicts[s].by[e] = Some(Bound::Linear);

@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""Attacked and certified accuracy of FashionMNIST models: trains them, runs attack and certify, writes tables and plots.
+
+    cargo build --release && python3 bench/robustness.py OUT [--samples N] [--only NAME,NAME]
+
+OUT/NAME.* holds every model with its recipe and results; tables.md and robustness.svg are docs/experiments/robustness.md's.
+Needs nothing but Python. Models that are there already are not trained again.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DATA = ROOT / "data"
+PROGRAM = ROOT / "target/release/simplicit"
+EPSILON = "0.5/255,1/255,2/255,4/255,8/255"
+TEST = ["--inputs", DATA / "fashion_test_images.idx.gz", "--labels", DATA / "fashion_test_labels.idx.gz"]
+NETWORK = DATA / "fashion_fc.onnx"
+SPARSE = "--target-sparsity 0.8"
+PLAIN = f"--penalty l1 --rounds 1 --refit off {SPARSE}"
+
+# Name, flags of train (None: the baseline itself, converted).
+MODELS = [
+    ("baseline", None),
+    ("cardinality", SPARSE),
+    ("l1-refit", f"--penalty l1 {SPARSE}"),
+    ("l1", PLAIN),
+    ("l1-robust-1", f"{PLAIN} --robust 1"),
+    ("l1-robust-3", f"{PLAIN} --robust 3"),
+    ("cardinality-robust-3", f"{SPARSE} --robust 3"),
+    ("l1-kappa-0.99", f"{PLAIN} --rescale --kappa 0.99"),
+    ("l1-kappa-0.9", f"{PLAIN} --rescale --kappa 0.9"),
+    ("l1-kappa-0.9-robust-3", f"{PLAIN} --rescale --kappa 0.9 --robust 3"),
+    ("cyclic-kappa-0.9", f"{PLAIN} --connectivity no-self-loop --kappa 0.9"),
+    ("cyclic-kappa-0.5", f"{PLAIN} --connectivity no-self-loop --kappa 0.5"),
+    ("cyclic-kappa-0.5-robust-3", f"{PLAIN} --connectivity no-self-loop --kappa 0.5 --robust 3"),
+]
+# Strength of l1 instead of equal sparsity.
+MODELS += [(f"l1-beta-{beta}", f"--penalty l1 --rounds 1 --refit off --beta {beta}") for beta in ["1e-4", "1e-3", "1e-2"]]
+
+
+def run(*words):
+    words = [str(PROGRAM), *map(str, words)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(words)}: {done.stderr}")
+
+
+def results(path):
+    return json.loads(path.read_text())
+
+
+def measure(out, name, flags, samples):
+    model = out / f"{name}.safetensors"
+    if not model.exists():
+        if flags is None:
+            run("convert", "--network", NETWORK, "--scale", "1/255", "--out", model)
+        else:
+            images = DATA / "fashion_train_images.idx.gz"
+            run("train", "--network", NETWORK, "--inputs", images, *flags.split(), "--out", model)
+    some = ["--samples", samples] if samples else []
+    files = {kind: out / f"{name}.{kind}.json" for kind in ["certify", "attack", "paper"]}
+    if not files["certify"].exists():
+        run("certify", "--model", model, *TEST, "--epsilon", EPSILON, "--json", files["certify"])
+    if not files["attack"].exists():
+        attack = ["attack", "--model", model, "--network", NETWORK, *TEST, "--epsilon", EPSILON]
+        run(*attack, *some, "--json", files["attack"])
+    if not files["paper"].exists():
+        paper = ["attack", "--model", model, "--network", NETWORK, *TEST, "--epsilon", "1/255,2/255"]
+        run(*paper, "--gradient", "baseline", "--method", "fgsm", "--pixels", 0.5, "--json", files["paper"])
+    return {kind: results(path) for kind, path in files.items()}
+
+
+def percent(value):
+    return f"{100 * value:.1f}"
+
+
+def tables(found):
+    text = "| model | flags of `train` | sparsity | clean | paper's attack 1/255 | 2/255 | worst attack 1/255 | 2/255 |"
+    text += " certified 1/255 | 2/255 | interval 1/255 | global 1/255 |\n|---|---|" + "---:|" * 10 + "\n"
+    for name, flags, r in found:
+        attack, certify, paper = r["attack"], r["certify"], r["paper"]
+        bound = {b["bound"]: b["accuracy"] for b in certify["bounds"]}
+        cells = [certify["sparsity"], certify["clean_accuracy"], *paper["attacked_accuracy"]]
+        cells += attack["attacked_accuracy"][1:3] + certify["certified_accuracy"][1:3]
+        cells += [bound["interval"][1], bound["global"][1]]
+        flags = "`convert`" if flags is None else f"`{flags}`"
+        text += f"| {name} | {flags} | " + " | ".join(map(percent, cells)) + " |\n"
+    return text
+
+
+def curves(found, names):
+    """Worst attack (solid) and certificate (dashed) over ε, a colour a model."""
+    width, height, left, bottom = 640, 340, 56, 44
+    colours = ["#8a94a3", "#1668b8", "#c4432c", "#2b7f50", "#8a4fbf"]
+    epsilon = [eval(e) * 255 for e in EPSILON.split(",")]
+    x = lambda e: left + e / max(epsilon) * (width - left - 150)
+    y = lambda a: 12 + (1 - a) * (height - bottom - 12)
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
+    svg += f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
+    for tick in [0, 0.2, 0.4, 0.6, 0.8, 1]:
+        svg += f'<line x1="{left}" x2="{x(max(epsilon)):.0f}" y1="{y(tick):.1f}" y2="{y(tick):.1f}" stroke="#e2e6ec"/>'
+        svg += f'<text x="{left - 6}" y="{y(tick) + 4:.1f}" text-anchor="end" fill="#5c6877">{tick:.1f}</text>'
+    for e in [0, *epsilon]:
+        svg += f'<text x="{x(e):.1f}" y="{height - bottom + 16}" text-anchor="middle" fill="#5c6877">{e:g}</text>'
+    svg += f'<text x="{x(max(epsilon) / 2):.0f}" y="{height - 8}" text-anchor="middle" fill="#5c6877">ε in 1/255</text>'
+    svg += f'<text transform="translate(14 {y(0.5):.0f}) rotate(-90)" text-anchor="middle" fill="#5c6877">accuracy</text>'
+    by_name = {name: r for name, _, r in found}
+    for k, name in enumerate(n for n in names if n in by_name):
+        r, colour = by_name[name], colours[k % len(colours)]
+        for kind, key, dash in [("attack", "attacked_accuracy", ""), ("certify", "certified_accuracy", ' stroke-dasharray="5 4"')]:
+            points = [(0, r[kind]["clean_accuracy"]), *zip(epsilon, r[kind][key])]
+            path = "L".join(f"{x(e):.1f} {y(a):.1f}" for e, a in points)
+            svg += f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
+        svg += f'<text x="{x(max(epsilon)) + 10:.0f}" y="{30 + 20 * k}" fill="{colour}">{name}</text>'
+    svg += f'<text x="{x(max(epsilon)) + 10:.0f}" y="{50 + 20 * len(names)}" fill="#5c6877">— attacked</text>'
+    svg += f'<text x="{x(max(epsilon)) + 10:.0f}" y="{68 + 20 * len(names)}" fill="#5c6877">- - certified</text>'
+    return svg + "</svg>\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--samples", type=int, default=0, help="test images attacked by all methods (default: all)")
+    parser.add_argument("--only", default="", help="names of models, separated by commas")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    wanted = args.only.split(",") if args.only else [name for name, _ in MODELS]
+    found = []
+    for name, flags in MODELS:
+        if name in wanted:
+            print(name, flush=True)
+            found.append((name, flags, measure(args.out, name, flags, args.samples)))
+    (args.out / "tables.md").write_text(tables(found))
+    (args.out / "robustness.svg").write_text(curves(found, ["baseline", "cardinality", "l1", "l1-robust-3"]))
+
+
+main()
