@@ -2,17 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use super::delegate::{RowsTask, StatisticsTask};
 use super::keep::{self, Keep};
 use super::plan::{Group, Plan};
 use super::{Objective, Progress, Run, TrainInput, TrainSettings, metadata};
-use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::layout::Layout;
 use crate::linalg::{Csr, Matrix, toward_zero};
 use crate::model::{ImplicitModel, ModelParts};
 use crate::parallel::{self, Threads};
 use crate::problem::{Ball, Connectivity, Mask, Matching, RowProblem, Units};
 use crate::solver::{self, Design, ROW_BLOCK, Refit, Status};
-use crate::states::{StateMap, StateShape};
+use crate::states::StateShape;
 use crate::statistics::Statistics;
 use crate::{Error, Result};
 
@@ -20,6 +20,8 @@ use crate::{Error, Result};
 const REWEIGHT: f64 = 0.02;
 /// Alternations of a cyclic model with its own equilibrium states.
 const MAX_ALTERNATIONS: usize = 4;
+/// Numbers of a solved row besides its weights: its gap (NaN: none) and whether it ended at a limit.
+pub(super) const ROW_EXTRAS: usize = 2;
 /// Row weights below this share of the largest count as this share: such a unit hardly matters, but must stay solvable.
 const LEAST_IMPORTANCE: f64 = 1e-10;
 
@@ -260,8 +262,16 @@ fn fit_group(
     };
     let design = Design::new(&statistics)?;
     let problems = problems(workshop, input, settings, strength, group, &design)?;
-    let mut solved =
-        solve(&design, settings, strength, &problems, &group.name, &format!("{key} at {strength:e}"), run)?;
+    let mut solved = solve(
+        &design,
+        &statistics,
+        settings,
+        strength,
+        &problems,
+        &group.name,
+        &format!("{key} at {strength:e}"),
+        run,
+    )?;
     if certify && matches!(settings.objective, Objective::Cardinality) {
         bound(&design, settings, strength, &problems, &mut solved, run)?;
     }
@@ -313,36 +323,15 @@ fn gather(
     {
         return Ok(statistics);
     }
-    let equilibrium = if own_states {
-        let model = built.model(shape, input, settings)?;
-        Some(Equilibrium::new(&model, EquilibriumSettings { threads: Threads::one(), ..Default::default() })?)
-    } else {
-        None
-    };
-    let n = shape.states;
+    let model = if own_states { Some(built.model(shape, input, settings)?) } else { None };
     let total = input.source.samples();
-    let statistics = Statistics::stream(
-        total,
-        run.threads,
-        run.cancel,
-        |range| {
-            let block = input.source.block(range)?;
-            let own = equilibrium.as_ref().map(|e| e.states(&block.u.cast())).transpose()?;
-            let x = own.as_ref().map_or(&block.x, |own| &own.x);
-            let pick = |i: usize, j: usize| match j {
-                j if j < n => x[(i, j)],
-                j if j < n + shape.inputs => block.u[(i, j - n)],
-                _ => 1.0,
-            };
-            let features = Matrix::from_fn(block.samples(), d, |i, c| pick(i, group.columns[c]));
-            let targets = Matrix::from_fn(block.samples(), r, |i, k| match group.rows[k] {
-                row if row < n => block.z[(i, row)],
-                row => block.y[(i, row - n)],
-            });
-            Ok((features, targets))
-        },
-        |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total }),
-    )?;
+    let task = StatisticsTask::new(group, model, total);
+    let statistics = match run.keep.delegate() {
+        Some(elsewhere) => elsewhere.statistics(&task)?,
+        None => task.run(input.source, run.threads, run.cancel, |done| {
+            (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
+        })?,
+    };
     run.keep.put(&key, &statistics.to_bytes())?;
     Ok(statistics)
 }
@@ -460,8 +449,10 @@ fn bound(
 }
 
 /// All rows of a group in blocks, each block kept as it comes.
+#[allow(clippy::too_many_arguments)]
 fn solve(
     design: &Design,
+    statistics: &Statistics,
     settings: &TrainSettings,
     strength: f64,
     problems: &[RowProblem],
@@ -473,37 +464,42 @@ fn solve(
     let total = problems.len();
     let (keep, cancel): (&dyn Keep, _) = (run.keep, run.cancel);
     let mut out = Vec::with_capacity(total);
-    parallel::fold(
-        run.threads,
-        total.div_ceil(ROW_BLOCK),
-        |block| {
-            cancel.check()?;
-            let span = block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(total);
-            let length = span.len() * (d + 2);
-            // Each row as its weights, its gap (NaN: none) and whether it ended at a limit.
-            keep::numbers(keep, &format!("{key} rows {block}"), length, || {
-                let rows = solve_block(design, settings, strength, &problems[span], cancel)?;
-                Ok(rows.into_iter().flatten().collect())
-            })
-        },
-        |_, rows| {
-            for row in rows.chunks_exact(d + 2) {
-                let gap = row[d];
-                out.push(Solved {
-                    weights: row[..d].to_vec(),
-                    relative_gap: (!gap.is_nan()).then_some(gap),
-                    at_limit: row[d + 1] != 0.0,
-                    bound_distance: None,
-                });
-            }
-            (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
-            Ok(())
-        },
-    )?;
+    let tasks: Vec<RowsTask> =
+        problems.chunks(ROW_BLOCK).map(|block| RowsTask { strength, problems: block.to_vec() }).collect();
+    let mut take = |_: usize, rows: Vec<f64>| {
+        for row in rows.chunks_exact(d + ROW_EXTRAS) {
+            let gap = row[d];
+            out.push(Solved {
+                weights: row[..d].to_vec(),
+                relative_gap: (!gap.is_nan()).then_some(gap),
+                at_limit: row[d + 1] != 0.0,
+                bound_distance: None,
+            });
+        }
+        (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
+        Ok(())
+    };
+    match keep.delegate() {
+        Some(elsewhere) => elsewhere.rows(statistics, &tasks, &mut take)?,
+        None => parallel::fold(
+            run.threads,
+            tasks.len(),
+            |block| {
+                cancel.check()?;
+                keep::numbers(keep, &format!("{key} rows {block}"), tasks[block].length(d), || {
+                    tasks[block].run(design, settings, cancel)
+                })
+            },
+            take,
+        )?,
+    }
+    if out.len() != total {
+        return Err(Error::shape(format!("rows of {name}"), total, out.len()));
+    }
     Ok(out)
 }
 
-fn solve_block(
+pub(super) fn solve_block(
     design: &Design,
     settings: &TrainSettings,
     strength: f64,

@@ -5,6 +5,7 @@
 //! objective: statistics, row problems, solve, reweight, refit, round to f32.
 
 mod checkpoint;
+mod delegate;
 mod fit;
 mod importance;
 mod keep;
@@ -13,6 +14,7 @@ mod plan;
 mod search;
 
 pub use checkpoint::Checkpoint;
+pub use delegate::{Delegate, RowsTask, StatisticsTask};
 pub use fit::RowReport;
 pub use importance::importance;
 pub use keep::{Forget, Keep};
