@@ -44,6 +44,17 @@ python_environment() {
         .venv/bin/pip install --quiet --disable-pip-version-check numpy scipy onnx onnxruntime safetensors
 }
 
+# The wheel in an environment of its own, with what its tests need; PyTorch (6 GB with its libraries) only with --all.
+python_package() {
+    rm -rf target/python-environment target/wheels
+    python3 -m venv target/python-environment
+    target/python-environment/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels .
+    packages="pytest mypy scikit-learn cvxpy onnx onnxruntime ray"
+    [ "$level" != all ] || packages="$packages torch"
+    # shellcheck disable=SC2086
+    target/python-environment/bin/pip install --quiet --disable-pip-version-check target/wheels/*.whl $packages
+}
+
 need cargo cargo
 need cc gcc
 need python3 python3
@@ -60,6 +71,8 @@ else
     step cargo test --release --workspace --lib --bins --tests --examples
     step cargo test --release --workspace --doc
     step cargo run --release --quiet -p simplicit --example fuzz_model_file -- 30
+    step python_package
+    step target/python-environment/bin/python -m pytest python/tests
     export RUSTDOCFLAGS="-D warnings"
     step cargo doc --release --workspace --no-deps
 fi

@@ -9,7 +9,7 @@ use simplicit::parallel::Threads;
 use crate::progress::Show;
 
 /// on or off.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Switch {
     On,

@@ -1,6 +1,7 @@
 //! What `--network` names: a trained network, or an implicit model in its place.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
 use simplicit::arrays::Preprocessing;
@@ -11,15 +12,15 @@ use simplicit::parallel::Threads;
 use simplicit::states::StateMap;
 
 /// A baseline and what is known about its file.
-pub(crate) struct Baseline {
+pub struct Baseline {
     pub(crate) kind: Kind,
-    /// Bytes of the file.
-    pub(crate) bytes: u64,
+    /// Bytes of the file, if there is one.
+    pub(crate) bytes: Option<u64>,
 }
 
 /// Either kind runs; a network also has gradients.
 pub(crate) enum Kind {
-    Network(Box<Network>),
+    Network(Arc<Network>),
     Model(Box<ImplicitModel>, Box<Equilibrium>),
 }
 
@@ -35,13 +36,24 @@ impl Baseline {
         let kind = if head.get(8) == Some(&b'{') {
             Kind::of_model(ImplicitModel::load(path)?)?
         } else {
-            Kind::Network(Box::new(Network::from_onnx(path)?))
+            Kind::Network(Arc::new(Network::from_onnx(path)?))
         };
-        Ok(Self { kind, bytes })
+        Ok(Self { kind, bytes: Some(bytes) })
+    }
+
+    /// A network that is already in memory; the size of its file is not known.
+    pub fn of_network(network: Arc<Network>) -> Self {
+        Self { kind: Kind::Network(network), bytes: None }
+    }
+
+    /// An implicit model that is already in memory.
+    pub fn of_model(model: ImplicitModel) -> anyhow::Result<Self> {
+        let bytes = Some(model.to_bytes().len() as u64);
+        Ok(Self { kind: Kind::of_model(model)?, bytes })
     }
 
     /// The states it computes.
-    pub(crate) fn map(&self) -> &dyn StateMap {
+    pub fn map(&self) -> &dyn StateMap {
         match &self.kind {
             Kind::Network(network) => network.as_ref(),
             Kind::Model(_, equilibrium) => equilibrium.as_ref(),
@@ -49,7 +61,7 @@ impl Baseline {
     }
 
     /// The equivalent implicit model.
-    pub(crate) fn implicit(&self) -> anyhow::Result<ImplicitModel> {
+    pub fn implicit(&self) -> anyhow::Result<ImplicitModel> {
         Ok(match &self.kind {
             Kind::Network(network) => ImplicitModel::from_network(network)?,
             Kind::Model(model, _) => model.as_ref().clone(),

@@ -21,12 +21,23 @@ pub(crate) enum Show {
 }
 
 /// Whoever watches a command.
-pub(crate) struct Watcher {
+pub(crate) struct Watcher<'a> {
     show: Show,
     bar: ProgressBar,
+    /// Another front end, told in place of stderr.
+    listener: Option<&'a (dyn Fn(Event) + Sync)>,
 }
 
-impl Watcher {
+/// What another front end is told.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// A phase begins.
+    Phase(String),
+    /// Training goes on.
+    Training(Progress),
+}
+
+impl<'a> Watcher<'a> {
     /// A bar if stderr is a terminal and nothing else is asked for.
     pub(crate) fn new(show: Option<Show>) -> Self {
         let show = show.unwrap_or(if std::io::stderr().is_terminal() { Show::Bar } else { Show::None });
@@ -34,11 +45,19 @@ impl Watcher {
         if let Ok(style) = ProgressStyle::with_template("{msg:34} {bar:24} {pos:>6}/{len:<6} {elapsed}") {
             bar.set_style(style);
         }
-        Self { show, bar }
+        Self { show, bar, listener: None }
+    }
+
+    /// Nothing on stderr; `listener` is told instead.
+    pub(crate) fn telling(listener: &'a (dyn Fn(Event) + Sync)) -> Self {
+        Self { listener: Some(listener), ..Self::new(Some(Show::None)) }
     }
 
     /// A phase begins.
     pub(crate) fn phase(&self, name: &str) {
+        if let Some(listener) = self.listener {
+            listener(Event::Phase(name.to_string()));
+        }
         match self.show {
             Show::Bar => self.set(name, 0, 1),
             Show::Json => complain(&json!({ "event": "phase", "name": name }).to_string()),
@@ -57,6 +76,9 @@ impl Watcher {
 
     /// What training says.
     pub(crate) fn training(&self, progress: &Progress) {
+        if let Some(listener) = self.listener {
+            listener(Event::Training(progress.clone()));
+        }
         match self.show {
             Show::Bar => self.draw(progress),
             Show::Json => complain(&line(progress).to_string()),

@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use simplicit::problem::penalty::{ElasticNet, L1, Perspective, Ridge};
 use simplicit::problem::{Connectivity, Mask, Matching};
 use simplicit::train::{Objective, TrainSettings};
 
 use crate::args::Switch;
+use crate::baseline::{Baseline, Kind};
 use crate::commands::train::TrainArgs;
 use crate::exit::not_yet;
 
@@ -31,7 +32,7 @@ const RAW: Strengths = Strengths { beta: 1e-3, alpha: 1e-3, break_point: 1.0, el
 const PAPER_LAMBDA: f64 = 0.1;
 
 /// What a non-zero weight costs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum PenaltyKind {
     /// β|x|
@@ -47,7 +48,7 @@ pub(crate) enum PenaltyKind {
 }
 
 /// Which connections a model may have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ConnectivityKind {
     /// Everything, as in the paper: feedback and self-loops too
@@ -63,7 +64,7 @@ pub(crate) enum ConnectivityKind {
 }
 
 /// How states and outputs are matched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum MatchingKind {
     /// Z = AX + BU and Y = CX + DU
@@ -73,7 +74,7 @@ pub(crate) enum MatchingKind {
 }
 
 /// A set of defaults.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Preset {
     /// The paper's: perspective (or l1), full connectivity, raw units, one convex solve
@@ -81,7 +82,7 @@ pub(crate) enum Preset {
 }
 
 /// What is known about the baseline before the settings are.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Facts {
     /// A network with gradients.
     pub(crate) network: bool,
@@ -91,9 +92,20 @@ pub(crate) struct Facts {
     pub(crate) baseline_cyclic: bool,
 }
 
+impl Facts {
+    /// Of a baseline; plain states have the default.
+    pub(crate) fn of(baseline: &Baseline) -> Self {
+        let baseline_cyclic = match &baseline.kind {
+            Kind::Network(_) => false,
+            Kind::Model(model, _) => !model.well_posedness().acyclic,
+        };
+        Self { network: baseline.network().is_some(), baseline: true, baseline_cyclic }
+    }
+}
+
 /// Everything that was decided, under the names of the flags. Written as the effective recipe (with the paths) and
 /// as the model's provenance (without).
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Effective {
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use anyhow::bail;
-use simplicit::arrays::{Inputs, Preprocessing};
+use simplicit::arrays::Preprocessing;
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Mask;
-use simplicit::states::{ArrayStates, Collected, InputSource, StateSlice, StateSource};
+use simplicit::states::{Collected, InputSource, StateSlice, StateSource};
 use simplicit::train::{Keep, Run, TrainInput, Trained, importance, train, train_to_max_drop};
 
 use crate::baseline::{Baseline, Kind};
@@ -25,9 +25,11 @@ pub(crate) const HELD_OUT_SHARE: usize = 10;
 pub(crate) const HELD_OUT_LEAST: usize = 100;
 
 /// Where states come from.
-pub(crate) enum Samples<'a> {
-    Inputs(&'a Baseline, &'a Inputs),
-    States(&'a ArrayStates),
+pub enum Samples<'a> {
+    /// A baseline and what it is run on.
+    Inputs(&'a Baseline, &'a dyn InputSource),
+    /// States that somebody else computed.
+    States(&'a dyn StateSource),
 }
 
 /// Everything training needs besides its samples.
@@ -40,7 +42,7 @@ pub(crate) struct Job<'a> {
     pub(crate) keep: &'a dyn Keep,
     pub(crate) threads: Threads,
     pub(crate) cancel: &'a Cancel,
-    pub(crate) watcher: &'a Watcher,
+    pub(crate) watcher: &'a Watcher<'a>,
 }
 
 /// A trained model and its error on the training samples.
@@ -68,11 +70,11 @@ impl Job<'_> {
             (Samples::Inputs(baseline, inputs), None) => {
                 let implicit = baseline.implicit()?;
                 let source = Collected::new(baseline.map(), *inputs)?;
-                let weights = self.row_weights(baseline, inputs, None)?;
+                let weights = self.row_weights(baseline, *inputs, None)?;
                 self.on_source(&source, Some(&implicit), weights, stopwatch)
             }
             (Samples::Inputs(baseline, inputs), Some(moved)) => {
-                let weights = self.row_weights(baseline, inputs, Some(&moved))?;
+                let weights = self.row_weights(baseline, *inputs, Some(&moved))?;
                 let kind = Kind::of_model(moved)?;
                 let Kind::Model(implicit, equilibrium) = &kind else { bail!("a model that is none") };
                 let source = Collected::new(equilibrium.as_ref(), *inputs)?;
@@ -100,7 +102,7 @@ impl Job<'_> {
     fn row_weights(
         &self,
         baseline: &Baseline,
-        inputs: &Inputs,
+        inputs: &dyn InputSource,
         moved: Option<&ImplicitModel>,
     ) -> anyhow::Result<Option<Vec<f64>>> {
         let Some(network) = baseline.network().filter(|_| self.effective.output_aware.is_on()) else {
@@ -159,7 +161,7 @@ impl Job<'_> {
 }
 
 /// The first samples of some inputs.
-pub(crate) struct Head<'a>(pub(crate) &'a Inputs, pub(crate) usize);
+pub(crate) struct Head<'a>(pub(crate) &'a dyn InputSource, pub(crate) usize);
 
 impl InputSource for Head<'_> {
     fn samples(&self) -> usize {

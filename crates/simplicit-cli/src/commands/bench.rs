@@ -1,5 +1,6 @@
 //! `simplicit bench`: how fast this machine is, on embedded data.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     watcher.phase("solver");
     // The paper's coordinates: the baseline rescaled so that it satisfies κ itself.
     let scaled = Kind::of_model(ImplicitModel::from_network(&network)?.rescale(KAPPA)?.model)?;
-    let scaled = Baseline { kind: scaled, bytes: 0 };
+    let scaled = Baseline { kind: scaled, bytes: None };
     let all = Collected::new(scaled.map(), &images)?;
     let source = StateSlice::new(&all, 0..SAMPLES)?;
     let shape = source.shape();
@@ -103,7 +104,7 @@ pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     ]);
 
     watcher.phase("inference");
-    let baseline = Baseline { kind: Kind::Network(Box::new(network)), bytes: 0 };
+    let baseline = Baseline::of_network(Arc::new(network));
     let implicit = baseline.implicit()?;
     let source = Collected::new(baseline.map(), &images)?;
     let weights = match baseline.network() {

@@ -116,6 +116,6 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
         results.equilibrium_error = Some(equilibrium_error(&model.outputs, &baseline.outputs)?);
     }
     results.seconds = stopwatch.seconds();
-    results.deliver(&args.json, &summary(&results, baseline.as_ref().map(|b| b.bytes)))?;
+    results.deliver(&args.json, &summary(&results, baseline.as_ref().and_then(|b| b.bytes)))?;
     Ok(Outcome::with_notices(&results.notices()))
 }

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use std::sync::Arc;
+
 use anyhow::bail;
 use clap::Args;
 use serde_json::json;
@@ -72,7 +74,7 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
             (baseline, inputs)
         }
         _ => {
-            let baseline = Baseline { kind: Kind::Network(Box::new(embedded::network()?)), bytes: 0 };
+            let baseline = Baseline { kind: Kind::Network(Arc::new(embedded::network()?)), bytes: None };
             (baseline, Inputs::new(embedded::train_array()?, None, &selection)?)
         }
     };

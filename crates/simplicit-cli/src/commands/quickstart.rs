@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use crate::report;
 use anyhow::Context;
 use clap::Args;
 use simplicit::evaluate::{accuracy, agreement, class_changes, equilibrium_error, layer_errors};
 use simplicit::parallel::Cancel;
 use simplicit::train::Forget;
-use simplicit_cli::report;
 
 use crate::args::{JsonArgs, RunArgs, Switch};
 use crate::baseline::{Baseline, Kind};
@@ -58,7 +59,7 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
     let threads = args.run.threads();
     watcher.phase("reading");
     let baseline =
-        Baseline { kind: Kind::Network(Box::new(embedded::network()?)), bytes: embedded::NETWORK.len() as u64 };
+        Baseline { kind: Kind::Network(Arc::new(embedded::network()?)), bytes: Some(embedded::NETWORK.len() as u64) };
     let (images, test, labels) = (embedded::train_images()?, embedded::test_images()?, embedded::test_labels()?);
     stopwatch.lap("load");
     let effective = settings();
@@ -109,7 +110,7 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
     let names = embedded::CLASSES.map(String::from);
     let page = report::render(&report::Input {
         baseline: Some(&implicit),
-        baseline_bytes: Some(baseline.bytes),
+        baseline_bytes: baseline.bytes,
         test_samples: results.samples,
         accuracy: results.accuracy,
         baseline_accuracy: results.baseline_accuracy,
@@ -132,7 +133,7 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
     files.stage(&report_path, page.as_bytes())?.stage(&run_path, text.as_bytes())?;
     files.stage_optional(args.json.file(), text.as_bytes())?.stage(&model_path, &model.to_bytes())?.finish()?;
     watcher.finish();
-    let mut table = summary(&results, Some(baseline.bytes));
+    let mut table = summary(&results, baseline.bytes);
     table.push_str(&format!(
         "\nmodel   {}\nreport  {}\nresults {}\n",
         model_path.display(),
@@ -168,7 +169,6 @@ fn settings() -> Effective {
         robust: None,
         output_aware: Switch::On,
         bias: Switch::Off,
-        robust: None,
         activation: None,
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::report::{self, Robustness, RobustnessCurve, RobustnessKind};
 use anyhow::Context;
 use clap::Args;
 use serde::Deserialize;
@@ -9,9 +10,9 @@ use simplicit::arrays::Labels;
 use simplicit::evaluate::{accuracy, agreement, class_changes, equilibrium_error, layer_errors};
 use simplicit::files::{read_capped, write_bytes_atomically};
 use simplicit::model::ImplicitModel;
-use simplicit::parallel::Cancel;
+use simplicit::parallel::{Cancel, Threads};
+use simplicit::states::InputSource;
 use simplicit::train::RowReport;
-use simplicit_cli::report::{self, Robustness, RobustnessCurve, RobustnessKind};
 
 use crate::args::{PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
 use crate::baseline::Baseline;
@@ -72,7 +73,7 @@ pub(crate) struct ReportArgs {
 
 /// The keys of a run that the page shows.
 #[derive(Default, Deserialize)]
-struct Run {
+pub(crate) struct Run {
     accuracy: Option<f64>,
     baseline_accuracy: Option<f64>,
     agreement: Option<f64>,
@@ -94,7 +95,7 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     let threads = args.running.threads();
     let model = ImplicitModel::load(&args.model)?;
     let baseline = args.network.as_deref().map(Baseline::open).transpose()?;
-    let mut run = args.run.as_deref().map(read_run).transpose()?.unwrap_or_default();
+    let run = args.run.as_deref().map(read_run).transpose()?.unwrap_or_default();
     if let (Some(path), Some(counted)) = (&args.run, run.nonzeros)
         && counted != model.sparsity().nonzeros
     {
@@ -104,44 +105,81 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
             model.sparsity().nonzeros
         );
     }
-    let robustness = robustness(args, &model)?;
-    let implicit = baseline.as_ref().map(Baseline::implicit).transpose()?;
+    let selection = args.selection.selection();
+    let inputs = match &args.inputs {
+        Some(path) => Some(open_inputs(path, &args.preprocessing, Some(model.preprocessing()), &selection)?),
+        None => None,
+    };
+    let labels = args.labels.as_ref().map(|path| Labels::read(path, &selection)).transpose()?;
+    let title = args.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let page = page(Page {
+        title: &title,
+        model: &model,
+        baseline: baseline.as_ref(),
+        inputs: inputs.as_ref().map(|inputs| inputs as &dyn InputSource),
+        labels: labels.as_ref(),
+        robustness: robustness(args, &model)?,
+        run,
+        threads,
+        cancel,
+        watcher: &watcher,
+    })?;
+    watcher.finish();
+    write_bytes_atomically(&args.out, page.as_bytes())?;
+    say(&format!("wrote {}\n", args.out.display()))?;
+    Ok(Outcome::Done)
+}
+
+/// What a page is made of.
+pub(crate) struct Page<'a> {
+    pub(crate) title: &'a str,
+    pub(crate) model: &'a ImplicitModel,
+    pub(crate) baseline: Option<&'a Baseline>,
+    pub(crate) inputs: Option<&'a dyn InputSource>,
+    pub(crate) labels: Option<&'a Labels>,
+    pub(crate) robustness: Option<Robustness>,
+    pub(crate) run: Run,
+    pub(crate) threads: Threads,
+    pub(crate) cancel: &'a Cancel,
+    pub(crate) watcher: &'a Watcher<'a>,
+}
+
+/// Measures what can be measured and renders the page.
+pub(crate) fn page(of: Page) -> anyhow::Result<String> {
+    let Page { title, model, baseline, inputs, labels, robustness, mut run, threads, cancel, watcher } = of;
+    let implicit = baseline.map(Baseline::implicit).transpose()?;
     let (mut classes, mut layers, mut diagnostics) = (Vec::new(), Vec::new(), Vec::new());
-    if let Some(path) = &args.inputs {
-        let selection = args.selection.selection();
-        let inputs = open_inputs(path, &args.preprocessing, Some(model.preprocessing()), &selection)?;
-        let labels = args.labels.as_ref().map(|path| Labels::read(path, &selection)).transpose()?;
+    if let Some(inputs) = inputs {
         watcher.phase("measuring");
-        let runner = Runner::of_model(&model, threads)?;
-        let ours = runner.run(&inputs, cancel, &watcher)?;
+        let runner = Runner::of_model(model, threads)?;
+        let ours = runner.run(inputs, cancel, watcher)?;
         run.samples = Some(ours.outputs.rows());
         run.threads = Some(threads.get());
-        run.milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
-        if let Some(labels) = &labels {
+        run.milliseconds = Some(runner.milliseconds(inputs, cancel)?);
+        if let Some(labels) = labels {
             labels.require(ours.outputs.rows(), ours.outputs.cols())?;
             run.accuracy = Some(accuracy(&ours.outputs, labels.as_slice())?);
         }
-        if let (Some(baseline), Some(implicit)) = (&baseline, &implicit) {
+        if let (Some(baseline), Some(implicit)) = (baseline, &implicit) {
             let runner = Runner::of_baseline(baseline, threads)?;
-            let theirs = runner.run(&inputs, cancel, &watcher)?;
-            run.baseline_milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
+            let theirs = runner.run(inputs, cancel, watcher)?;
+            run.baseline_milliseconds = Some(runner.milliseconds(inputs, cancel)?);
             run.agreement = Some(agreement(&ours.outputs, &theirs.outputs)?);
             run.equilibrium_error = Some(equilibrium_error(&ours.outputs, &theirs.outputs)?);
-            if let Some(labels) = &labels {
+            if let Some(labels) = labels {
                 run.baseline_accuracy = Some(accuracy(&theirs.outputs, labels.as_slice())?);
                 classes = class_changes(&ours.outputs, &theirs.outputs, labels.as_slice())?;
             }
-            layers = layer_errors(&model, implicit, &inputs, threads, cancel)?;
+            layers = layer_errors(model, implicit, inputs, threads, cancel)?;
         }
         diagnostics = ours.diagnostics;
     }
     let rows: Vec<RowReport> = run.row_details.into_iter().map(RowReport::from).collect();
     let total = run.seconds.remove("total");
     let phases: Vec<(String, f64)> = run.seconds.into_iter().collect();
-    let title = args.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let page = report::render(&report::Input {
+    Ok(report::render(&report::Input {
         baseline: implicit.as_ref(),
-        baseline_bytes: baseline.as_ref().map(|b| b.bytes),
+        baseline_bytes: baseline.and_then(|b| b.bytes),
         test_samples: run.samples,
         accuracy: run.accuracy,
         baseline_accuracy: run.baseline_accuracy,
@@ -157,12 +195,8 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         robustness: robustness.as_ref(),
         seconds: total,
         phases: &phases,
-        ..report::Input::new(&title, &model)
-    });
-    watcher.finish();
-    write_bytes_atomically(&args.out, page.as_bytes())?;
-    say(&format!("wrote {}\n", args.out.display()))?;
-    Ok(Outcome::Done)
+        ..report::Input::new(title, model)
+    }))
 }
 
 /// The keys of an attack's or a certificate's results that the page shows.

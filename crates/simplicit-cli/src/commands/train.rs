@@ -244,7 +244,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     files.stage(&recipe_path, recipe.as_bytes())?.stage_optional(args.json.file(), results.text()?.as_bytes())?;
     files.stage(&args.out, &trained.model.to_bytes())?.finish()?;
     watcher.finish();
-    let mut table = summary(&results, origin.baseline().map(|b| b.bytes));
+    let mut table = summary(&results, origin.baseline().and_then(|b| b.bytes));
     table.push_str(&format!("model           {}\nrecipe          {}\n", args.out.display(), recipe_path.display()));
     results.print(&args.json, &table)?;
     let mut notices = results.notices();
@@ -253,7 +253,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
 }
 
 /// A target that was not reached.
-fn missed(effective: &Effective, model: &ImplicitModel, agreement: Option<f64>) -> Option<String> {
+pub(crate) fn missed(effective: &Effective, model: &ImplicitModel, agreement: Option<f64>) -> Option<String> {
     let sparsity = model.sparsity().sparsity;
     if let Some(target) = effective.target_sparsity
         && (sparsity - target).abs() > MISSED
@@ -332,22 +332,15 @@ impl Origin {
 
     fn samples(&self) -> Samples<'_> {
         match self {
-            Origin::Network(baseline, inputs) => Samples::Inputs(baseline, inputs),
-            Origin::States(states, _) => Samples::States(states),
+            Origin::Network(baseline, inputs) => Samples::Inputs(baseline, inputs.as_ref()),
+            Origin::States(states, _) => Samples::States(states.as_ref()),
         }
     }
 
     fn facts(&self) -> Facts {
         match self {
-            Origin::Network(baseline, _) => Facts {
-                network: baseline.network().is_some(),
-                baseline: true,
-                baseline_cyclic: match &baseline.kind {
-                    crate::baseline::Kind::Network(_) => false,
-                    crate::baseline::Kind::Model(model, _) => !model.well_posedness().acyclic,
-                },
-            },
-            Origin::States(..) => Facts { network: false, baseline: false, baseline_cyclic: false },
+            Origin::Network(baseline, _) => Facts::of(baseline),
+            Origin::States(..) => Facts::default(),
         }
     }
 }
@@ -380,7 +373,7 @@ fn read_mask(path: &Path) -> anyhow::Result<Mask> {
 }
 
 /// Whether the part of the mask between states allows a cycle.
-fn is_cyclic(mask: &Mask, states: usize) -> bool {
+pub(crate) fn is_cyclic(mask: &Mask, states: usize) -> bool {
     let (rows, cols) = mask.shape();
     if rows < states || cols < states {
         // The wrong shape is refused by training, with both shapes named.
@@ -392,11 +385,7 @@ fn is_cyclic(mask: &Mask, states: usize) -> bool {
 
 /// Settings, seed, hashes and version: the model's provenance and, with the preprocessing, the checkpoint's fingerprint.
 fn provenance(args: &TrainArgs, effective: &Effective) -> anyhow::Result<BTreeMap<String, String>> {
-    let mut map = BTreeMap::from([
-        ("settings".to_string(), serde_json::to_string(effective)?),
-        ("seed".to_string(), effective.seed.to_string()),
-        ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
-    ]);
+    let mut map = BTreeMap::from(decided(effective)?);
     let files = [("network", &args.network), ("inputs", &args.inputs), ("states", &args.states), ("mask", &args.mask)];
     for (name, path) in files {
         if let Some(path) = path {
@@ -404,6 +393,15 @@ fn provenance(args: &TrainArgs, effective: &Effective) -> anyhow::Result<BTreeMa
         }
     }
     Ok(map)
+}
+
+/// Settings, seed and version.
+pub(crate) fn decided(effective: &Effective) -> anyhow::Result<[(String, String); 3]> {
+    Ok([
+        ("settings".to_string(), serde_json::to_string(effective)?),
+        ("seed".to_string(), effective.seed.to_string()),
+        ("version".to_string(), env!("CARGO_PKG_VERSION").to_string()),
+    ])
 }
 
 fn hash(path: &Path) -> anyhow::Result<String> {

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use simplicit_cli::report::{Chart, Series};
+use crate::report::{Chart, Series};
 
 use super::{Experiment, Found, Item, Picture, Step, drop, number, percent, points};
 

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::report::{Chart, Series};
 use simplicit::evaluate::rank;
 use simplicit::model::ImplicitModel;
-use simplicit_cli::report::{Chart, Series};
 
 use super::{Experiment, Found, Item, Picture, Step, drop, element, number, percent, points};
 

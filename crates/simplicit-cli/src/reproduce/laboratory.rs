@@ -36,11 +36,11 @@ pub(crate) struct Laboratory<'a> {
     directory: PathBuf,
     threads: usize,
     cancel: &'a Cancel,
-    watcher: &'a Watcher,
+    watcher: &'a Watcher<'a>,
 }
 
 impl<'a> Laboratory<'a> {
-    pub(crate) fn new(directory: &Path, threads: usize, cancel: &'a Cancel, watcher: &'a Watcher) -> Self {
+    pub(crate) fn new(directory: &Path, threads: usize, cancel: &'a Cancel, watcher: &'a Watcher<'a>) -> Self {
         Self { directory: directory.to_path_buf(), threads, cancel, watcher }
     }
 

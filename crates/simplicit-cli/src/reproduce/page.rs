@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use crate::report::Chart;
 use serde_json::json;
-use simplicit_cli::report::Chart;
 
 use super::{Found, Step};
 use crate::results::Staged;

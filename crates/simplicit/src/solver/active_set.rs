@@ -5,11 +5,11 @@
 //! equation). Entries whose sign comes out wrong leave J, entries whose gradient exceeds their kink enter it, and the
 //! system is solved again, as long as there are fewer corrections than the last time. Every solution is certified.
 
+use super::SolverSettings;
 use super::batch::{Best, Room, multiply};
 use super::canonical::Row;
 use super::design::Coordinates;
 use super::newton_system::{INACTIVE, Method};
-use super::SolverSettings;
 use crate::linalg::{axpy, dot};
 use crate::problem::Penalty;
 
@@ -168,8 +168,7 @@ impl<'a> ActiveSet<'a> {
             }
             let active = self.signs[j] != 0.0;
             self.diagonal[j] = if active { self.row.curvature(penalty, j, self.w[j].abs()) } else { INACTIVE };
-            self.step[j] =
-                if active { self.row.h[j] - self.gw[j] - self.pull(penalty, j, self.signs[j]) } else { 0.0 };
+            self.step[j] = if active { self.row.h[j] - self.gw[j] - self.pull(penalty, j, self.signs[j]) } else { 0.0 };
         }
         self.border.clear();
         if self.is_tight
@@ -235,10 +234,17 @@ fn solve(coordinates: &Coordinates, rows: &mut [ActiveSet], room: &mut Room) {
     let inverse = if rows.iter().any(corrected) { coordinates.inverse(LEVEL) } else { None };
     if let Some(inverse) = inverse {
         multiply(inverse, rows, &mut room.double, corrected, |s| &s.step, |s, out| s.step.copy_from_slice(out));
-        multiply(inverse, rows, &mut room.double, bordered, |s| &s.border, |s, out| {
-            s.border_step.clear();
-            s.border_step.extend_from_slice(out);
-        });
+        multiply(
+            inverse,
+            rows,
+            &mut room.double,
+            bordered,
+            |s| &s.border,
+            |s, out| {
+                s.border_step.clear();
+                s.border_step.extend_from_slice(out);
+            },
+        );
     }
     let system = &mut room.system;
     let mut border_corrections: Vec<Vec<f64>> = Vec::new();
@@ -268,16 +274,30 @@ fn solve(coordinates: &Coordinates, rows: &mut [ActiveSet], room: &mut Room) {
             *x = if *diagonal >= 0.0 { *x - out } else { 0.0 };
         }
     };
-    multiply(inverse, rows, &mut room.double, corrected, |s| &s.correction, |s, out| {
-        subtract(&mut s.step, out, &s.diagonal);
-    });
+    multiply(
+        inverse,
+        rows,
+        &mut room.double,
+        corrected,
+        |s| &s.correction,
+        |s, out| {
+            subtract(&mut s.step, out, &s.diagonal);
+        },
+    );
     let mut k = border_corrections.into_iter();
     for s in rows.iter_mut().filter(|s| bordered(s)) {
         if let Some(q) = k.next() {
             s.correction = q;
         }
     }
-    multiply(inverse, rows, &mut room.double, bordered, |s| &s.correction, |s, out| {
-        subtract(&mut s.border_step, out, &s.diagonal);
-    });
+    multiply(
+        inverse,
+        rows,
+        &mut room.double,
+        bordered,
+        |s| &s.correction,
+        |s, out| {
+            subtract(&mut s.border_step, out, &s.diagonal);
+        },
+    );
 }

@@ -6,7 +6,6 @@ use std::path::Path;
 use super::{StateBlock, StateShape, StateSource};
 use crate::arrays::{Array, ArrayFile, Preprocessing};
 use crate::layout::{Activation, Layer, Layout};
-use crate::linalg::Matrix;
 use crate::{Error, Result};
 
 /// Samples on which X = φ(Z) is checked at the start.
@@ -57,7 +56,7 @@ impl ArrayStates {
             ));
         }
         let all = Self { u, z, x, y, layout, layout_declared: true, baseline_nonzeros: None, preprocessing: None };
-        all.require_activation()?;
+        require_activation(&all, all.z.element().epsilon().max(all.x.element().epsilon()))?;
         Ok(all)
     }
 
@@ -120,42 +119,42 @@ impl ArrayStates {
     pub fn preprocessing(&self) -> Option<&Preprocessing> {
         self.preprocessing.as_ref()
     }
+}
 
-    fn require_activation(&self) -> Result<()> {
-        let samples = 0..self.samples().min(CHECKED);
-        let z: Matrix = self.z.rows(samples.clone())?;
-        let x: Matrix = self.x.rows(samples)?;
-        z.require_finite("Z", 0)?;
-        x.require_finite("X", 0)?;
-        let epsilon = self.z.element().epsilon().max(self.x.element().epsilon()).max(f64::from(f32::EPSILON));
-        for k in 0..self.layout.layers().len() {
-            let layer = &self.layout.layers()[k];
-            // (excess over the tolerance, deviation, row, column)
-            let mut worst: Option<(f64, f64, usize, usize)> = None;
-            for i in 0..z.rows() {
-                for j in self.layout.range(k) {
-                    let deviation = (x[(i, j)] - layer.activation.apply_f64(z[(i, j)])).abs();
-                    let excess = deviation - ROUNDINGS * epsilon * z[(i, j)].abs().max(1.0);
-                    if excess > 0.0 && worst.is_none_or(|w| excess > w.0) {
-                        worst = Some((excess, deviation, i, j));
-                    }
+/// An error that names the layer unless X = φ(Z) on the first 256 samples to within 32·ε·max(1, |Z|); ε is that of float32,
+/// or `epsilon` if Z or X came in something coarser.
+pub fn require_activation(source: &dyn StateSource, epsilon: f64) -> Result<()> {
+    let samples = 0..source.samples().min(CHECKED);
+    let StateBlock { z, x, .. } = source.block(samples)?;
+    let epsilon = epsilon.max(f64::from(f32::EPSILON));
+    let layout = source.layout();
+    for k in 0..layout.layers().len() {
+        let layer = &layout.layers()[k];
+        // (excess over the tolerance, deviation, row, column)
+        let mut worst: Option<(f64, f64, usize, usize)> = None;
+        for i in 0..z.rows() {
+            for j in layout.range(k) {
+                let deviation = (x[(i, j)] - layer.activation.apply_f64(z[(i, j)])).abs();
+                let excess = deviation - ROUNDINGS * epsilon * z[(i, j)].abs().max(1.0);
+                if excess > 0.0 && worst.is_none_or(|w| excess > w.0) {
+                    worst = Some((excess, deviation, i, j));
                 }
             }
-            if let Some((_, deviation, i, j)) = worst {
-                return Err(Error::shape(
-                    format!("X, layer {}", layer.name),
-                    format!("{} of Z, as the activation is declared", layer.activation),
-                    format!(
-                        "a deviation of {deviation:.3e} at row {i}, column {j} (Z = {}, X = {}); declare the right \
-                         activation, or check the order of the columns",
-                        z[(i, j)],
-                        x[(i, j)]
-                    ),
-                ));
-            }
         }
-        Ok(())
+        if let Some((_, deviation, i, j)) = worst {
+            return Err(Error::shape(
+                format!("X, layer {}", layer.name),
+                format!("{} of Z, as the activation is declared", layer.activation),
+                format!(
+                    "a deviation of {deviation:.3e} at row {i}, column {j} (Z = {}, X = {}); declare the right \
+                     activation, or check the order of the columns",
+                    z[(i, j)],
+                    x[(i, j)]
+                ),
+            ));
+        }
     }
+    Ok(())
 }
 
 impl StateSource for ArrayStates {

@@ -10,7 +10,7 @@ mod collect;
 mod file;
 mod slice;
 
-pub use arrays::ArrayStates;
+pub use arrays::{ArrayStates, require_activation};
 pub use block::StateBlock;
 pub use collect::{Collected, InputSource};
 pub use file::{StatesMetadata, write_states};

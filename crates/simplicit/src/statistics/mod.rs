@@ -241,15 +241,17 @@ pub(crate) fn beside(parts: &[&Matrix]) -> Matrix {
     Matrix::from_vec(rows, cols, data).unwrap_or_default()
 }
 
-/// Binary-counter summation: leaf b joins trees of equal size, so the shape depends on the number of leaves alone.
-#[derive(Default)]
-struct Tree {
+/// Binary-counter summation: leaf b joins trees of equal size, so the shape depends on the number of leaves alone. Leaves
+/// are blocks of [`BLOCK`] samples, or shards of `BLOCK`·2ᵏ samples of one k: either way the same bits come out.
+#[derive(Debug, Default)]
+pub struct Tree {
     /// (number of leaves, sum), sizes strictly falling.
     parts: Vec<(usize, Statistics)>,
 }
 
 impl Tree {
-    fn push(&mut self, leaf: Statistics) -> Result<()> {
+    /// Adds the next leaf, in the order of the samples.
+    pub fn push(&mut self, leaf: Statistics) -> Result<()> {
         let mut carry = (1, leaf);
         while let Some((leaves, sum)) = self.parts.pop_if(|(leaves, _)| *leaves == carry.0) {
             carry = (2 * leaves, sum.merge(&carry.1)?);
@@ -258,7 +260,8 @@ impl Tree {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Statistics> {
+    /// The sum of all leaves.
+    pub fn finish(mut self) -> Result<Statistics> {
         let Some((_, mut total)) = self.parts.pop() else {
             return Err(Error::shape("samples", "at least one", 0));
         };

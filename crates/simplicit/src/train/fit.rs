@@ -265,7 +265,7 @@ impl Pass<'_> {
         let design = Design::new(&statistics)?;
         let problems = problems(self.plan, input, settings, strength, group, &design, self.emphasis);
         let place = format!("{key} at {strength:e}{}", self.emphasis.tag());
-        let solved = solve(&design, settings, strength, &problems, &group.name, &place, run)?;
+        let solved = solve(&design, &statistics, settings, strength, &problems, &group.name, &place, run)?;
         let places = group.places();
         let mut weights = Vec::with_capacity(solved.len());
         for ((k, row), problem) in solved.into_iter().enumerate().zip(&problems) {

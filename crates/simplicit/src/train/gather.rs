@@ -2,17 +2,15 @@
 //! feature map, a position in an image.
 
 use super::build::Build;
+use super::delegate::StatisticsTask;
 use super::plan::{Group, Plan, Segment};
 use super::walk::{SAMPLES, Sum, Walk, activated, operand};
 use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
-use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::linalg::Matrix;
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::Convolution;
-use crate::parallel::Threads;
 use crate::random::Random;
-use crate::states::StateMap;
 use crate::statistics::Statistics;
 
 /// Samples per feature that positions are added for where a few per image would not give as many.
@@ -27,48 +25,15 @@ pub(super) fn gather(
     own: Option<&Build>,
     run: &mut Run,
 ) -> Result<Statistics> {
-    let equilibrium = match own {
-        Some(built) => {
-            let model = built.model(input, settings)?;
-            Some(Equilibrium::new(&model, EquilibriumSettings { threads: Threads::one(), ..Default::default() })?)
-        }
-        None => None,
-    };
-    let n = input.source.shape().states;
-    let (d, r) = (group.features(), group.rows.len());
+    let model = own.map(|built| built.model(input, settings)).transpose()?;
     let total = input.source.samples();
-    Statistics::stream(
-        total,
-        run.threads,
-        run.cancel,
-        |range| {
-            let block = input.source.block(range)?;
-            let own = equilibrium.as_ref().map(|e| e.states(&block.u.cast())).transpose()?;
-            let x = own.as_ref().map_or(&block.x, |own| &own.x);
-            let mut features = Matrix::zeros(block.samples(), d);
-            for i in 0..block.samples() {
-                let mut slots = features.row_mut(i).iter_mut();
-                for segment in &group.segments {
-                    match segment {
-                        Segment::Columns(columns) => {
-                            for (slot, &j) in slots.by_ref().zip(columns) {
-                                *slot = if j < n { x[(i, j)] } else { block.u[(i, j - n)] };
-                            }
-                        }
-                        Segment::Constant => slots.by_ref().take(1).for_each(|slot| *slot = 1.0),
-                        Segment::Taps { .. } => {}
-                    }
-                }
-            }
-            let first = group.first_unit;
-            let targets = Matrix::from_fn(block.samples(), r, |i, k| match group.target {
-                Some(Target::Output) => block.y[(i, first + k)],
-                _ => block.z[(i, first + k)],
-            });
-            Ok((features, targets))
-        },
-        |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total }),
-    )
+    let task = StatisticsTask::new(group, model, input.source.shape(), total);
+    match run.keep.delegate() {
+        Some(elsewhere) => elsewhere.statistics(&task),
+        None => task.run(input.source, run.threads, run.cancel, |done| {
+            (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
+        }),
+    }
 }
 
 /// The baseline and the model that is built from it, walking side by side through the layers of all samples.

@@ -3,6 +3,7 @@
 //! Training is deterministic, so a run that is started again takes the same decisions and finds what it computed before
 //! under the same keys.
 
+use super::Delegate;
 use crate::Result;
 
 /// A place for named results. A value is there whole or not at all.
@@ -11,6 +12,10 @@ pub trait Keep: Sync {
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>>;
     /// Keeps a value.
     fn put(&self, key: &str, value: &[u8]) -> Result<()>;
+    /// Whoever does the heavy steps elsewhere; by default nobody.
+    fn delegate(&self) -> Option<&dyn Delegate> {
+        None
+    }
 }
 
 /// Keeps nothing.

@@ -8,6 +8,7 @@
 
 mod build;
 mod checkpoint;
+mod delegate;
 mod emphasis;
 mod fit;
 mod gather;
@@ -23,6 +24,7 @@ mod walk;
 
 pub use build::RowReport;
 pub use checkpoint::Checkpoint;
+pub use delegate::{Delegate, RowsTask, StatisticsTask};
 pub use importance::importance;
 pub use keep::{Forget, Keep};
 pub use max_drop::train_to_max_drop;

@@ -1,14 +1,18 @@
 //! The rows of a group, solved in blocks: cardinality, or convex rounds with reweighting and a refit.
 
+use super::delegate::RowsTask;
 use super::keep::{self, Keep};
 use super::{Objective, Progress, Run, TrainSettings};
-use crate::Result;
 use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{RowProblem, Units};
 use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
+use crate::statistics::Statistics;
+use crate::{Error, Result};
 
 /// ε of the reweighting ω = 2ε/(|w̃| + ε), in unit-RMS coordinates.
 const REWEIGHT: f64 = 0.02;
+/// Numbers of a solved row besides its weights: its gap (NaN: none) and whether it ended at a limit.
+pub(super) const ROW_EXTRAS: usize = 2;
 
 /// A solved row in stored coordinates over the group's features.
 pub(super) struct Solved {
@@ -31,8 +35,10 @@ pub(super) fn bound(
 }
 
 /// All rows of a group in blocks, each block kept as it comes.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn solve(
     design: &Design,
+    statistics: &Statistics,
     settings: &TrainSettings,
     strength: f64,
     problems: &[RowProblem],
@@ -44,36 +50,41 @@ pub(super) fn solve(
     let total = problems.len();
     let (keep, cancel): (&dyn Keep, _) = (run.keep, run.cancel);
     let mut out = Vec::with_capacity(total);
-    parallel::fold(
-        run.threads,
-        total.div_ceil(ROW_BLOCK),
-        |block| {
-            cancel.check()?;
-            let span = block * ROW_BLOCK..((block + 1) * ROW_BLOCK).min(total);
-            let length = span.len() * (d + 2);
-            // Each row as its weights, its gap (NaN: none) and whether it ended at a limit.
-            keep::numbers(keep, &format!("{key} rows {block}"), length, || {
-                let rows = solve_block(design, settings, strength, &problems[span], cancel)?;
-                Ok(rows.into_iter().flatten().collect())
-            })
-        },
-        |_, rows| {
-            for row in rows.chunks_exact(d + 2) {
-                let gap = row[d];
-                out.push(Solved {
-                    weights: row[..d].to_vec(),
-                    relative_gap: (!gap.is_nan()).then_some(gap),
-                    at_limit: row[d + 1] != 0.0,
-                });
-            }
-            (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
-            Ok(())
-        },
-    )?;
+    let tasks: Vec<RowsTask> =
+        problems.chunks(ROW_BLOCK).map(|block| RowsTask { strength, problems: block.to_vec() }).collect();
+    let mut take = |_: usize, rows: Vec<f64>| {
+        for row in rows.chunks_exact(d + ROW_EXTRAS) {
+            let gap = row[d];
+            out.push(Solved {
+                weights: row[..d].to_vec(),
+                relative_gap: (!gap.is_nan()).then_some(gap),
+                at_limit: row[d + 1] != 0.0,
+            });
+        }
+        (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
+        Ok(())
+    };
+    match keep.delegate() {
+        Some(elsewhere) => elsewhere.rows(statistics, &tasks, &mut take)?,
+        None => parallel::fold(
+            run.threads,
+            tasks.len(),
+            |block| {
+                cancel.check()?;
+                keep::numbers(keep, &format!("{key} rows {block}"), tasks[block].length(d), || {
+                    tasks[block].run(design, settings, cancel)
+                })
+            },
+            take,
+        )?,
+    }
+    if out.len() != total {
+        return Err(Error::shape(format!("rows of {name}"), total, out.len()));
+    }
     Ok(out)
 }
 
-fn solve_block(
+pub(super) fn solve_block(
     design: &Design,
     settings: &TrainSettings,
     strength: f64,

@@ -1,27 +1,11 @@
 //! `simplicit`: sparse, well-posed implicit models from trained networks, on the command line.
 
-mod args;
-mod baseline;
-mod commands;
-mod embedded;
-mod exit;
-mod interrupt;
-mod measure;
-mod progress;
-mod recipe;
-mod reproduce;
-mod results;
-mod robustness;
-mod settings;
-mod summary;
-mod table;
-mod training;
-
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use exit::Outcome;
+use crate::exit::{self, Outcome};
+use crate::{commands, interrupt, recipe};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -41,13 +25,13 @@ Results go to stdout, everything else to stderr.";
 /// the network matched row by row, every convex row certified, and the file as small as its non-zeros.
 #[derive(Debug, Parser)]
 #[command(name = "simplicit", version, after_help = EXAMPLES, arg_required_else_help = true, term_width = 100)]
-struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
-    command: Command,
+    pub(crate) command: Command,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+pub(crate) enum Command {
     Quickstart(commands::quickstart::QuickstartArgs),
     Train(Box<commands::train::TrainArgs>),
     Evaluate(commands::evaluate::EvaluateArgs),
@@ -64,7 +48,8 @@ enum Command {
     Reproduce(commands::reproduce::ReproduceArgs),
 }
 
-fn main() -> ExitCode {
+/// The whole program, from its arguments to its exit code.
+pub fn main() -> ExitCode {
     exit::code(run())
 }
 
@@ -101,7 +86,7 @@ fn run() -> anyhow::Result<Outcome> {
 }
 
 /// clap's message without the usage block, on one line.
-fn usage(error: &clap::Error) -> String {
+pub(crate) fn usage(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let text = text.split("\n\nUsage:").next().unwrap_or(&text);
     let text = text.split("\n\nFor more information").next().unwrap_or(text);

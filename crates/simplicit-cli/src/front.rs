@@ -1,0 +1,180 @@
+//! For other front ends: the flags, defaults, training and report of the command line on what is already in memory.
+
+use std::collections::BTreeMap;
+
+use anyhow::bail;
+use clap::Parser;
+use simplicit::arrays::{Labels, Preprocessing, Selection};
+use simplicit::model::ImplicitModel;
+use simplicit::parallel::{Cancel, Threads};
+use simplicit::problem::Mask;
+use simplicit::states::InputSource;
+use simplicit::train::{Keep, TrainSettings};
+
+pub use crate::baseline::Baseline;
+pub use crate::progress::Event;
+pub use crate::training::Samples;
+
+use crate::commands::report::{self, Page};
+use crate::commands::train::{TrainArgs, decided, is_cyclic, missed};
+use crate::program::usage;
+use crate::progress::Watcher;
+use crate::results::{Results, Stopwatch};
+use crate::settings::{Effective, Facts, resolve};
+use crate::training::Job;
+
+#[derive(Parser)]
+#[command(name = "train", disable_help_flag = true)]
+struct Line {
+    #[command(flatten)]
+    args: TrainArgs,
+}
+
+/// What `simplicit train` would decide for some flags.
+pub struct Training {
+    effective: Effective,
+    preprocessing: Preprocessing,
+    mask: Option<Mask>,
+}
+
+/// A trained model, its results as `--json` has them, and what a script must see.
+pub struct Trained {
+    /// The model, its provenance inside.
+    pub model: ImplicitModel,
+    /// The JSON that `train --json` writes.
+    pub results: String,
+    /// What the command line says with exit 1.
+    pub notices: Vec<String>,
+}
+
+/// Who works, who may stop it, where results are kept, who watches.
+pub struct Run<'a> {
+    /// Threads to use.
+    pub threads: Threads,
+    /// A request to stop.
+    pub cancel: &'a Cancel,
+    /// Intermediate results.
+    pub keep: &'a dyn Keep,
+    /// Told now and then.
+    pub listener: &'a (dyn Fn(Event) + Sync),
+}
+
+impl Training {
+    /// `flags` are those of `simplicit train` without files; `own` is the preprocessing of a baseline or of states,
+    /// which flags override.
+    pub fn new(
+        flags: &[String],
+        baseline: Option<&Baseline>,
+        states: usize,
+        own: Option<&Preprocessing>,
+        mask: Option<Mask>,
+    ) -> anyhow::Result<Self> {
+        // Files are named, never opened: what they hold is in memory.
+        let files: &[&str] = if baseline.is_some() {
+            &["train", "--network=", "--inputs=", "--out="]
+        } else {
+            &["train", "--states=", "--out="]
+        };
+        let placeholder = mask.as_ref().map(|_| "--mask=");
+        let words = files.iter().copied().chain(placeholder).chain(flags.iter().map(String::as_str));
+        let args = match Line::try_parse_from(words) {
+            Ok(line) => line.args,
+            Err(error) => bail!(usage(&error).trim_end_matches("; see --help").to_string()),
+        };
+        let identity = Preprocessing::identity();
+        let preprocessing =
+            args.preprocessing.over(own.or_else(|| baseline.and_then(Baseline::preprocessing)).unwrap_or(&identity))?;
+        let facts = baseline.map_or_else(Facts::default, Facts::of);
+        let cyclic = mask.as_ref().is_some_and(|mask| is_cyclic(mask, states));
+        Ok(Self { effective: resolve(&args, facts, cyclic)?, preprocessing, mask })
+    }
+
+    /// How raw inputs become u.
+    pub fn preprocessing(&self) -> &Preprocessing {
+        &self.preprocessing
+    }
+
+    /// The samples to use.
+    pub fn selection(&self) -> Selection {
+        self.effective.samples.map_or_else(Selection::all, |count| Selection::random(count, self.effective.seed))
+    }
+
+    /// Everything that was decided, as JSON under the names of the flags.
+    pub fn decided(&self) -> anyhow::Result<String> {
+        Ok(serde_json::to_string(&self.effective)?)
+    }
+
+    /// The library's settings.
+    pub fn settings(&self) -> anyhow::Result<TrainSettings> {
+        self.effective.settings(self.mask.clone())
+    }
+
+    /// Trains and measures on the training samples; `hashes` name what they were in the model's provenance.
+    pub fn run(&self, samples: &Samples, hashes: &BTreeMap<String, String>, run: &Run) -> anyhow::Result<Trained> {
+        let watcher = Watcher::telling(run.listener);
+        let mut stopwatch = Stopwatch::start();
+        let mut provenance = BTreeMap::from(decided(&self.effective)?);
+        provenance.extend(hashes.clone());
+        let job = Job {
+            effective: &self.effective,
+            mask: self.mask.clone(),
+            preprocessing: self.preprocessing.clone(),
+            provenance,
+            keep: run.keep,
+            threads: run.threads,
+            cancel: run.cancel,
+            watcher: &watcher,
+        };
+        let finished = job.run(samples, &mut stopwatch)?;
+        let trained = finished.trained;
+        let mut results = Results::of_model(&trained.model);
+        results.add_training(&trained.report);
+        results.seed = Some(self.effective.seed);
+        results.threads = Some(run.threads.get());
+        results.samples = Some(match samples {
+            Samples::Inputs(_, inputs) => inputs.samples(),
+            Samples::States(states) => states.samples(),
+        });
+        results.equilibrium_error = Some(finished.equilibrium_error);
+        results.not_converged = Some(finished.not_converged);
+        results.seconds = stopwatch.seconds();
+        let mut notices = results.notices();
+        notices.extend(missed(&self.effective, &trained.model, trained.report.agreement));
+        Ok(Trained { model: trained.model, results: results.text()?, notices })
+    }
+}
+
+/// The library's settings from [`Training::decided`], on another machine; a mask is already in the row problems.
+pub fn settings_from(decided: &str) -> anyhow::Result<TrainSettings> {
+    serde_json::from_str::<Effective>(decided)?.settings(None)
+}
+
+/// The page of `simplicit report`. `results` is the JSON of the model's own training; with inputs (and labels) it is
+/// measured on them.
+#[allow(clippy::too_many_arguments)]
+pub fn page(
+    title: &str,
+    model: &ImplicitModel,
+    baseline: Option<&Baseline>,
+    results: Option<&str>,
+    inputs: Option<&dyn InputSource>,
+    labels: Option<&Labels>,
+    threads: Threads,
+    cancel: &Cancel,
+) -> anyhow::Result<String> {
+    let run = results.map(serde_json::from_str).transpose()?.unwrap_or_default();
+    let silent = |_: Event| {};
+    let watcher = Watcher::telling(&silent);
+    report::page(Page {
+        title,
+        model,
+        baseline,
+        inputs,
+        labels,
+        robustness: None,
+        run,
+        threads,
+        cancel,
+        watcher: &watcher,
+    })
+}

@@ -1,0 +1,88 @@
+//! The one door into native work: the interpreter's lock is released, Ctrl-C is honoured, errors become exceptions,
+//! progress is told on the thread that called.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use simplicit::parallel::Cancel;
+use simplicit_cli::front::Event;
+
+use crate::errors;
+
+/// How often signals are looked at.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// Of the thread that works: as large as a main thread's.
+const STACK: usize = 8 << 20;
+
+/// What work is given.
+pub(crate) struct Inside<'a> {
+    /// Set by Ctrl-C.
+    pub(crate) cancel: &'a Cancel,
+    /// Who watches.
+    pub(crate) tell: &'a (dyn Fn(Event) + Sync),
+}
+
+/// Runs `work` without the interpreter's lock. `progress` is called with (phase or group, done, total).
+pub(crate) fn enter<T: Send>(
+    py: Python<'_>,
+    progress: Option<&Bound<'_, PyAny>>,
+    work: impl FnOnce(&Inside) -> anyhow::Result<T> + Send,
+) -> PyResult<T> {
+    let progress: Option<Py<PyAny>> = progress.map(|p| p.clone().unbind());
+    let cancel = Cancel::new();
+    let (sender, receiver) = channel();
+    py.detach(move || {
+        std::thread::scope(|scope| {
+            let inside = &cancel;
+            let body = move || {
+                let tell = |event| {
+                    // Nobody listens any more once an exception is on its way.
+                    let _ = sender.send(event);
+                };
+                work(&Inside { cancel: inside, tell: &tell })
+            };
+            let worker = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, body);
+            let worker = worker.map_err(|e| errors::of_any(&e.into()))?;
+            let mut exception = None;
+            loop {
+                let event = receiver.recv_timeout(PATIENCE);
+                if event == Err(RecvTimeoutError::Disconnected) {
+                    break;
+                }
+                // Only the latest matters to whoever watches.
+                let event = receiver.try_iter().last().or(event.ok());
+                let said = Python::attach(|py| {
+                    py.check_signals()?;
+                    if let (Some(event), Some(progress)) = (event, &progress)
+                        && exception.is_none()
+                    {
+                        progress.call1(py, words(event))?;
+                    }
+                    PyResult::Ok(())
+                });
+                if let Err(error) = said {
+                    cancel.cancel();
+                    exception.get_or_insert(error);
+                }
+            }
+            let result = worker.join().map_err(|_| errors::of_any(&anyhow::anyhow!("the native library panicked")))?;
+            match (exception, result) {
+                (Some(exception), _) => Err(exception),
+                (None, result) => result.map_err(|e| errors::of_any(&e)),
+            }
+        })
+    })
+}
+
+fn words(event: Event) -> (String, usize, usize) {
+    use simplicit::train::Progress;
+    match event {
+        Event::Phase(name) => (name, 0, 1),
+        Event::Training(Progress::Samples { group, done, total }) => (format!("samples for {group}"), done, total),
+        Event::Training(Progress::Rows { group, done, total }) => (format!("rows of {group}"), done, total),
+        Event::Training(Progress::Model { strength, sparsity }) => {
+            (format!("{:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
+        }
+    }
+}

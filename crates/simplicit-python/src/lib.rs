@@ -1,0 +1,32 @@
+//! `simplicit._core`: the library for Python. Everything here is thin: arrays in and out, one door, typed errors.
+
+mod arrays;
+mod delegate;
+mod door;
+mod errors;
+mod model;
+mod network;
+mod statistics;
+mod train;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::delegate::{run_rows, run_statistics};
+    #[pymodule_export]
+    use super::model::Model;
+    #[pymodule_export]
+    use super::network::{Builder, Network};
+    #[pymodule_export]
+    use super::statistics::{Statistics, connections};
+    #[pymodule_export]
+    use super::train::{page, train};
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,230 @@
+//! Baselines for Python: from ONNX, or built node by node.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use numpy::PyArray2;
+use pyo3::prelude::*;
+use simplicit::layout::Activation;
+use simplicit::linalg::Matrix;
+use simplicit::model::ImplicitModel;
+use simplicit::network::{self, BatchNorm, NetworkBuilder, NodeId, Shape, Window};
+use simplicit::parallel::{self, Threads};
+use simplicit::states::{InputSource, StateMap};
+use simplicit::{Error, Result};
+
+use crate::arrays::{Lent, ViewInputs, to_numpy};
+use crate::door::enter;
+use crate::errors::of_library;
+use crate::model::Model;
+
+/// Samples a thread takes at a time.
+const BLOCK: usize = 256;
+
+/// A trained network.
+#[pyclass(frozen, module = "simplicit._core")]
+pub(crate) struct Network {
+    pub(crate) network: Arc<network::Network>,
+}
+
+/// U, Z, X, Y of a batch.
+type States<'py> = [Bound<'py, PyArray2<f64>>; 4];
+
+#[pymethods]
+impl Network {
+    #[staticmethod]
+    fn from_onnx(path: PathBuf) -> PyResult<Self> {
+        let network = network::Network::from_onnx(path).map_err(|e| of_library(&e))?;
+        Ok(Self { network: Arc::new(network) })
+    }
+
+    #[staticmethod]
+    fn from_onnx_bytes(bytes: &[u8]) -> PyResult<Self> {
+        let network = network::Network::from_onnx_bytes(bytes).map_err(|e| of_library(&e))?;
+        Ok(Self { network: Arc::new(network) })
+    }
+
+    /// (inputs, states, outputs).
+    #[getter]
+    fn shape(&self) -> (usize, usize, usize) {
+        let shape = self.network.shape();
+        (shape.inputs, shape.states, shape.outputs)
+    }
+
+    #[getter]
+    fn layout(&self) -> String {
+        self.network.layout().to_json()
+    }
+
+    #[getter]
+    fn nonzeros(&self) -> usize {
+        self.network.nonzeros()
+    }
+
+    #[getter]
+    fn multiply_adds(&self) -> u64 {
+        self.network.multiply_adds()
+    }
+
+    /// Outputs of inputs that are already preprocessed.
+    #[pyo3(signature = (u, *, threads=None))]
+    fn forward<'py>(
+        &self,
+        py: Python<'py>,
+        u: Lent<'py>,
+        threads: Option<usize>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let inputs = ViewInputs::new(u.numbers(), &Default::default(), None).map_err(|e| of_library(&e))?;
+        let threads = threads.map_or_else(Threads::available, Threads::new);
+        let y = enter(py, None, |inside| {
+            let total = inputs.samples();
+            let blocks = parallel::map(threads, total.div_ceil(BLOCK), |block| {
+                inside.cancel.check()?;
+                self.network.forward(&inputs.rows(block * BLOCK..((block + 1) * BLOCK).min(total))?)
+            })?;
+            let cols = blocks.first().map_or(0, Matrix::cols);
+            Ok(Matrix::from_vec(total, cols, blocks.into_iter().flat_map(Matrix::into_vec).collect())?)
+        })?;
+        to_numpy(py, y)
+    }
+
+    /// U, Z, X, Y of inputs that are already preprocessed.
+    fn states<'py>(&self, py: Python<'py>, u: Lent<'py>) -> PyResult<States<'py>> {
+        let u = u.matrix("U").map_err(|e| of_library(&e))?;
+        let block = enter(py, None, |_| Ok(self.network.states(&u)?))?;
+        Ok([to_numpy(py, block.u)?, to_numpy(py, block.z)?, to_numpy(py, block.x)?, to_numpy(py, block.y)?])
+    }
+
+    /// The equivalent implicit model.
+    fn implicit(&self) -> PyResult<Model> {
+        ImplicitModel::from_network(&self.network).map(Model::of).map_err(|e| of_library(&e))
+    }
+}
+
+/// Builds a network; every method returns the number of the node it made.
+#[pyclass(frozen, module = "simplicit._core")]
+pub(crate) struct Builder {
+    state: Mutex<Option<(NetworkBuilder, Vec<NodeId>)>>,
+}
+
+impl Builder {
+    /// After an error the builder is spent.
+    fn step(
+        &self,
+        at: usize,
+        work: impl FnOnce(NetworkBuilder, &[NodeId]) -> Result<NetworkBuilder>,
+    ) -> PyResult<usize> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let (builder, mut nodes) = state.take().ok_or_else(spent)?;
+        let node =
+            *nodes.get(at).ok_or_else(|| of_library(&Error::shape("node", format!("below {}", nodes.len()), at)))?;
+        let builder = builder.at(node).and_then(|b| work(b, &nodes)).map_err(|e| of_library(&e))?;
+        nodes.push(builder.here());
+        let made = nodes.len() - 1;
+        *state = Some((builder, nodes));
+        Ok(made)
+    }
+}
+
+fn spent() -> PyErr {
+    of_library(&Error::setting("builder", "one that has not failed or been built", "a spent one"))
+}
+
+fn window(kernel: [usize; 2], stride: [usize; 2], padding: [usize; 4]) -> Window {
+    Window { kernel, stride, padding }
+}
+
+#[pymethods]
+impl Builder {
+    /// A vector (size,) or a map (channels, height, width).
+    #[new]
+    fn new(shape: Vec<usize>) -> PyResult<Self> {
+        let shape = match shape[..] {
+            [size] => Ok(Shape::Vector(size)),
+            [channels, height, width] => Ok(Shape::map(channels, height, width)),
+            _ => Err(of_library(&Error::shape(
+                "input shape",
+                "(size,) or (channels, height, width)",
+                format!("{shape:?}"),
+            ))),
+        }?;
+        let builder = network::Network::builder(shape).map_err(|e| of_library(&e))?;
+        let nodes = vec![builder.here()];
+        Ok(Self { state: Mutex::new(Some((builder, nodes))) })
+    }
+
+    #[pyo3(signature = (at, weights, bias=None))]
+    fn linear(&self, at: usize, weights: Lent<'_>, bias: Option<Vec<f32>>) -> PyResult<usize> {
+        let weights = weights.matrix("weights").map_err(|e| of_library(&e))?;
+        self.step(at, |b, _| b.linear(weights, bias))
+    }
+
+    #[pyo3(signature = (at, weights, kernel, stride, padding, bias=None))]
+    fn convolution(
+        &self,
+        at: usize,
+        weights: Lent<'_>,
+        kernel: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 4],
+        bias: Option<Vec<f32>>,
+    ) -> PyResult<usize> {
+        let weights = weights.matrix("weights").map_err(|e| of_library(&e))?;
+        self.step(at, |b, _| b.convolution(weights, window(kernel, stride, padding), bias))
+    }
+
+    fn batch_norm(
+        &self,
+        at: usize,
+        scale: Vec<f32>,
+        shift: Vec<f32>,
+        mean: Vec<f32>,
+        variance: Vec<f32>,
+        epsilon: f32,
+    ) -> PyResult<usize> {
+        self.step(at, |b, _| b.batch_norm(&BatchNorm { scale, shift, mean, variance, epsilon }))
+    }
+
+    fn activation(&self, at: usize, activation: String, name: &str) -> PyResult<usize> {
+        self.step(at, |b, _| Ok(b.activation(Activation::try_from(activation)?)?.named(name)))
+    }
+
+    fn plus(&self, at: usize, other: usize) -> PyResult<usize> {
+        self.step(at, |b, nodes| {
+            let other =
+                nodes.get(other).ok_or_else(|| Error::shape("node", format!("below {}", nodes.len()), other))?;
+            b.plus(*other)
+        })
+    }
+
+    fn average_pool(
+        &self,
+        at: usize,
+        kernel: [usize; 2],
+        stride: [usize; 2],
+        padding: [usize; 4],
+        count_padding: bool,
+    ) -> PyResult<usize> {
+        self.step(at, |b, _| b.average_pool(window(kernel, stride, padding), count_padding))
+    }
+
+    fn max_pool(&self, at: usize, kernel: [usize; 2], stride: [usize; 2], padding: [usize; 4]) -> PyResult<usize> {
+        self.step(at, |b, _| b.max_pool(window(kernel, stride, padding)))
+    }
+
+    fn global_average(&self, at: usize) -> PyResult<usize> {
+        self.step(at, |b, _| b.global_average())
+    }
+
+    fn flatten(&self, at: usize) -> PyResult<usize> {
+        self.step(at, |b, _| b.flatten())
+    }
+
+    /// The network whose output is node `at`.
+    fn build(&self, at: usize) -> PyResult<Network> {
+        self.step(at, |b, _| Ok(b))?;
+        let (builder, _) = self.state.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(spent)?;
+        let network = builder.build().map_err(|e| of_library(&e))?;
+        Ok(Network { network: Arc::new(network) })
+    }
+}

@@ -1,0 +1,170 @@
+//! Training and the report, through the same code as the command line.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use simplicit::Error;
+use simplicit::arrays::{Array, Element, Labels, Preprocessing, Selection};
+use simplicit::layout::{Activation, Layer, Layout};
+use simplicit::parallel::Threads;
+use simplicit::problem::Mask;
+use simplicit::states::StateSource;
+use simplicit::train::{Checkpoint, Forget, Keep};
+use simplicit_cli::front::{self, Baseline, Run, Samples, Training};
+
+use crate::arrays::{Lent, ViewInputs, ViewStates};
+use crate::delegate::Engine;
+use crate::door::enter;
+use crate::errors::{of_any, of_library};
+use crate::model::Model;
+use crate::network::Network;
+
+/// U, Z, X, Y with a layout (JSON) or an activation, and the baseline's non-zeros.
+#[derive(FromPyObject)]
+pub(crate) struct GivenStates<'py>(Lent<'py>, Lent<'py>, Lent<'py>, Lent<'py>, Option<String>, String, Option<u64>);
+
+impl GivenStates<'_> {
+    pub(crate) fn source(&self) -> PyResult<ViewStates<'_>> {
+        let GivenStates(u, z, x, y, layout, activation, nonzeros) = self;
+        let numbers = [u.numbers(), z.numbers(), x.numbers(), y.numbers()];
+        let source = || {
+            let (layout, known) = match layout {
+                Some(text) => (Layout::from_json(text)?, true),
+                None => {
+                    let activation = Activation::try_from(activation.clone())?;
+                    (Layout::new(vec![Layer::dense("states", numbers[1].features(), activation)]), false)
+                }
+            };
+            ViewStates::new(numbers, layout, known, *nonzeros)
+        };
+        source().map_err(|e| of_library(&e))
+    }
+}
+
+/// A `Network` or a `Model`.
+pub(crate) fn baseline_of(object: &Bound<'_, PyAny>) -> PyResult<Baseline> {
+    if let Ok(network) = object.cast::<Network>() {
+        return Ok(Baseline::of_network(network.get().network.clone()));
+    }
+    match object.cast::<Model>() {
+        Ok(model) => Baseline::of_model(model.get().model.as_ref().clone()).map_err(|e| of_any(&e)),
+        Err(_) => Err(of_library(&Error::setting("baseline", "a network or an implicit model", object.get_type()))),
+    }
+}
+
+fn mask_of(mask: &Lent<'_>) -> Mask {
+    let numbers = mask.numbers();
+    Mask::from_pattern(&numbers.block(0..numbers.samples()))
+}
+
+/// Trains on a baseline with inputs, or on states. Returns the model, its results (JSON) and what must be seen.
+#[pyfunction]
+#[pyo3(signature = (flags, baseline, u, states, *, own=None, mask=None, threads=None, checkpoint=None, hashes=None, progress=None, engine=None))]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn train<'py>(
+    py: Python<'py>,
+    flags: Vec<String>,
+    baseline: Option<&Bound<'py, PyAny>>,
+    u: Option<Lent<'py>>,
+    states: Option<GivenStates<'py>>,
+    own: Option<&str>,
+    mask: Option<Lent<'py>>,
+    threads: Option<usize>,
+    checkpoint: Option<PathBuf>,
+    hashes: Option<BTreeMap<String, String>>,
+    progress: Option<&Bound<'py, PyAny>>,
+    engine: Option<&Bound<'py, PyAny>>,
+) -> PyResult<(Model, String, Vec<String>)> {
+    let baseline = baseline.map(baseline_of).transpose()?;
+    let states = states.as_ref().map(GivenStates::source).transpose()?;
+    let own: Option<Preprocessing> = own.map(serde_json::from_str).transpose().map_err(|e| of_any(&e.into()))?;
+    let mask = mask.as_ref().map(mask_of);
+    let units = match (&baseline, &states) {
+        (Some(baseline), None) => baseline.map().shape().states,
+        (None, Some(states)) => states.shape().states,
+        _ => return Err(of_library(&Error::setting("fit", "a baseline with inputs, or states", "something else"))),
+    };
+    let training = Training::new(&flags, baseline.as_ref(), units, own.as_ref(), mask).map_err(|e| of_any(&e))?;
+    let inputs = match &u {
+        Some(u) => {
+            let numbers = u.numbers();
+            let indices = training.selection().indices(numbers.samples()).map_err(|e| of_library(&e))?;
+            Some(ViewInputs::new(numbers, training.preprocessing(), indices).map_err(|e| of_library(&e))?)
+        }
+        None => None,
+    };
+    let samples = match (&baseline, &inputs, &states) {
+        (Some(baseline), Some(inputs), None) => Samples::Inputs(baseline, inputs),
+        (None, None, Some(states)) => Samples::States(states),
+        _ => return Err(of_library(&Error::setting("fit", "a baseline with inputs, or states", "something else"))),
+    };
+    let threads = threads.map_or_else(Threads::available, Threads::new);
+    let hashes = hashes.unwrap_or_default();
+    let raised = Mutex::new(None);
+    let engine = match engine {
+        // The engine's workers need what the settings came to.
+        Some(engine) => {
+            let decided = training.decided().map_err(|e| of_any(&e))?;
+            let preprocessing = serde_json::to_string(training.preprocessing()).map_err(|e| of_any(&e.into()))?;
+            engine.call_method1("begin", (decided, preprocessing))?;
+            Some(engine.clone().unbind())
+        }
+        None => None,
+    };
+    let trained = enter(py, progress, |inside| {
+        let kept = match &checkpoint {
+            Some(directory) => {
+                let mut fingerprint = hashes.clone();
+                fingerprint.insert("settings".into(), training.decided()?);
+                fingerprint.insert("preprocessing".into(), serde_json::to_string(training.preprocessing())?);
+                Some(Checkpoint::open(directory, &fingerprint)?)
+            }
+            None => None,
+        };
+        let elsewhere = engine.map(|object| Engine { object, cancel: inside.cancel, raised: &raised });
+        let keep: &dyn Keep = match (&elsewhere, &kept) {
+            (Some(engine), _) => engine,
+            (None, Some(checkpoint)) => checkpoint,
+            (None, None) => &Forget,
+        };
+        training.run(&samples, &hashes, &Run { threads, cancel: inside.cancel, keep, listener: inside.tell })
+    });
+    if let Some(error) = raised.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
+    let trained = trained?;
+    Ok((Model::of(trained.model), trained.results, trained.notices))
+}
+
+/// The HTML page of `simplicit report`.
+#[pyfunction]
+#[pyo3(signature = (title, model, *, baseline=None, results=None, u=None, labels=None, threads=None))]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn page<'py>(
+    py: Python<'py>,
+    title: &str,
+    model: &Bound<'py, Model>,
+    baseline: Option<&Bound<'py, PyAny>>,
+    results: Option<&str>,
+    u: Option<Lent<'py>>,
+    labels: Option<Vec<u32>>,
+    threads: Option<usize>,
+) -> PyResult<String> {
+    let model = model.get().model.clone();
+    let baseline = baseline.map(baseline_of).transpose()?;
+    let inputs = u.as_ref().map(|u| ViewInputs::new(u.numbers(), model.preprocessing(), None)).transpose();
+    let inputs = inputs.map_err(|e| of_library(&e))?;
+    let labels = labels.map(|values| {
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let array = Array::from_le_bytes("labels", Element::U32, &[values.len()], bytes)?;
+        Labels::from_array(&array, &Selection::all())
+    });
+    let labels = labels.transpose().map_err(|e| of_library(&e))?;
+    let threads = threads.map_or_else(Threads::available, Threads::new);
+    enter(py, None, |inside| {
+        let inputs = inputs.as_ref().map(|inputs| inputs as &dyn simplicit::states::InputSource);
+        front::page(title, &model, baseline.as_ref(), results, inputs, labels.as_ref(), threads, inside.cancel)
+    })
+}

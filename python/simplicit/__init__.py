@@ -1,0 +1,62 @@
+"""Sparse, well-posed implicit models from trained networks, by convex optimisation.
+
+A trained network goes in, an implicit model ``x = φ(Ax + Bu + b)``, ``y = Cx + Du + d`` with as few non-zero weights as
+possible comes out. Samples are rows everywhere.
+
+Examples
+--------
+>>> import numpy as np
+>>> import simplicit
+>>> rng = np.random.default_rng(0)
+>>> network = simplicit.Network.from_layers(
+...     [rng.normal(size=(16, 8)), rng.normal(size=(3, 16))], activation="relu"
+... )
+>>> U = rng.normal(size=(500, 8))
+>>> sim = simplicit.SIM(target_sparsity=0.5).fit(network, U)
+>>> sim.model_.sparsity().sparsity.round(2)
+0.5
+>>> sim.predict(U).shape
+(500, 3)
+"""
+
+from simplicit import errors
+from simplicit._core import __version__
+from simplicit.errors import (
+    ConvergenceWarning,
+    Error,
+    FileError,
+    InfeasibleError,
+    NotConvergedError,
+    NotFiniteError,
+    NotFittedError,
+    SettingError,
+    ShapeError,
+    UnsupportedError,
+)
+from simplicit.estimator import SIM, TrainReport
+from simplicit.model import Diagnostics, ImplicitModel, Sparsity, WellPosedness
+from simplicit.network import Network
+from simplicit.states import States
+
+__all__ = [
+    "SIM",
+    "ConvergenceWarning",
+    "Diagnostics",
+    "Error",
+    "FileError",
+    "ImplicitModel",
+    "InfeasibleError",
+    "Network",
+    "NotConvergedError",
+    "NotFiniteError",
+    "NotFittedError",
+    "SettingError",
+    "ShapeError",
+    "Sparsity",
+    "States",
+    "TrainReport",
+    "UnsupportedError",
+    "WellPosedness",
+    "__version__",
+    "errors",
+]

@@ -1,0 +1,105 @@
+"""Progress in terminals and notebooks; silent elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+Progress = Callable[[str, int, int], None]
+
+_WIDTH = 24
+_INTERVAL = 0.1
+
+
+def in_notebook() -> bool:
+    """Whether this is a Jupyter kernel, which can show HTML."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class Terminal:
+    """One line on stderr, drawn over itself and cleared at the end."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last < _INTERVAL:
+            return
+        self._last = now
+        filled = _WIDTH * done // max(total, 1)
+        sys.stderr.write(f"\r\x1b[K{what:34} {'█' * filled}{'░' * (_WIDTH - filled)} {done:>6}/{total}")
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        if self._last:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+class Notebook:
+    """An HTML progress element that is updated in place."""
+
+    def __init__(self) -> None:
+        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
+
+        self._html = HTML
+        self._last = 0.0
+        self._handle: Any = display(HTML(""), display_id=True)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last < _INTERVAL:
+            return
+        self._last = now
+        import html
+
+        text = f'<progress value="{done}" max="{max(total, 1)}"></progress> {html.escape(what)} {done}/{total}'
+        self._handle.update(self._html(text))
+
+    def close(self) -> None:
+        self._handle.update(self._html(""))
+
+
+class Nothing:
+    """Shows nothing."""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Told:
+    """The user's own function."""
+
+    def __init__(self, function: Progress) -> None:
+        self._function = function
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self._function(what, done, total)
+
+    def close(self) -> None:
+        pass
+
+
+def watcher(show: str | Progress | None) -> Terminal | Notebook | Nothing | Told:
+    """``"bar"``, ``"none"``, a function of (what, done, total), or None: a bar where somebody can see it."""
+    if callable(show):
+        return Told(show)
+    if show is None:
+        if in_notebook():
+            return Notebook()
+        return Terminal() if sys.stderr.isatty() else Nothing()
+    if show == "bar":
+        return Notebook() if in_notebook() else Terminal()
+    if show == "none":
+        return Nothing()
+    from simplicit.errors import SettingError
+
+    raise SettingError(f"progress: expected bar, none, a function or None, got {show!r}")

@@ -1,0 +1,388 @@
+"""The SIM estimator: the algorithm with the habits of scikit-learn."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from simplicit import _core
+from simplicit._arrays import Array, as_array, content_hash
+from simplicit._progress import Progress, watcher
+from simplicit.errors import ConvergenceWarning, NotFittedError, SettingError, ShapeError
+from simplicit.model import ImplicitModel, Report, _table
+from simplicit.network import Network
+from simplicit.states import States
+
+#: Settings that the command line spells on|off.
+_SWITCHES = ("normalize", "output_aware", "bias", "refit", "cascade")
+#: Settings that are not flags of ``simplicit train``.
+_OURS = ("mask", "threads", "checkpoint", "progress", "solver", "zero_below")
+
+
+class TrainReport:
+    """What training has to say: the numbers of ``train --json`` as attributes, and rows.
+
+    ``results`` is the whole JSON object; `rows` has name, non-zeros, gap and residual of every row, states then outputs.
+    """
+
+    def __init__(self, results: dict[str, Any], notices: list[str]) -> None:
+        self.results = results
+        self.notices = notices
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One per row of (A B; C D), states then outputs."""
+        rows: list[dict[str, Any]] = self.results["row_details"]
+        return rows
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "results":
+            raise AttributeError(name)
+        try:
+            return self.results[name]
+        except KeyError:
+            raise AttributeError(f"{name!r}; there is {', '.join(self.results)}") from None
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.results]
+
+    def __repr__(self) -> str:
+        return f"TrainReport(sparsity={self.sparsity:.4f}, rows={len(self.rows)}, seconds={self.seconds['total']:.2f})"
+
+    def _repr_html_(self) -> str:
+        shown = ["sparsity", "nonzeros", "baseline_nonzeros", "max_relative_gap", "refit_residual", "equilibrium_error"]
+        rows = [(k.replace("_", " "), f"{self.results[k]}") for k in shown if self.results.get(k) is not None]
+        rows.append(("seconds", f"{self.seconds['total']:.2f}"))
+        return _table("TrainReport", rows + [("note", n) for n in self.notices])
+
+
+class SIM:
+    """Trains a sparse implicit model that matches a baseline's states, row by row.
+
+    Every parameter is a flag of ``simplicit train`` with its default; None leaves the decision to the library.
+
+    Parameters
+    ----------
+    penalty : str or callable, optional
+        ``cardinality`` (default), ``l1``, ``perspective``, ``elastic-net`` or ``ridge``; or a function that builds a
+        CVXPY expression for one row, see :mod:`simplicit.custom`.
+    beta, alpha, mu, break_point : float, optional
+        Parameters of the penalty.
+    target_sparsity : float, optional
+        Share of the baseline's non-zeros to remove.
+    max_drop : float, optional
+        The smallest model that agrees with the baseline within so many points on held-out samples.
+    preset : str, optional
+        ``paper``: the paper's settings.
+    connectivity : str, optional
+        ``full``, ``no-self-loop``, ``feedforward``, ``baseline`` or ``mask``.
+    mask : array, optional
+        (n + q) × (n + p), non-zero where a weight may be.
+    kappa : float, optional
+        ‖A‖∞ ≤ kappa in the stored model.
+    rescale : bool, optional
+        Diagonal rescaling to ‖A‖∞ ≤ kappa.
+    gamma : float, optional
+        The paper's layered scaling.
+    matching : str, optional
+        ``relaxed`` or ``exact``.
+    lambda1, lambda2 : float, optional
+        Weights of the mismatch of states and outputs.
+    normalize, output_aware, bias, refit, cascade : bool, optional
+        Switches of the method.
+    rounds : int, optional
+        Convex solves with reweighting between them.
+    samples : int, optional
+        Use so many samples, chosen without replacement.
+    seed : int, optional
+        Seed of everything random.
+    scale, mean, std : float or sequence, optional
+        u = (raw·scale − mean)/std.
+    threads : int, optional
+        All by default; no result depends on it.
+    checkpoint : path-like, optional
+        A directory that makes long work safe against anything.
+    progress : str or callable, optional
+        ``bar``, ``none``, a function of (what, done, total), or None: a bar in terminals and notebooks.
+    solver : str, optional
+        The CVXPY solver of a `penalty` that is a function.
+    zero_below : float, optional
+        Weights of a `penalty` that is a function, relative to their row's largest, that count as zero.
+
+    Attributes
+    ----------
+    model_ : ImplicitModel
+    report_ : TrainReport
+    n_features_in_ : int
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from simplicit import SIM, Network
+    >>> rng = np.random.default_rng(0)
+    >>> network = Network.from_layers([rng.normal(size=(12, 6)), rng.normal(size=(2, 12))])
+    >>> U = rng.normal(size=(400, 6))
+    >>> sim = SIM(penalty="l1", target_sparsity=0.4).fit(network, U)
+    >>> bool(abs(sim.model_.sparsity().sparsity - 0.4) < 0.03)
+    True
+    >>> sim.score(U, network.forward(U)) > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        penalty: str | Callable[..., Any] | None = None,
+        *,
+        beta: float | None = None,
+        alpha: float | None = None,
+        mu: float | None = None,
+        break_point: float | None = None,
+        target_sparsity: float | None = None,
+        max_drop: float | None = None,
+        preset: str | None = None,
+        connectivity: str | None = None,
+        mask: Any = None,
+        kappa: float | None = None,
+        rescale: bool = False,
+        gamma: float | None = None,
+        matching: str | None = None,
+        lambda1: float | None = None,
+        lambda2: float | None = None,
+        normalize: bool | None = None,
+        output_aware: bool | None = None,
+        bias: bool | None = None,
+        rounds: int | None = None,
+        refit: bool | None = None,
+        cascade: bool | None = None,
+        samples: int | None = None,
+        seed: int = 0,
+        scale: float | None = None,
+        mean: Any = None,
+        std: Any = None,
+        threads: int | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: str | Progress | None = None,
+        solver: str | None = None,
+        zero_below: float = 1e-6,
+    ) -> None:
+        self.penalty = penalty
+        self.beta = beta
+        self.alpha = alpha
+        self.mu = mu
+        self.break_point = break_point
+        self.target_sparsity = target_sparsity
+        self.max_drop = max_drop
+        self.preset = preset
+        self.connectivity = connectivity
+        self.mask = mask
+        self.kappa = kappa
+        self.rescale = rescale
+        self.gamma = gamma
+        self.matching = matching
+        self.lambda1 = lambda1
+        self.lambda2 = lambda2
+        self.normalize = normalize
+        self.output_aware = output_aware
+        self.bias = bias
+        self.rounds = rounds
+        self.refit = refit
+        self.cascade = cascade
+        self.samples = samples
+        self.seed = seed
+        self.scale = scale
+        self.mean = mean
+        self.std = std
+        self.threads = threads
+        self.checkpoint = checkpoint
+        self.progress = progress
+        self.solver = solver
+        self.zero_below = zero_below
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """All parameters by name.
+
+        Parameters
+        ----------
+        deep : bool, optional
+            For scikit-learn; there is nothing deeper.
+        """
+        return {name: getattr(self, name) for name in _names()}
+
+    def set_params(self, **params: Any) -> SIM:
+        """Set parameters by name.
+
+        Parameters
+        ----------
+        **params
+            Names of the constructor.
+        """
+        known = _names()
+        for name, value in params.items():
+            if name not in known:
+                raise SettingError(f"{name}: expected one of {', '.join(known)}")
+            setattr(self, name, value)
+        return self
+
+    def fit(self, baseline: Any, U: Any = None) -> SIM:
+        """Train.
+
+        Parameters
+        ----------
+        baseline : States, Network, ImplicitModel or path-like
+            States to match; or a network or model (or the name of an ONNX, model or states file) and its inputs.
+        U : array, m × p or m × C × H × W, optional
+            Raw inputs of a network or model; no labels are needed.
+
+        Returns
+        -------
+        SIM
+            Itself, with ``model_`` and ``report_``.
+        """
+        return self._fit(_baseline(baseline, U), U, None)
+
+    def _fit(self, baseline: States | Network | ImplicitModel, U: Any, engine: Any) -> SIM:
+        if callable(self.penalty):
+            from simplicit.custom import fit_custom
+
+            self.model_, self.report_ = fit_custom(self, baseline, U)
+        else:
+            self.model_, self.report_ = self._train(baseline, U, engine)
+        self.n_features_in_ = self.model_.n_inputs
+        for notice in self.report_.notices:
+            warnings.warn(notice, ConvergenceWarning, stacklevel=3)
+        return self
+
+    def _train(self, baseline: States | Network | ImplicitModel, U: Any, engine: Any) -> tuple[ImplicitModel, TrainReport]:
+        shown = watcher(self.progress)
+        given: dict[str, Any] = {"baseline": None, "u": None, "states": None}
+        if isinstance(baseline, States):
+            if self.samples is not None:
+                raise SettingError("samples: expected None with states; give fewer of them")
+            given["states"] = baseline._for_core()
+            hashes = {"states": content_hash(baseline.U, baseline.Z, baseline.X, baseline.Y)}
+        else:
+            u = as_array(U, "U")
+            given.update(baseline=baseline._core, u=u)
+            hashes = {"inputs": content_hash(u)}
+        try:
+            core, results, notices = _core.train(
+                self._flags(),
+                **given,
+                mask=None if self.mask is None else as_array(self.mask, "mask"),
+                threads=self.threads,
+                checkpoint=None if self.checkpoint is None else os.fspath(self.checkpoint),
+                hashes=hashes,
+                progress=shown,
+                engine=engine,
+            )
+        finally:
+            shown.close()
+        return ImplicitModel(core), TrainReport(json.loads(results), notices)
+
+    def _flags(self) -> list[str]:
+        flags = []
+        for name, value in self.get_params().items():
+            if name in _OURS or value is None or value is False and name == "rescale":
+                continue
+            flag = "--break" if name == "break_point" else "--" + name.replace("_", "-")
+            if name == "rescale":
+                flags.append(flag)
+            elif name in _SWITCHES:
+                flags.append(f"{flag}={'on' if value else 'off'}")
+            elif name in ("mean", "std"):
+                flags.append(f"{flag}={','.join(repr(float(v)) for v in np.atleast_1d(value))}")
+            else:
+                flags.append(f"{flag}={value!r}" if isinstance(value, float) else f"{flag}={value}")
+        return flags
+
+    def predict(self, U: Any) -> Array:
+        """Outputs of the model, one sample a row.
+
+        Parameters
+        ----------
+        U : array, m × p or m × C × H × W
+            Raw inputs.
+        """
+        return self._fitted().predict(U, threads=self.threads)
+
+    def score(self, U: Any, y: Any) -> float:
+        """Accuracy for integer labels, R² for outputs.
+
+        Parameters
+        ----------
+        U : array
+            Raw inputs.
+        y : array, m or m × q
+            Labels: the share of samples whose largest output is theirs. Outputs: the coefficient of determination over
+            all of them together.
+        """
+        outputs, y = self.predict(U), np.asarray(y)
+        if len(y) != len(outputs):
+            raise ShapeError(f"y: expected {len(outputs)} samples, got {len(y)}")
+        if y.ndim == 1 and y.dtype.kind in "iu":
+            return float(np.mean(outputs.argmax(axis=1) == y))
+        y = y.reshape(outputs.shape).astype(np.float64)
+        return float(1.0 - ((outputs - y) ** 2).sum() / ((y - y.mean(axis=0)) ** 2).sum())
+
+    def report(self, path: str | os.PathLike[str] | None = None, **what: Any) -> Report:
+        """The HTML page of ``simplicit report``, with what training said.
+
+        Parameters
+        ----------
+        path : path-like, optional
+        **what
+            As for :meth:`ImplicitModel.report`.
+        """
+        return self._fitted().report(path, results=self.report_.results, **what)
+
+    def _fitted(self) -> ImplicitModel:
+        if not hasattr(self, "model_"):
+            raise NotFittedError("this SIM is not fitted yet; call fit first")
+        return self.model_
+
+    def __repr__(self) -> str:
+        defaults = SIM.__init__.__kwdefaults__ or {}
+        changed = [(k, v) for k, v in self.get_params().items() if v is not defaults.get(k) and v != defaults.get(k)]
+        return f"SIM({', '.join(f'{k}={v!r}' for k, v in changed)})"
+
+    def _repr_html_(self) -> str:
+        rows = [("parameters", repr(self)[4:-1] or "defaults")]
+        if hasattr(self, "model_"):
+            return _table("SIM", rows) + self.model_._repr_html_()
+        return _table("SIM, not fitted", rows)
+
+
+def _names() -> list[str]:
+    import inspect
+
+    return [name for name in inspect.signature(SIM.__init__).parameters if name != "self"]
+
+
+def _baseline(baseline: Any, U: Any) -> States | Network | ImplicitModel:
+    """What `fit` was given, with files read."""
+    if isinstance(baseline, (str, os.PathLike)):
+        name = os.fspath(baseline)
+        with open(name, "rb") as file:
+            head = file.read(9)
+        if head[8:9] != b"{":
+            is_npz = head[:2] == b"PK"
+            baseline = States.load(name) if is_npz else Network.from_onnx(name)
+        else:
+            baseline = States.load(name) if U is None else ImplicitModel.load(name)
+    if isinstance(baseline, States):
+        if U is not None:
+            raise SettingError("U: expected None with states, which have their own")
+        return baseline
+    if not isinstance(baseline, (Network, ImplicitModel)):
+        raise SettingError(
+            f"baseline: expected States, Network, ImplicitModel or a file, got {type(baseline).__name__}; "
+            "for a torch module use simplicit.torch.compress"
+        )
+    if U is None:
+        raise SettingError("U: expected the inputs of the network, got None")
+    return baseline

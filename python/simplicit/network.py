@@ -1,0 +1,187 @@
+"""Baselines: trained networks."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from simplicit import _core
+from simplicit._arrays import Array, as_array
+from simplicit.errors import ShapeError
+
+
+class Network:
+    """A trained network: from ONNX, from weights, or from PyTorch (:func:`simplicit.torch.network`).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from simplicit import Network
+    >>> network = Network.from_layers([np.eye(3), np.ones((2, 3))])
+    >>> network
+    Network(3 inputs, 3 states, 2 outputs)
+    >>> network.forward(np.array([[1.0, -2.0, 3.0]]))
+    array([[4., 4.]], dtype=float32)
+    """
+
+    def __init__(self, core: _core.Network, recipe: tuple[str, Any]) -> None:
+        self._core = core
+        #: How to make it again, on another machine.
+        self._recipe = recipe
+
+    @classmethod
+    def from_onnx(cls, path: str | os.PathLike[str]) -> Network:
+        """Read an ONNX file.
+
+        Parameters
+        ----------
+        path : path-like
+            Linear, convolution, sum, activation and pooling nodes; batch norm is folded.
+        """
+        core = _core.Network.from_onnx(os.fspath(path))
+        with open(path, "rb") as file:
+            return cls(core, ("onnx", file.read()))
+
+    @classmethod
+    def from_layers(
+        cls,
+        weights: Sequence[Any],
+        biases: Sequence[Any] | None = None,
+        activation: str = "relu",
+    ) -> Network:
+        """A layered network from its matrices (outputs × inputs), first layer first; none acts after the last.
+
+        Parameters
+        ----------
+        weights : sequence of arrays
+            One matrix per layer.
+        biases : sequence of arrays or None, optional
+            One vector per layer, None where there is none.
+        activation : str, optional
+            relu, leaky-relu:0.1, tanh, sigmoid or identity, between the layers.
+        """
+        matrices = [as_array(w, "weights") for w in weights]
+        if not matrices or any(w.ndim != 2 for w in matrices):
+            raise ShapeError("weights: expected at least one matrix, outputs × inputs")
+        vectors = [None] * len(matrices) if biases is None else list(biases)
+        if len(vectors) != len(matrices):
+            raise ShapeError(f"biases: expected {len(matrices)}, one per layer, got {len(vectors)}")
+        builder = Builder([matrices[0].shape[1]])
+        at = 0
+        for k, (w, b) in enumerate(zip(matrices, vectors, strict=True)):
+            at = builder.linear(at, w, None if b is None else np.asarray(b, np.float32).tolist())
+            if k + 1 < len(matrices):
+                at = builder.activation(at, activation, f"layer{k + 1}")
+        return builder.build(at)
+
+    @property
+    def n_inputs(self) -> int:
+        """p, inputs per sample."""
+        return self._core.shape[0]
+
+    @property
+    def n_states(self) -> int:
+        """n, states per sample."""
+        return self._core.shape[1]
+
+    @property
+    def n_outputs(self) -> int:
+        """q, outputs per sample."""
+        return self._core.shape[2]
+
+    @property
+    def layout(self) -> list[dict[str, Any]]:
+        """Layers, last first: name, size, activation."""
+        layers: list[dict[str, Any]] = json.loads(self._core.layout)
+        return layers
+
+    @property
+    def nonzeros(self) -> int:
+        """Non-zero weights and biases, batch norm folded."""
+        return self._core.nonzeros
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds on one sample."""
+        return self._core.multiply_adds
+
+    def forward(self, U: Any, *, threads: int | None = None) -> Array:
+        """Outputs, one sample a row. Inputs as the network expects them: nothing is preprocessed here.
+
+        Parameters
+        ----------
+        U : array, m × p or m × C × H × W
+        threads : int, optional
+            All by default; the result does not depend on it.
+        """
+        return self._core.forward(as_array(U, "U"), threads=threads)
+
+    def states(self, U: Any) -> Any:
+        """The states on some inputs.
+
+        Parameters
+        ----------
+        U : array, m × p or m × C × H × W
+
+        Returns
+        -------
+        States
+        """
+        from simplicit.states import States
+
+        u, z, x, y = self._core.states(as_array(U, "U"))
+        return States(u, z, x, y, layout=self.layout, baseline_nonzeros=self.nonzeros)
+
+    def to_implicit(self) -> Any:
+        """The equivalent implicit model, not trained.
+
+        Returns
+        -------
+        ImplicitModel
+        """
+        from simplicit.model import ImplicitModel
+
+        return ImplicitModel(self._core.implicit())
+
+    def __reduce__(self) -> Any:
+        return (_again, self._recipe)
+
+    def __repr__(self) -> str:
+        return f"Network({self.n_inputs} inputs, {self.n_states} states, {self.n_outputs} outputs)"
+
+
+class Builder:
+    """Builds a network node by node and remembers how: networks can travel to other machines."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._shape = list(shape)
+        self._core = _core.Builder(self._shape)
+        self._calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._core, name)
+
+        def call(*args: Any) -> int:
+            node: int = method(*args)
+            self._calls.append((name, args))
+            return node
+
+        return call
+
+    def build(self, at: int) -> Network:
+        """The network whose output is node `at`."""
+        return Network(self._core.build(at), ("calls", (self._shape, self._calls, at)))
+
+
+def _again(kind: str, recipe: Any) -> Network:
+    if kind == "onnx":
+        return Network(_core.Network.from_onnx_bytes(recipe), (kind, recipe))
+    shape, calls, at = recipe
+    builder = Builder(shape)
+    for name, args in calls:
+        getattr(builder, name)(*args)
+    return builder.build(at)

@@ -1,0 +1,118 @@
+"""On real local clusters: the same bits for any number of workers, and with a node that dies in the middle."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from conftest import needs
+
+import simplicit
+from simplicit import SIM, Network
+
+ray = needs("ray")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import simplicit.ray  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def problem():
+    rng = np.random.default_rng(0)
+    weights = [rng.normal(size=s) / np.sqrt(s[1]) for s in ((48, 30), (40, 48), (6, 40))]
+    network = Network.from_layers(weights, [0.1 * rng.normal(size=k) for k in (48, 40, 6)])
+    return network, rng.normal(size=(9_000, 30))
+
+
+@pytest.fixture
+def cluster():
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 200_000_000})
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def test_the_same_bits_and_a_node_that_dies(problem, cluster):
+    network, U = problem
+    settings = {"penalty": "l1", "beta": 1e-3, "cascade": True}
+    here = SIM(**settings).fit(network, U)
+    worker = cluster.add_node(num_cpus=2, object_store_memory=200_000_000)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    cluster.wait_for_nodes()
+
+    there = simplicit.ray.fit(SIM(**settings), network, U, shard_blocks=1)
+    assert there.model_ == here.model_
+    assert there.report_.rows == here.report_.rows
+    assert set(there.travelled_) == {"shards", "statistics", "tasks", "results"}
+    assert there.travelled_["shards"] == U.nbytes
+
+    # Plain states, another shard size, two threads a task.
+    states = network.states(U)
+    plain = SIM(**settings).fit(states)
+    assert simplicit.ray.fit(SIM(**settings), states, shard_blocks=2, cpus_per_task=2).model_ == plain.model_
+
+    # Held-out samples stay held out.
+    drop = {"max_drop": 20.0, "penalty": "l1", "rounds": 1}
+    assert simplicit.ray.fit(SIM(**drop), network, U).model_ == SIM(**drop).fit(network, U).model_
+
+    # A node dies while its tasks run; another takes its place.
+    from simplicit import engine
+
+    original, started = engine.Engine.start_rows, threading.Event()
+
+    def slow_start(self, *args):
+        started.set()
+        return original(self, *args)
+
+    engine.Engine.start_rows = slow_start
+    killed = []
+
+    def kill():
+        started.wait(60)
+        cluster.remove_node(worker, allow_graceful=False)
+        killed.append(time.monotonic())
+        cluster.add_node(num_cpus=1, object_store_memory=200_000_000)
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        survived = simplicit.ray.fit(SIM(**settings), network, U, shard_blocks=1)
+    finally:
+        engine.Engine.start_rows = original
+        thread.join()
+    assert killed and survived.model_ == here.model_
+
+
+def test_what_a_cluster_refuses(problem):
+    network, U = problem
+    with pytest.raises(simplicit.SettingError, match="samples: expected None on a cluster"):
+        simplicit.engine.prepare(SIM(samples=10), network, U)
+    with pytest.raises(simplicit.SettingError, match="rescale"):
+        simplicit.engine.prepare(SIM(rescale=True), network, U)
+
+
+def test_an_engine_of_ones_own(problem):
+    """The seam: a pool of threads in this process, results out of order."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from simplicit.engine import Engine
+
+    class Pool(Engine):
+        def submit(self, function, *args):
+            return pool.submit(function, *args, 1)
+
+        def poll(self, call):
+            return call.result()
+
+    network, U = problem
+    with ThreadPoolExecutor(3) as pool:
+        sim = SIM(target_sparsity=0.5)
+        sim._fit(network, U, Pool(network, U, workers=3, shard_blocks=4))
+    assert sim.model_ == SIM(target_sparsity=0.5).fit(network, U).model_
+
+    class Broken(Pool):
+        def poll(self, call):
+            raise RuntimeError("no workers left")
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no workers left"):
+        SIM()._fit(network, U, Broken(network, U, workers=1, shard_blocks=4))

@@ -1,0 +1,214 @@
+import numpy as np
+import pytest
+from conftest import needs
+
+import simplicit
+from simplicit import SIM, States
+
+torch = needs("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import simplicit.torch as st  # noqa: E402
+
+
+class Block(nn.Module):
+    def __init__(self, inputs, outputs, stride):
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class ResNet20(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3, 1, 1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        sizes = [(width, width, 1)] * 3 + [(width, 2 * width, 2)] + [(2 * width, 2 * width, 1)] * 2
+        sizes += [(2 * width, 4 * width, 2)] + [(4 * width, 4 * width, 1)] * 2
+        self.blocks = nn.Sequential(*(Block(*size) for size in sizes))
+        self.linear = nn.Linear(4 * width, 10)
+
+    def forward(self, x):
+        out = self.blocks(F.relu(self.bn(self.conv(x))))
+        return self.linear(F.adaptive_avg_pool2d(out, 1).flatten(1))
+
+
+class Functional(nn.Module):
+    """In place, functional, a method, a leaky one, and control flow that fx cannot trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(7, 6), nn.Linear(6, 5), nn.Linear(5, 4)
+        self.four = nn.Linear(4, 3)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, u):
+        x = self.act(self.one(u))
+        x = F.leaky_relu(self.two(x), 0.25)
+        x = self.three(x).tanh() if x.sum() > -1e30 else x
+        return self.four(x)
+
+
+def shake(module, seed=0):
+    """Batch norms with statistics of their own."""
+    torch.manual_seed(seed)
+    for m in module.modules():
+        if isinstance(m, (nn.BatchNorm2d, nn.BatchNorm1d)):
+            m.running_mean.normal_(std=0.2)
+            m.running_var.uniform_(0.5, 1.5)
+            nn.init.uniform_(m.weight, 0.5, 1.5)
+            nn.init.normal_(m.bias, std=0.2)
+    return module.eval()
+
+
+@pytest.fixture
+def mlp():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(9, 14), nn.ReLU(), nn.Linear(14, 12), nn.ReLU(), nn.Linear(12, 4))
+
+
+def batches(*shape, count=5):
+    generator = torch.Generator().manual_seed(2)
+    return [(torch.randn(100, *shape, generator=generator), torch.zeros(100)) for _ in range(count)]
+
+
+def test_collect_sees_every_activation():
+    torch.manual_seed(0)
+    module = Functional().train()
+    loader = batches(7)
+    states = st.collect(module, loader)
+    assert module.training
+    assert isinstance(states, States) and states.samples == 500
+    assert [la["activation"] for la in states.layout] == ["tanh", "leaky-relu:0.25", "relu"]
+    assert [la["size"] for la in states.layout] == [4, 5, 6]
+    u = torch.cat([b[0] for b in loader])
+    with torch.no_grad():
+        z1 = module.one(u)
+        z2 = module.two(z1.relu())
+        z3 = module.three(F.leaky_relu(z2, 0.25))
+        y = module.four(z3.tanh())
+    np.testing.assert_allclose(states.Z, torch.hstack([z3, z2, z1]), atol=1e-6)
+    np.testing.assert_allclose(states.Y, y, atol=1e-6)
+    sim = SIM(penalty="l1", beta=1e-4, connectivity="feedforward", bias=True).fit(states)
+    assert sim.score(states.U, states.Y) > 0.99
+
+
+def test_collect_into_statistics_does_not_depend_on_batches(mlp):
+    u = torch.cat([b[0] for b in batches(9, count=30)])
+    m, G, H, e = st.collect(mlp, u.split(100), into="statistics")
+    states = st.collect(mlp, [u])
+    features = np.hstack([states.X, states.U, np.ones((m, 1))]).astype(float)
+    targets = np.hstack([states.Z, states.Y]).astype(float)
+    assert m == 3000
+    np.testing.assert_allclose(G, features.T @ features, rtol=1e-5, atol=1e-2)
+    np.testing.assert_allclose(H, targets.T @ features, rtol=1e-5, atol=1e-2)
+    np.testing.assert_allclose(e, (targets**2).sum(0), rtol=1e-5)
+    again = st.collect(mlp, [torch.from_numpy(states.U)], into="statistics")
+    for ours, theirs in zip(again, (m, G, H, e), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-4)
+
+
+def test_a_plain_mlp_is_the_same_network(mlp):
+    u = torch.randn(50, 3, 3)
+    network = st.network(mlp, u)
+    assert network.nonzeros == sum(p.numel() for p in mlp.parameters())
+    np.testing.assert_allclose(network.forward(u.numpy()), mlp(u).detach(), atol=1e-5)
+
+
+def test_a_resnet20_is_the_same_network():
+    module = shake(ResNet20())
+    u = torch.randn(4, 3, 32, 32)
+    network = st.network(module, u)
+    with torch.no_grad():
+        y = module(u)
+    np.testing.assert_allclose(network.forward(u.numpy()), y, atol=2e-4 * float(y.abs().max()))
+    assert network.n_states == 188_416
+    states = st.collect(shake(ResNet20(4)), [torch.randn(2, 3, 8, 8)])
+    assert len(states.layout) == 19
+    small = st.network(shake(ResNet20(4)), torch.zeros(1, 3, 8, 8))
+    assert [la["size"] for la in states.layout] == [la["size"] for la in small.layout]
+
+
+def test_compress_an_mlp(mlp):
+    loader = batches(9)
+    u = torch.cat([b[0] for b in loader])
+    before = [p.detach().clone() for p in mlp.parameters()]
+    model = st.compress(mlp, loader, target_sparsity=0.4)
+    assert model.sparsity().sparsity == pytest.approx(0.4, abs=0.01)
+    sparse = st.compress(mlp, loader, target_sparsity=0.4, as_module=True)
+    assert all(torch.equal(a, b) for a, b in zip(before, mlp.parameters(), strict=True))
+    kept = sum(int(p.count_nonzero()) for p in sparse.parameters())
+    assert kept == model.sparsity().nonzeros
+    np.testing.assert_allclose(sparse(u).detach(), model.predict(u.numpy()), atol=1e-5)
+    loss = sparse(u).square().mean()
+    loss.backward()
+    assert all(p.grad is not None for p in sparse.parameters())
+
+
+def test_compress_takes_batch_norm_apart():
+    torch.manual_seed(3)
+    module = shake(nn.Sequential(nn.Linear(9, 14, bias=False), nn.BatchNorm1d(14), nn.ReLU(), nn.Linear(14, 3)))
+    loader = batches(9)
+    u = torch.cat([b[0] for b in loader])
+    model = st.compress(module, loader, target_sparsity=0.4)
+    sparse = st.compress(module, loader, target_sparsity=0.4, as_module=True)
+    np.testing.assert_allclose(sparse(u).detach(), model.predict(u.numpy()), atol=1e-5)
+    assert int(sparse[0].weight.count_nonzero()) < 14 * 9
+
+
+def test_what_is_refused(mlp):
+    with pytest.raises(simplicit.UnsupportedError, match="torch.fx cannot trace"):
+        st.network(Functional(), torch.zeros(1, 7))
+    with pytest.raises(simplicit.UnsupportedError, match="GELU"):
+        st.network(nn.Sequential(nn.Linear(2, 2), nn.GELU()), torch.zeros(1, 2))
+    with pytest.raises(simplicit.SettingError, match="as_module"):
+        st.compress(mlp, batches(9), as_module=True, connectivity="full")
+    with pytest.raises(simplicit.ShapeError, match="at least one batch"):
+        st.collect(mlp, [])
+
+
+def test_to_torch_has_the_same_outputs(cyclic, network, U):
+    u = torch.randn(20, 5)
+    np.testing.assert_allclose(cyclic.to_torch()(u).detach(), cyclic.predict(u.numpy()), atol=1e-5)
+    np.testing.assert_allclose(network.to_implicit().to_torch()(torch.tensor(U)).detach(), network.forward(U), atol=1e-5)
+    fitted = SIM(penalty="l1", scale=0.5, mean=0.25, std=2.0).fit(network, U).model_
+    np.testing.assert_allclose(fitted.to_torch()(torch.tensor(U)).detach(), fitted.predict(U), atol=1e-5)
+
+
+@pytest.mark.parametrize("which", ["cyclic", "acyclic"])
+def test_gradcheck(which, cyclic, network):
+    model = cyclic if which == "cyclic" else network.to_implicit()
+    module = model.to_torch(dtype=torch.float64)
+    u = torch.randn(3, model.n_inputs, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(module, (u,))
+    names = [name for name, p in module.named_parameters() if p.numel()]
+    parameters = tuple(module.get_parameter(name) for name in names)
+
+    def outputs(*values):
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (u.detach(),))
+
+    assert torch.autograd.gradcheck(outputs, parameters)
+
+
+def test_gradient_is_the_librarys(cyclic):
+    u = torch.randn(6, 5, requires_grad=True)
+    v = torch.randn(6, 3)
+    cyclic.to_torch()(u).backward(v)
+    np.testing.assert_allclose(u.grad, cyclic.input_gradient(u.detach().numpy(), v.numpy()), atol=1e-4)
+
+
+def test_not_converged_is_an_error():
+    model = simplicit.ImplicitModel.from_arrays([[2.0]], [[1.0]], [[1.0]], [[0.0]])
+    module = st.ImplicitModule(model, max_iterations=50)
+    with pytest.raises(simplicit.NotConvergedError):
+        module(torch.ones(2, 1))
