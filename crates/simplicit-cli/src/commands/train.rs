@@ -144,9 +144,12 @@ pub(crate) struct TrainArgs {
     /// Later rows see the states of the model built so far [default: on]
     #[arg(long, help_heading = "The method")]
     pub(crate) cascade: Option<Switch>,
-    /// Not yet
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub(crate) reach: Option<Option<String>>,
+    /// How many feature maps back feedforward may draw taps from, for networks with convolutions [default: 2]
+    #[arg(long, value_name = "K", help_heading = "The problem")]
+    pub(crate) reach: Option<usize>,
+    /// Positions of a feature map that each sample gives, for networks with convolutions [default: 64]
+    #[arg(long, value_name = "N", help_heading = "The method")]
+    pub(crate) positions: Option<usize>,
 
     #[command(flatten)]
     pub(crate) preprocessing: PreprocessingArgs,
@@ -339,12 +342,13 @@ impl Origin {
             Origin::Network(baseline, _) => Facts {
                 network: baseline.network().is_some(),
                 baseline: true,
+                maps: baseline.map().layout().layers().iter().any(|l| l.map.is_some()),
                 baseline_cyclic: match &baseline.kind {
                     crate::baseline::Kind::Network(_) => false,
                     crate::baseline::Kind::Model(model, _) => !model.well_posedness().acyclic,
                 },
             },
-            Origin::States(..) => Facts { network: false, baseline: false, baseline_cyclic: false },
+            Origin::States(..) => Facts { network: false, baseline: false, maps: false, baseline_cyclic: false },
         }
     }
 }
