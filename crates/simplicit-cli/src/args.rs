@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::{Args, ValueEnum};
 use simplicit::arrays::{Array, Inputs, Preprocessing, Selection};
 use simplicit::parallel::Threads;
@@ -79,10 +80,23 @@ pub(crate) fn open_inputs(
     own: Option<&Preprocessing>,
     selection: &Selection,
 ) -> anyhow::Result<Inputs> {
+    if !path.exists() && is_cifar(path) {
+        bail!(
+            "{}: no such file; CIFAR-100 is yours to fetch: unpack the binary version (cifar-100-binary.tar.gz from \
+             https://www.cs.toronto.edu/~kriz/cifar.html) and give its train.bin or test.bin, gzipped or not",
+            path.display()
+        );
+    }
     let array = Array::open(path)?;
     let format = if array.is_image_file() { Preprocessing::bytes() } else { Preprocessing::identity() };
     let preprocessing = flags.over(own.unwrap_or(&format))?;
     Ok(Inputs::new(array, Some(preprocessing), selection)?)
+}
+
+/// Whether a name is one of CIFAR's.
+fn is_cifar(path: &Path) -> bool {
+    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    name.trim_end_matches(".gz").ends_with(".bin")
 }
 
 /// How the work is done; none of these changes a result.

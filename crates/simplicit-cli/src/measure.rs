@@ -145,9 +145,9 @@ pub(crate) fn error_on_states(
         samples.div_ceil(BLOCK),
         |block| {
             cancel.check()?;
-            let states = source.block(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
-            let solution = equilibrium.outputs(&states.u.cast())?;
-            let pairs = solution.y.as_slice().iter().zip(states.y.as_slice());
+            let (u, y) = source.ends(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
+            let solution = equilibrium.outputs(&u)?;
+            let pairs = solution.y.as_slice().iter().zip(y.as_slice());
             let (mut d, mut e) = (0.0, 0.0);
             for (model, baseline) in pairs {
                 d += (f64::from(*model) - baseline).powi(2);

@@ -88,6 +88,8 @@ pub(crate) struct Facts {
     pub(crate) network: bool,
     /// A network or an implicit model, not plain states.
     pub(crate) baseline: bool,
+    /// Some of its layers are feature maps.
+    pub(crate) maps: bool,
     /// The baseline's own connections have cycles.
     pub(crate) baseline_cyclic: bool,
 }
@@ -99,7 +101,8 @@ impl Facts {
             Kind::Network(_) => false,
             Kind::Model(model, _) => !model.well_posedness().acyclic,
         };
-        Self { network: baseline.network().is_some(), baseline: true, baseline_cyclic }
+        let maps = baseline.map().layout().layers().iter().any(|l| l.map.is_some());
+        Self { network: baseline.network().is_some(), baseline: true, maps, baseline_cyclic }
     }
 }
 
@@ -124,6 +127,8 @@ pub(crate) struct Effective {
     pub(crate) max_drop: Option<f64>,
     pub(crate) connectivity: ConnectivityKind,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reach: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kappa: Option<f64>,
     pub(crate) rescale: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -141,6 +146,8 @@ pub(crate) struct Effective {
     pub(crate) cascade: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) robust: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) positions: Option<usize>,
     pub(crate) output_aware: Switch,
     pub(crate) bias: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -158,15 +165,28 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     if !relaxed {
         return Err(not_yet("--matching exact"));
     }
-    if args.reach.is_some() {
-        return Err(not_yet("--reach"));
-    }
     let default = if paper || !facts.baseline { ConnectivityKind::Full } else { ConnectivityKind::Baseline };
     let connectivity = args.connectivity.unwrap_or(if args.mask.is_some() { ConnectivityKind::Mask } else { default });
     match (connectivity, &args.mask) {
         (ConnectivityKind::Mask, None) => bail!("--connectivity mask: expected --mask FILE as well, got none"),
         (ConnectivityKind::Mask, Some(_)) | (_, None) => {}
         (_, Some(_)) => bail!("--mask: expected --connectivity mask, got another; leave one of them out"),
+    }
+    let name = |kind: ConnectivityKind| kind.to_possible_value().map_or_else(String::new, |v| v.get_name().to_string());
+    let acyclic = matches!(connectivity, ConnectivityKind::Feedforward | ConnectivityKind::Baseline);
+    if facts.maps && !acyclic {
+        bail!(
+            "--connectivity {}: expected baseline or feedforward for a network with convolutions, whose states are too \
+             many for more",
+            name(connectivity)
+        );
+    }
+    let reaches = facts.maps && connectivity == ConnectivityKind::Feedforward;
+    if args.reach.is_some() && !reaches {
+        bail!("--reach: expected --connectivity feedforward and a network with convolutions, got another");
+    }
+    if args.positions.is_some() && !facts.maps {
+        bail!("--positions: expected a network with convolutions, got none");
     }
     let cyclic = match connectivity {
         ConnectivityKind::Full | ConnectivityKind::NoSelfLoop => true,
@@ -201,6 +221,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         bail!("--robust: expected --target-sparsity or a strength beside it, got --max-drop");
     }
     let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
+    let usual = TrainSettings::default();
     let (beta, alpha, mu) = strengths(args, penalty, normalise, paper)?;
     Ok(Effective {
         samples: args.selection.samples,
@@ -212,6 +233,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         target_sparsity: args.target_sparsity,
         max_drop: args.max_drop,
         connectivity,
+        reach: reaches.then_some(args.reach.unwrap_or(usual.reach)),
         kappa: args.kappa.or(cyclic.then_some(KAPPA)),
         rescale: args.rescale,
         gamma: args.gamma,
@@ -223,6 +245,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         refit: convex.then_some(args.refit.unwrap_or((!paper).into())),
         cascade: args.cascade.unwrap_or((!paper).into()),
         robust: args.robust,
+        positions: facts.maps.then_some(args.positions.unwrap_or(usual.positions)),
         output_aware: output_aware.into(),
         bias: args.bias.unwrap_or(Switch::Off),
         activation: args.activation.clone(),
@@ -295,6 +318,7 @@ impl Effective {
             (ConnectivityKind::Mask, Some(mask)) => Connectivity::Mask(mask),
             (ConnectivityKind::Baseline | ConnectivityKind::Mask, _) => Connectivity::Baseline,
         };
+        let usual = TrainSettings::default();
         Ok(TrainSettings {
             // A convex penalty carries its own weight; a search scales it from there.
             strength: if matches!(objective, Objective::Cardinality) { mu } else { 1.0 },
@@ -314,7 +338,10 @@ impl Effective {
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),
             robust_rounds: self.robust.unwrap_or(0),
-            ..TrainSettings::default()
+            reach: self.reach.unwrap_or(usual.reach),
+            positions: self.positions.unwrap_or(usual.positions),
+            seed: self.seed,
+            ..usual
         })
     }
 }
@@ -326,8 +353,8 @@ mod tests {
     use super::*;
     use crate::{Cli, Command};
 
-    const NETWORK: Facts = Facts { network: true, baseline: true, baseline_cyclic: false };
-    const STATES: Facts = Facts { network: false, baseline: false, baseline_cyclic: false };
+    const NETWORK: Facts = Facts { network: true, baseline: true, maps: false, baseline_cyclic: false };
+    const STATES: Facts = Facts { network: false, baseline: false, maps: false, baseline_cyclic: false };
 
     fn resolved(flags: &str, facts: Facts) -> serde_json::Value {
         let line = format!("simplicit train --network n --inputs u --out m {flags}");
@@ -360,6 +387,24 @@ mod tests {
         let cyclic = Facts { network: false, baseline_cyclic: true, ..NETWORK };
         require(&resolved("", cyclic), serde_json::json!({ "connectivity": "baseline", "kappa": 0.99 }));
         require(&resolved("--normalize off", NETWORK), serde_json::json!({ "output-aware": "off" }));
+    }
+
+    #[test]
+    fn convolutions_have_positions_and_a_reach_and_no_cycles() {
+        let maps = Facts { maps: true, ..NETWORK };
+        require(&resolved("", maps), serde_json::json!({ "positions": 64, "reach": null, "kappa": null }));
+        let far = serde_json::json!({ "positions": 9, "reach": 2 });
+        require(&resolved("--connectivity feedforward --positions 9", maps), far);
+        let refused = |flags: &str, facts: Facts| {
+            let line = format!("simplicit train --network n --inputs u --out m {flags}");
+            let Command::Train(args) = Cli::try_parse_from(line.split_whitespace()).unwrap().command else {
+                unreachable!("train was asked for")
+            };
+            resolve(&args, facts, false).unwrap_err().to_string()
+        };
+        assert!(refused("--connectivity full", maps).contains("--connectivity full: expected baseline or feedforward"));
+        assert!(refused("--reach 3", maps).contains("--reach: expected --connectivity feedforward"));
+        assert!(refused("--positions 3", NETWORK).contains("--positions: expected a network with convolutions"));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Mask;
-use simplicit::states::{Collected, InputSource, StateSlice, StateSource};
+use simplicit::states::{Collected, InputSource, StateMap, StateSlice, StateSource};
 use simplicit::train::{Keep, Run, TrainInput, Trained, importance, train, train_to_max_drop};
 
 use crate::baseline::{Baseline, Kind};
@@ -20,6 +20,8 @@ use crate::settings::{Effective, KAPPA};
 
 /// Draws from the baseline's softmax per sample: the row weights' own noise is then far below their spread.
 pub(crate) const DRAWS: usize = 4;
+/// Samples for the row weights of a network with feature maps: every one of them is an average over many positions.
+const WEIGHED: usize = 1000;
 /// Share of the samples that `--max-drop` judges on, and how many at least.
 pub(crate) const HELD_OUT_SHARE: usize = 10;
 pub(crate) const HELD_OUT_LEAST: usize = 100;
@@ -109,11 +111,16 @@ impl Job<'_> {
             return Ok(None);
         };
         self.watcher.phase("output-aware weights");
-        let part = Head(inputs, self.training_part(inputs.samples())?.end);
+        let maps = network.layout().layers().iter().any(|l| l.map.is_some());
+        let part = self.training_part(inputs.samples())?.end;
+        let part = Head(inputs, if maps { part.min(WEIGHED) } else { part });
         let mut weights = importance(network, &part, DRAWS, self.effective.seed, self.threads, self.cancel)?;
-        if let Some(scaling) = moved.and_then(|m| m.metadata().scaling.as_ref()) {
-            // baseline = factor × stored, so a stored error counts factor² as much.
-            let factors = scaling.states.iter().copied().chain(std::iter::repeat(scaling.outputs));
+        if let Some((moved, scaling)) = moved.and_then(|m| Some((m, m.metadata().scaling.as_ref()?))) {
+            // baseline = factor × stored, so a stored error counts factor² as much. A channel has one factor.
+            let layers = moved.layout().layers().iter();
+            let units = layers.flat_map(|l| std::iter::repeat_n(l.size / l.rows().max(1), l.rows()));
+            let first = units.scan(0, |next, units| Some(std::mem::replace(next, *next + units)));
+            let factors = first.map(|unit| scaling.states[unit]).chain(std::iter::repeat(scaling.outputs));
             weights.iter_mut().zip(factors).for_each(|(w, f)| *w *= f * f);
         }
         Ok(Some(weights))

@@ -156,6 +156,8 @@ fn settings() -> Effective {
         target_sparsity: Some(TARGET),
         max_drop: None,
         connectivity: ConnectivityKind::Baseline,
+        reach: None,
+        positions: None,
         kappa: None,
         rescale: false,
         gamma: None,

@@ -147,9 +147,12 @@ pub(crate) struct TrainArgs {
     /// Train N times more, every weight priced by what it adds to the certificate of the model before [default: 0]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) robust: Option<usize>,
-    /// Not yet
-    #[arg(long, hide = true, num_args = 0..=1)]
-    pub(crate) reach: Option<Option<String>>,
+    /// How many feature maps back feedforward may draw taps from, for networks with convolutions [default: 2]
+    #[arg(long, value_name = "K", help_heading = "The problem")]
+    pub(crate) reach: Option<usize>,
+    /// Positions of a feature map that each sample gives, for networks with convolutions [default: 64]
+    #[arg(long, value_name = "N", help_heading = "The method")]
+    pub(crate) positions: Option<usize>,
 
     #[command(flatten)]
     pub(crate) preprocessing: PreprocessingArgs,

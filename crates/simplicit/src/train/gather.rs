@@ -4,9 +4,10 @@
 use super::build::Build;
 use super::delegate::StatisticsTask;
 use super::plan::{Group, Plan, Segment};
-use super::walk::{SAMPLES, Sum, Walk, activated, operand};
+use super::walk::{SAMPLES, Walk, activated, operand};
 use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
+use crate::equilibrium::LayerSum;
 use crate::linalg::Matrix;
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::Convolution;
@@ -94,7 +95,7 @@ impl<'a> Walks<'a> {
             Target::Output => None,
         };
         let (positions, rows) = (group.positions, group.rows.len());
-        let sum = Sum::of(model, target);
+        let sum = LayerSum::new(model, target);
         let blocks = self.baseline.sums(&sum, run.threads, run.cancel, |block, z| {
             let mut targets = Vec::with_capacity(z.rows() * chosen.per_sample * rows);
             for i in 0..z.rows() {
@@ -214,7 +215,7 @@ impl<'a> Walks<'a> {
     /// Runs the model built so far through the group entered last, and forgets what nobody reads any more.
     pub(super) fn leave(&mut self, settings: &TrainSettings, group: &Group, built: &Build, run: &Run) -> Result<()> {
         if let (Some(own), Some(target @ Target::Layer(k))) = (&mut self.own, group.target) {
-            let sum = Sum::of(&built.model(self.input, settings)?, target);
+            let sum = LayerSum::new(&built.model(self.input, settings)?, target);
             let activation = layout(self.input).layers()[k].activation;
             let blocks = own.sums(&sum, run.threads, run.cancel, |_, z| activated(z, activation))?;
             own.put(k, blocks);
