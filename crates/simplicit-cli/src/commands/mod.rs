@@ -11,5 +11,6 @@ pub(crate) mod inspect;
 pub(crate) mod later;
 pub(crate) mod predict;
 pub(crate) mod quickstart;
+pub(crate) mod reduce;
 pub(crate) mod report;
 pub(crate) mod train;

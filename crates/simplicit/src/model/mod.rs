@@ -1,16 +1,21 @@
 //! The implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d: what it holds, whether it is well-posed, its file.
 
+mod bounds;
 mod components;
+mod factorise;
 mod file;
 mod layered;
 mod metadata;
+mod reduce;
 mod rescale;
 mod sparsity;
 mod well_posedness;
 
 pub use components::{Components, components};
+pub use factorise::Factorised;
 pub use layered::{Block, DenseLayer, Target};
 pub use metadata::{ModelMetadata, Scaling};
+pub use reduce::{Ranges, Reduced};
 pub use rescale::Rescaled;
 pub use sparsity::{LayerCount, LetterCounts, Sparsity};
 pub use well_posedness::{Contraction, WellPosedness};
