@@ -197,4 +197,52 @@ mod tests {
         assert_eq!(fill(&once, "new").unwrap(), once);
         assert_eq!(fill("no marks", "new"), None);
     }
+
+    fn row(method: &str, seed: u64, level: f64, accuracy: f64) -> Row {
+        Row {
+            method: method.into(),
+            choice: "κ = 0.5".into(),
+            seed,
+            level,
+            sparsity: level,
+            agreement: 0.9,
+            accuracy,
+            lambda_pf_upper: if method == "full" { 0.5 } else { 0.0 },
+            max_bound_distance: None,
+            max_relative_gap: None,
+        }
+    }
+
+    #[test]
+    fn tables_and_verdict_say_who_is_ahead_where() {
+        let plan = crate::experiment::Plan {
+            samples: 10,
+            held_out: 5,
+            seeds: vec![0, 1],
+            levels: vec![0.5, 0.9],
+            connectivity_levels: vec![0.36],
+            connectivity_seeds: 1,
+            connectivity_samples: 10,
+            kappas: vec![0.5],
+        };
+        let outcome = Outcome {
+            plan,
+            baseline_accuracy: 0.88,
+            baseline_nonzeros: 100,
+            rows: vec![
+                row("simplicit", 0, 0.5, 0.88),
+                row("simplicit", 1, 0.5, 0.87),
+                row("simplicit", 0, 0.9, 0.80),
+                row("rival", 0, 0.5, 0.86),
+                row("rival", 0, 0.9, 0.85),
+            ],
+            connectivity: vec![row("baseline", 0, 0.36, 0.88), row("full", 0, 0.36, 0.86)],
+            seconds: vec![("simplicit".into(), 3.2)],
+        };
+        let text = markdown(&outcome);
+        assert!(text.contains("| 50 % | **−0.50 ± 0.50** | −2.00 ± 0.00 |"), "{text}");
+        assert!(text.contains("at every level but: 90 % (rival by 5.00)."), "{text}");
+        assert!(text.contains("| 36 % | +0.00 ± 0.00 | −2.00 ± 0.00, κ = 0.5, λ_pf ≤ 0.50 |"), "{text}");
+        assert!(plot(&outcome).contains("rival"));
+    }
 }

@@ -12,6 +12,7 @@ pub(crate) mod frontier;
 pub(crate) mod inspect;
 pub(crate) mod predict;
 pub(crate) mod quickstart;
+pub(crate) mod reduce;
 pub(crate) mod report;
 pub(crate) mod reproduce;
 pub(crate) mod train;

@@ -2,8 +2,10 @@
 
 mod accuracy;
 mod layers;
+mod ranges;
 mod rank;
 
 pub use accuracy::{ClassChange, accuracy, agreement, class_changes, equilibrium_error, predictions};
 pub use layers::{LayerError, layer_errors};
+pub use ranges::state_ranges;
 pub use rank::{Rank, rank};

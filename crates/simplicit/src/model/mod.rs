@@ -1,19 +1,24 @@
 //! The implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d: what it holds, whether it is well-posed, its file.
 
+mod bounds;
 mod components;
+mod factorise;
 mod file;
 mod groups;
 mod layered;
 mod layers;
 mod metadata;
+mod reduce;
 mod rescale;
 mod sparsity;
 mod taps;
 mod well_posedness;
 
 pub use components::{Components, components};
+pub use factorise::Factorised;
 pub use layered::{Block, DenseLayer, Target};
 pub use metadata::{ModelMetadata, Scaling};
+pub use reduce::{Ranges, Reduced};
 pub use rescale::Rescaled;
 pub use sparsity::{LayerCount, LetterCounts, Sparsity};
 pub use taps::{Letter, TapBlock, TapWeights};

@@ -1,0 +1,35 @@
+//! The whole command on few images: every rival meets the level with the one counter, the page and the plot are written.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::Command;
+
+#[test]
+fn one_command_from_images_to_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let (page, json) = (directory.path().join("page.md"), directory.path().join("rows.json"));
+    let marks = "# Title\n<!-- written by the command: begin -->\n<!-- written by the command: end -->\nend\n";
+    std::fs::write(&page, marks).unwrap();
+    let network = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/fashion_fc.onnx");
+    let ran = Command::new(env!("CARGO_BIN_EXE_frontier"))
+        .args(["--fast", "--threads", "2", "--network", network])
+        .args([&"--page".into(), page.as_os_str(), &"--json".into(), json.as_os_str()] as [&std::ffi::OsStr; 4])
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    let outcome: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(outcome["baseline_accuracy"], 0.8798);
+    let rows = outcome["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6, "ours and five rivals at one level");
+    for row in rows {
+        let sparsity = row["sparsity"].as_f64().unwrap();
+        assert!((sparsity - 0.8).abs() <= 0.002, "{row}");
+    }
+    // A thousand images are too few for a ranking, but data-free pruning is last with any.
+    let accuracy = |k: usize| rows[k]["accuracy"].as_f64().unwrap();
+    assert!(rows[1]["method"] == "magnitude" && accuracy(1) < accuracy(0) && accuracy(1) < accuracy(2));
+    let text = std::fs::read_to_string(&page).unwrap();
+    assert!(text.starts_with("# Title") && text.ends_with("end\n") && text.contains("| 80 % |"), "{text}");
+    let svg = std::fs::read_to_string(page.with_extension("svg")).unwrap();
+    assert_eq!(svg.matches("class=\"line c").count(), 2 * 6, "a curve and a key each");
+}
