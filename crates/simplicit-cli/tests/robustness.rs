@@ -1,0 +1,78 @@
+//! `attack` and `certify` as scripts see them, and the shipped recipe for robust models.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod program;
+
+use std::path::Path;
+
+use program::{TRAIN, data, run};
+use serde_json::Value;
+
+const TEST: &str = "--inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz";
+
+fn json(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn list(value: &Value) -> Vec<f64> {
+    value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
+}
+
+#[test]
+fn results_for_scripts_and_their_picture() {
+    let directory = tempfile::tempdir().unwrap();
+    let d = directory.path();
+    run(d, &format!("{TRAIN} --out m.safetensors")).expect(0);
+    let attack = format!(
+        "attack --model m.safetensors --network @fashion_fc.onnx {TEST} --samples 100 --epsilon 4/255,1/255 --queries 20"
+    );
+    run(d, &format!("{attack} --threads 1 --json a.json")).expect(0);
+    run(d, &format!("{attack} --threads 2 --json b.json")).expect(0);
+    run(d, &format!("certify --model m.safetensors {TEST} --samples 100 --epsilon 4/255,1/255 --json c.json"))
+        .expect(0);
+    let [mut a, mut b, c] = ["a.json", "b.json", "c.json"].map(|name| json(&d.join(name)));
+    for value in [&a, &c] {
+        assert_eq!(list(&value["epsilon"]), [4.0 / 255.0, 1.0 / 255.0]);
+        for key in ["sparsity", "seconds", "version", "not_converged", "attacked_accuracy", "certified_accuracy"] {
+            assert!(value.get(key).is_some(), "{key}");
+        }
+    }
+    assert_eq!(a["clean_accuracy"], c["clean_accuracy"]);
+    assert_eq!((&a["certified_accuracy"], &c["attacked_accuracy"]), (&Value::Null, &Value::Null));
+    let (attacked, certified) = (list(&a["attacked_accuracy"]), list(&c["certified_accuracy"]));
+    let clean = a["clean_accuracy"].as_f64().unwrap();
+    assert!(attacked[0] <= attacked[1] && attacked[1] <= clean && attacked[0] < clean, "{attacked:?}");
+    assert!(certified.iter().zip(&attacked).all(|(c, a)| c <= a), "{certified:?} above {attacked:?}");
+    for value in [&mut a, &mut b] {
+        value["seconds"] = Value::Null;
+        value["threads"] = Value::Null;
+    }
+    assert_eq!(a, b);
+    run(d, "report --model m.safetensors --attack a.json --certify c.json --out r.html").expect(0);
+    let page = std::fs::read_to_string(d.join("r.html")).unwrap();
+    for word in ["transferred attacks", "white-box attacks", "certified"] {
+        assert!(page.contains(&format!("</i>{word}</li>")), "{word}");
+    }
+    // Results of another model are not drawn.
+    run(d, &format!("{TRAIN} --mu 1e-5 --out other.safetensors")).expect(0);
+    let ran = run(d, "report --model other.safetensors --attack a.json --out r.html").expect(2);
+    assert!(ran.one_line().contains("a.json: expected results of this model"), "{ran:?}");
+}
+
+#[test]
+fn the_recipe_for_robust_models_is_certified_beyond_half() {
+    let directory = tempfile::tempdir().unwrap();
+    let (model, out) = (directory.path().join("m.safetensors"), directory.path().join("c.json"));
+    let root = data("..");
+    let train = format!("train --recipe recipes/robust-fashion.toml --samples 600 --out {}", model.display());
+    run(&root, &train).expect(0);
+    run(
+        &root,
+        &format!("certify --model {} {TEST} --samples 400 --epsilon 1/255 --json {}", model.display(), out.display()),
+    )
+    .expect(0);
+    let result = json(&out);
+    assert!((result["sparsity"].as_f64().unwrap() - 0.8).abs() <= 0.002);
+    assert!(list(&result["certified_accuracy"])[0] >= 0.5, "{result}");
+}
