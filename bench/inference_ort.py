@@ -13,10 +13,10 @@ options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
 options.inter_op_num_threads = 1
 session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
-features = session.get_inputs()[0].shape[1]
+features = session.get_inputs()[0].shape[1:]
 random = np.random.default_rng(0)
 for batch in map(int, sys.argv[2:]):
-    feed = {session.get_inputs()[0].name: random.random((batch, features), dtype=np.float32)}
+    feed = {session.get_inputs()[0].name: random.random((batch, *features), dtype=np.float32)}
     session.run(None, feed)
     best, spent = float("inf"), 0.0
     while spent < 0.5:

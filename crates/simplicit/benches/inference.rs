@@ -1,6 +1,6 @@
 //! Inference of randomly pruned networks on one thread, beside our dense forward pass and ONNX Runtime on the unpruned
-//! network: `cargo bench -p simplicit --bench inference`. ONNX Runtime is timed where `SIMPLICIT_PYTHON` (default
-//! `python3`) can import it.
+//! network: `cargo bench -p simplicit --bench inference [-- dense|cycles|convolutions]`. ONNX Runtime is timed where
+//! `SIMPLICIT_PYTHON` (default `python3`) can import it.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, OnnxSettings, SampleDiagnostics, export_onnx};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::{Csr, Matrix, gemm};
-use simplicit::model::{DenseLayer, ImplicitModel, ModelParts};
+use simplicit::model::{DenseLayer, ImplicitModel, ModelParts, TapWeights};
+use simplicit::network::Network;
 use simplicit::parallel::Threads;
 use simplicit::random::Random;
 
@@ -20,13 +21,23 @@ const BATCHES: [usize; 3] = [1, 16, 256];
 const SPARSITIES: [f64; 6] = [0.0, 0.5, 0.8, 0.9, 0.95, 0.98];
 
 fn main() {
+    let asked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let parts: [(&str, fn()); 3] = [("dense", dense), ("cycles", cycles), ("convolutions", convolutions)];
+    for (name, part) in parts {
+        if asked.is_empty() || asked.iter().any(|a| a == name) {
+            part();
+        }
+    }
+}
+
+fn dense() {
     println!(
         "| network | sparsity | multiply-adds | file bytes | batch | ours µs | dense µs | ONNX Runtime µs | faster of both / ours |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
     for sizes in [&[784, 64, 32, 16, 10][..], &[784, 512, 512, 10]] {
         let dense = network(sizes, 0.0);
-        let theirs = onnx_runtime(&model(&dense));
+        let theirs = onnx_runtime(&model(&dense), &BATCHES);
         for sparsity in SPARSITIES {
             let model = model(&network(sizes, sparsity));
             let counted = model.sparsity();
@@ -56,7 +67,55 @@ fn main() {
             }
         }
     }
-    cycles();
+}
+
+/// ResNet-20 for 3 × 32 × 32 images with a random share of its taps set to zero.
+fn convolutions() {
+    const BATCHES: [usize; 3] = [1, 16, 64];
+    println!();
+    println!(
+        "| network | sparsity | multiply-adds | file bytes | batch | ours µs | dense µs | ONNX Runtime µs | faster of both / ours |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/resnet20_cifar100.onnx");
+    let network = Network::from_onnx(path).unwrap();
+    let full = ImplicitModel::from_network(&network).unwrap();
+    let theirs = onnx_runtime(&full, &BATCHES);
+    for sparsity in [0.0, 0.5, 0.65, 0.8, 0.9] {
+        let mut random = Random::new(1);
+        let mut parts = full.clone().into_parts();
+        for block in &mut parts.taps {
+            if let TapWeights::Taps(taps) = &block.weights {
+                let rows: Vec<Vec<(usize, f32)>> =
+                    (0..taps.rows()).map(|o| taps.row(o).filter(|_| random.uniform() >= sparsity).collect()).collect();
+                block.weights = TapWeights::Taps(Csr::from_rows(taps.cols(), rows));
+            }
+        }
+        let model = ImplicitModel::new(parts).unwrap();
+        let counted = model.sparsity();
+        let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
+        let equilibrium = Equilibrium::new(&model, settings).unwrap();
+        for batch in BATCHES {
+            let u = Matrix::from_fn(batch, 3072, |_, _| random.normal() as f32);
+            let ours = best(|| {
+                black_box(equilibrium.outputs(black_box(&u)).unwrap());
+            });
+            let ours_dense = best(|| {
+                black_box(network.forward(black_box(&u)).unwrap());
+            });
+            let ort = theirs.get(&batch).copied();
+            println!(
+                "| ResNet-20 | {:.0} % | {} | {} | {batch} | {:.0} | {:.0} | {} | {:.2} |",
+                100.0 * sparsity,
+                counted.multiply_adds,
+                counted.bytes,
+                1e6 * ours,
+                1e6 * ours_dense,
+                ort.map_or("–".to_string(), |t| format!("{:.0}", 1e6 * t)),
+                ort.unwrap_or(f64::INFINITY).min(ours_dense) / ours,
+            );
+        }
+    }
 }
 
 /// One cycle of 112 states on 784 inputs, every row of A at the bound: what the iteration costs.
@@ -175,13 +234,13 @@ fn best(mut work: impl FnMut()) -> f64 {
 }
 
 /// Seconds per batch, empty where ONNX Runtime is not installed.
-fn onnx_runtime(model: &ImplicitModel) -> BTreeMap<usize, f64> {
+fn onnx_runtime(model: &ImplicitModel, batches: &[usize]) -> BTreeMap<usize, f64> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("baseline.onnx");
     export_onnx(model, &path, OnnxSettings::default()).unwrap();
     let python = std::env::var("SIMPLICIT_PYTHON").unwrap_or_else(|_| "python3".into());
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/inference_ort.py");
-    let run = Command::new(python).arg(script).arg(&path).args(BATCHES.map(|b| b.to_string())).output();
+    let run = Command::new(python).arg(script).arg(&path).args(batches.iter().map(usize::to_string)).output();
     let Ok(run) = run else { return BTreeMap::new() };
     String::from_utf8_lossy(&run.stdout)
         .lines()

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::layout::{Activation, Layer, Layout};
-use simplicit::linalg::Csr;
+use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelMetadata, ModelParts, Scaling};
+use simplicit::network::{Network, Shape, Window};
 use simplicit::random::Random;
 
 struct Counting;
@@ -87,7 +88,11 @@ fn read_model(bytes: &[u8]) -> bool {
     assert!(model.sparsity().nonzeros <= bytes.len() as u64);
     let _ = model.well_posedness();
     let _ = model.rescale(0.9);
-    Equilibrium::new(&model, EquilibriumSettings::default()).unwrap();
+    let equilibrium = Equilibrium::new(&model, EquilibriumSettings::default()).unwrap();
+    // Small models also run.
+    if model.shape().states < 200 && model.shape().inputs < 200 {
+        equilibrium.outputs(&Matrix::zeros(1, model.shape().inputs)).unwrap();
+    }
     true
 }
 
@@ -126,7 +131,30 @@ fn models() -> Vec<Vec<u8>> {
             .unwrap()
             .to_bytes()
         })
+        .chain(std::iter::once(convolutional()))
         .collect()
+}
+
+/// A model with every kind of tap block: taps, poolings, a residual, a classifier behind an average, factors.
+fn convolutional() -> Vec<u8> {
+    let taps = |rows: usize, cols: usize| Matrix::from_fn(rows, cols, |i, j| if (i + j) % 3 == 0 { 0.0 } else { 0.25 });
+    let start = Network::builder(Shape::map(1, 6, 6))
+        .and_then(|b| b.convolution(taps(2, 9), Window::square(3, 1, 1), Some(vec![0.5, -0.5])))
+        .and_then(|b| b.activation(Activation::Relu))
+        .unwrap();
+    let skip = start.here();
+    let network = start
+        .convolution(taps(2, 18), Window::square(3, 1, 1), None)
+        .and_then(|b| b.plus(skip))
+        .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.max_pool(Window::square(2, 2, 0)))
+        .and_then(|b| b.convolution(taps(3, 8), Window::square(2, 2, 1), None))
+        .and_then(|b| b.activation(Activation::Identity))
+        .and_then(|b| b.global_average())
+        .and_then(|b| b.linear(taps(2, 3), None))
+        .and_then(|b| b.build())
+        .unwrap();
+    ImplicitModel::from_network(&network).unwrap().rescale(0.9).unwrap().model.to_bytes()
 }
 
 fn damaged(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
@@ -137,7 +165,7 @@ fn damaged(seeds: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
             1 => bytes.extend((0..random.below(20)).map(|_| 0u8)),
             2 => flip(&mut bytes, random, usize::MAX),
             // Most of a file is data, most of the logic is in the header.
-            3 => flip(&mut bytes, random, 2500),
+            3 => flip(&mut bytes, random, 4000),
             4 => {
                 let other = &seeds[random.below(seeds.len())];
                 bytes.truncate(random.below(bytes.len() + 1));
@@ -179,7 +207,22 @@ fn edit_header(bytes: &mut Vec<u8>, random: &mut Random) {
     let header = bytes[8..end].to_vec();
     let starts: Vec<usize> =
         (1..header.len()).filter(|&k| header[k].is_ascii_digit() && !header[k - 1].is_ascii_digit()).collect();
-    let words = ["A.data", "A.indptr", "relu", "F32", "U16", "I64", "null", "shape", "{", "[", "\\\"", "-1", "1e999"];
+    let words = [
+        "A.data",
+        "taps.0.data",
+        "identity",
+        "relu",
+        "F32",
+        "U16",
+        "I64",
+        "null",
+        "shape",
+        "{",
+        "[",
+        "\\\"",
+        "-1",
+        "1e999",
+    ];
     let numbers =
         ["0", "1", "2", "-1", "65536", "4294967295", "4294967296", "9223372036854775807", "18446744073709551615"];
     let (from, to, new) = if random.below(3) > 0 && !starts.is_empty() {

@@ -11,7 +11,8 @@ use std::process::Command;
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, OnnxSettings, export_onnx, to_onnx};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::{Csr, Matrix};
-use simplicit::model::{DenseLayer, ImplicitModel, ModelParts};
+use simplicit::model::{DenseLayer, ImplicitModel, ModelParts, TapWeights};
+use simplicit::network::Network;
 use simplicit::random::Random;
 
 fn python(modules: &str) -> Option<String> {
@@ -102,8 +103,8 @@ const RUN_ONNX: &str = "
 import sys, numpy, onnx, onnxruntime
 onnx.checker.check_model(onnx.load(sys.argv[1]), full_check=True)
 session = onnxruntime.InferenceSession(sys.argv[1], providers=['CPUExecutionProvider'])
-features = session.get_inputs()[0].shape[1]
-u = numpy.fromfile(sys.argv[2], '<f4').reshape(-1, features)
+features = session.get_inputs()[0].shape[1:]
+u = numpy.fromfile(sys.argv[2], '<f4').reshape(-1, *features)
 sys.stdout.buffer.write(session.run(None, {'u': u})[0].astype('<f4').tobytes())
 ";
 
@@ -181,4 +182,47 @@ fn what_cannot_be_exported_is_refused() {
     let message = to_onnx(&ImplicitModel::new(parts).unwrap(), OnnxSettings::default()).unwrap_err().to_string();
     assert!(message.contains("cannot be shown"), "{message}");
     assert!(to_onnx(&model(Csr::empty(2, 2), 0, 2, layers(), &mut r), OnnxSettings::default()).is_err());
+}
+
+#[test]
+fn convolutional_models_give_the_same_in_onnx_runtime() {
+    let Some(python) = python("numpy, onnx, onnxruntime") else { return };
+    let mut r = Random::new(12);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    for name in ["conv_new", "residual_new", "average_head_old", "average_new", "views_old"] {
+        let network = Network::from_onnx(folder.join(format!("torch_{name}.onnx"))).unwrap();
+        let model = ImplicitModel::from_network(&network).unwrap();
+        same_in_onnx_runtime(&python, &model, 5, &mut r);
+        // In other coordinates residual sums have factors.
+        if let Ok(rescaled) = model.rescale(0.9) {
+            same_in_onnx_runtime(&python, &rescaled.model, 5, &mut r);
+        }
+    }
+    let resnet = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/resnet20_cifar100.onnx");
+    let model = ImplicitModel::from_network(&Network::from_onnx(resnet).unwrap()).unwrap();
+    same_in_onnx_runtime(&python, &model, 3, &mut r);
+}
+
+#[test]
+fn the_reader_in_the_format_page_reads_taps() {
+    let Some(python) = python("numpy") else { return };
+    let page = include_str!("../../../docs/format.md");
+    let reader = page.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
+    let script = format!(
+        "{reader}\nimport sys\nm = read_model(sys.argv[1])\n\
+         for t in m['taps']:\n    if 'values' in t: sys.stdout.buffer.write(t['values'].astype('<f4').tobytes())\n"
+    );
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/torch_residual_new.onnx");
+    let model = ImplicitModel::from_network(&Network::from_onnx(path).unwrap()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("m.safetensors");
+    model.save(&file).unwrap();
+    let got = floats(&run(&python, &script, &[&file]));
+    let mut wanted = Vec::new();
+    for block in model.taps() {
+        if let TapWeights::Taps(taps) = &block.weights {
+            wanted.extend(taps.to_dense().into_vec());
+        }
+    }
+    assert!(!wanted.is_empty() && got == wanted, "the same taps, entry by entry");
 }

@@ -1,17 +1,22 @@
 //! Models with tap blocks: convolutional networks as implicit models, run, differentiated, stored, counted.
-#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers of tests are tests
+
+mod common;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use common::data;
+use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, LayerSum, OnnxSettings, to_onnx};
+use simplicit::evaluate::{equilibrium_error, layer_errors};
 use simplicit::layout::{Activation, Layer, Layout, MapShape};
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelParts, TapBlock, TapWeights, Target};
 use simplicit::network::{Network, Shape, Source, Window};
-use simplicit::parallel::Threads;
+use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
-use simplicit::states::StateMap;
+use simplicit::states::{InputSource, StateMap};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data")
@@ -401,7 +406,7 @@ fn every_stored_network_becomes_a_model() {
 
 #[test]
 fn the_residual_network_is_the_network() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/resnet20_cifar100.onnx");
+    let path = data("resnet20_cifar100.onnx");
     let network = Network::from_onnx(path).unwrap();
     let model = ImplicitModel::from_network(&network).unwrap();
     let counted = model.sparsity();
@@ -476,7 +481,7 @@ fn the_norm_of_the_unrolled_operator_is_bounded_and_rescaling_keeps_every_bit() 
     }
     let smooth = ImplicitModel::from_network(&small()).unwrap();
     assert!(smooth.rescale(0.9).unwrap_err().to_string().contains("tanh"));
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/resnet20_cifar100.onnx");
+    let path = data("resnet20_cifar100.onnx");
     let resnet = ImplicitModel::from_network(&Network::from_onnx(path).unwrap()).unwrap();
     let message = resnet.rescale(0.99).unwrap_err().to_string();
     assert!(message.contains("factors reach") && message.contains("f32"), "{message}");
@@ -506,4 +511,84 @@ fn exported_networks_read_back_as_the_same_model() {
     // Rescaled residuals have factors, which our reader does not take but every runtime does.
     let rescaled = ImplicitModel::from_network(&headed()).unwrap().rescale(0.9).unwrap().model;
     to_onnx(&rescaled, OnnxSettings::default()).unwrap();
+}
+
+/// The model with a share of its taps set to zero.
+fn pruned(model: &ImplicitModel, share: f64) -> ImplicitModel {
+    let mut r = Random::new(17);
+    let mut parts = model.clone().into_parts();
+    for block in &mut parts.taps {
+        if let TapWeights::Taps(taps) = &block.weights {
+            let rows: Vec<Vec<_>> =
+                (0..taps.rows()).map(|o| taps.row(o).filter(|_| r.uniform() >= share).collect()).collect();
+            block.weights = TapWeights::Taps(Csr::from_rows(taps.cols(), rows));
+        }
+    }
+    ImplicitModel::new(parts).unwrap()
+}
+
+#[test]
+fn layer_errors_mix_model_and_baseline() {
+    let network = small();
+    let images = Array::open(data("fashion_test_images.idx.gz")).unwrap();
+    let u = Inputs::new(images, None, &Selection::all()).unwrap().rows(0..50).unwrap();
+    let baseline = ImplicitModel::from_network(&network).unwrap();
+    let run = |model: &ImplicitModel, threads| {
+        layer_errors(model, &baseline, &u, Threads::new(threads), &Cancel::new()).unwrap()
+    };
+    assert!(run(&baseline, 1).iter().all(|e| e.output_error == 0.0 && e.state_error.unwrap_or(0.0) == 0.0));
+    let sparse = pruned(&baseline, 0.3);
+    let found = run(&sparse, 1);
+    assert_eq!(found, run(&sparse, 3));
+    let layers = network.layout().layers().len();
+    assert_eq!(found.len(), layers + 1);
+    let y = |model: &ImplicitModel| Equilibrium::new(model, one_thread()).unwrap().outputs(&u).unwrap().y;
+    let total = equilibrium_error(&y(&sparse), &y(&baseline)).unwrap();
+    assert!(total > 0.01 && (found[layers].output_error - total).abs() < 1e-9);
+    // Up to layer k the model's blocks, behind it the baseline's: the same mixture as one model.
+    for (step, error) in found[..layers].iter().enumerate() {
+        let k = layers - 1 - step;
+        let mut parts = baseline.clone().into_parts();
+        for (block, other) in parts.taps.iter_mut().zip(sparse.taps()) {
+            if matches!(block.target, Target::Layer(target) if target >= k) {
+                *block = other.clone();
+            }
+        }
+        let mixed = y(&ImplicitModel::new(parts).unwrap());
+        let expected = equilibrium_error(&mixed, &y(&baseline)).unwrap();
+        assert!((error.output_error - expected).abs() <= 1e-6 * (1.0 + expected), "{k}: {error:?} {expected}");
+    }
+}
+
+#[test]
+fn the_residual_network_on_cifar_100() {
+    let Ok(folder) = std::env::var("SIMPLICIT_CIFAR100") else {
+        eprintln!("skipped: set SIMPLICIT_CIFAR100 to the folder with the binary files of CIFAR-100");
+        return;
+    };
+    let network = Network::from_onnx(data("resnet20_cifar100.onnx")).unwrap();
+    let model = ImplicitModel::from_network(&network).unwrap();
+    let path = Path::new(&folder).join("test.bin.gz");
+    let mean = vec![0.50707516, 0.48654887, 0.44091784];
+    let std = vec![0.26733429, 0.25643846, 0.27615047];
+    let preprocessing = Preprocessing::new(1.0 / 255.0, mean, std).unwrap();
+    let inputs = Inputs::new(Array::open(&path).unwrap(), Some(preprocessing), &Selection::all()).unwrap();
+    let labels = Labels::read(&path, &Selection::all()).unwrap();
+    let equilibrium = Equilibrium::new(&model, EquilibriumSettings::default()).unwrap();
+    let (mut right, mut largest, mut size) = (0, 0.0f32, 0.0f32);
+    for first in (0..10_000).step_by(500) {
+        let u = inputs.rows(first..first + 500).unwrap();
+        let y = equilibrium.outputs(&u).unwrap().y;
+        let found = simplicit::evaluate::predictions(&y);
+        right += found.iter().zip(&labels.as_slice()[first..]).filter(|(a, b)| a == b).count();
+        if first == 0 {
+            let theirs = network.forward(&u).unwrap();
+            for (a, b) in y.as_slice().iter().zip(theirs.as_slice()) {
+                largest = largest.max((a - b).abs());
+                size = size.max(b.abs());
+            }
+        }
+    }
+    assert_eq!(right, 6862);
+    assert!(largest <= 1e-5 * size, "{largest} of {size}");
 }
