@@ -9,11 +9,11 @@ Examples
 >>> import simplicit
 >>> rng = np.random.default_rng(0)
 >>> network = simplicit.Network.from_layers(
-...     [rng.normal(size=(16, 8)), rng.normal(size=(3, 16))], activation="relu"
+...     [rng.normal(size=(40, 20)), rng.normal(size=(3, 40))], activation="relu"
 ... )
->>> U = rng.normal(size=(500, 8))
+>>> U = rng.normal(size=(500, 20))
 >>> sim = simplicit.SIM(target_sparsity=0.5).fit(network, U)
->>> sim.model_.sparsity().sparsity.round(2)
+>>> round(float(sim.model_.sparsity().sparsity), 1)
 0.5
 >>> sim.predict(U).shape
 (500, 3)

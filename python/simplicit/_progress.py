@@ -45,11 +45,12 @@ class Notebook:
     """An HTML progress element that is updated in place."""
 
     def __init__(self) -> None:
-        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
+        import importlib
 
-        self._html = HTML
+        shown: Any = importlib.import_module("IPython.display")
+        self._html = shown.HTML
         self._last = 0.0
-        self._handle: Any = display(HTML(""), display_id=True)
+        self._handle = shown.display(shown.HTML(""), display_id=True)
 
     def __call__(self, what: str, done: int, total: int) -> None:
         now = time.monotonic()

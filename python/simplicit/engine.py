@@ -62,8 +62,8 @@ class Engine:
         else:
             u = as_array(U, "U")
             for first in range(0, len(u), size):
-                part = u[first : first + size]
-                self._add(len(part), {"states": None, "u": part, "baseline": baseline}, (part,))
+                inputs = u[first : first + size]
+                self._add(len(inputs), {"states": None, "u": inputs, "baseline": baseline}, (inputs,))
 
     def _add(self, samples: int, shard: dict[str, Any], arrays: Sequence[Any]) -> None:
         self.bytes["shards"] += sum(a.nbytes for a in arrays)

@@ -271,7 +271,8 @@ class ImplicitModel:
         **limits
             ``tolerance``, ``max_iterations`` and ``memory`` of the equilibrium.
         """
-        return self._run(U, False, preprocess, threads, limits)["y"]
+        y: Array = self._run(U, False, preprocess, threads, limits)["y"]
+        return y
 
     def equilibrium(self, U: Any, *, preprocess: bool = True, threads: int | None = None, **limits: Any) -> Any:
         """States and outputs at the equilibrium.

@@ -6,6 +6,7 @@ stream back. A worker or a node that dies is retried by Ray and the result is un
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import ray
@@ -18,7 +19,8 @@ _PATIENCE = 0.2
 
 def _run(function: Any, *args: Any) -> Any:
     """On a worker: as many threads as CPUs were granted."""
-    granted = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
+    context: Any = ray.get_runtime_context()
+    granted = context.get_assigned_resources().get("CPU", 1)
     return function(*args, max(1, int(granted)))
 
 
@@ -28,7 +30,8 @@ class RayEngine(Engine):
     def __init__(self, baseline: Any, U: Any, *, cpus_per_task: int, shard_blocks: int) -> None:
         options = {"max_retries": -1, "num_cpus": cpus_per_task, "scheduling_strategy": "SPREAD"}
         self._remote = ray.remote(_run).options(**options)
-        cpus = int(ray.cluster_resources().get("CPU", 1))
+        resources: Any = ray.cluster_resources
+        cpus = int(resources().get("CPU", 1))
         super().__init__(baseline, U, workers=max(1, cpus // cpus_per_task), shard_blocks=shard_blocks)
 
     def put(self, value: Any) -> Any:
@@ -73,7 +76,7 @@ def fit(
         The one given, with ``model_``, ``report_`` and ``travelled_``: bytes of shards, statistics, tasks and results.
     """
     if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     known = prepare(sim, baseline, U)
     engine = RayEngine(known, U, cpus_per_task=cpus_per_task, shard_blocks=shard_blocks)
     sim._fit(known, U, engine)

@@ -71,7 +71,8 @@ def _flat(tensor: torch.Tensor) -> Array:
 
 def _inputs(batch: Any) -> torch.Tensor:
     """A batch is its inputs, or a tuple that begins with them."""
-    return batch[0] if isinstance(batch, (tuple, list)) else batch
+    inputs: torch.Tensor = batch[0] if isinstance(batch, (tuple, list)) else batch
+    return inputs
 
 
 class _Evaluating:
@@ -221,7 +222,9 @@ def _convert(module: nn.Module, sample: torch.Tensor) -> _Converted:
             "collect its states and fit a SIM on them"
         ) from problem
     modules = dict(module.named_modules())
-    builder = Builder(list(sample.shape[1:]))
+    shape = list(sample.shape[1:])
+    # Images without channels have one.
+    builder = Builder([1, *shape] if len(shape) == 2 else shape)
     at: dict[fx.Node, int] = {}
     # The layer that a value comes from; None is the input.
     source: dict[fx.Node, str | None] = {}
@@ -475,6 +478,12 @@ class ImplicitModule(nn.Module):
     max_iterations : int, optional
     """
 
+    A: nn.Parameter
+    b: nn.Parameter
+    d: nn.Parameter
+    mean: torch.Tensor
+    std: torch.Tensor
+
     def __init__(
         self,
         model: ImplicitModel,
@@ -505,12 +514,12 @@ class ImplicitModule(nn.Module):
     def forward(self, u: torch.Tensor) -> torch.Tensor:
         """Outputs, one sample a row."""
         u = (u.flatten(1).to(self.A.dtype) * self.scale - self.mean) / self.std
-        return _Equilibrium.apply(self, u, self.A, self.B, self.C, self.D, self.b, self.d)  # type: ignore[no-any-return, no-untyped-call]
+        return _Equilibrium.apply(self, u, self.A, self.B, self.C, self.D, self.b, self.d)  # type: ignore[no-any-return]
 
     def _matrix(self, letter: str, values: torch.Tensor) -> torch.Tensor:
         p, n, q = self.shape
         size = {"A": (n, n), "B": (n, p), "C": (q, n), "D": (q, p)}[letter]
-        return torch.sparse_coo_tensor(getattr(self, f"{letter}_index"), values, size, is_coalesced=True)
+        return torch.sparse_coo_tensor(getattr(self, f"{letter}_index"), values, size, is_coalesced=True, check_invariants=False)
 
     def _activate(self, z: torch.Tensor, derivative: bool) -> torch.Tensor:
         """φ or φ′ of n × m pre-activations, layer by layer."""
@@ -549,7 +558,7 @@ class _Equilibrium(torch.autograd.Function):
     """y(u) and its exact derivative: with w = Φ(Aᵀw + Cᵀv), dL/du = Bᵀw + Dᵀv and dL/dA = wxᵀ on the non-zeros."""
 
     @staticmethod
-    def forward(ctx: Any, module: ImplicitModule, u: Any, a: Any, b: Any, c: Any, d: Any, bias: Any, out: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, module: ImplicitModule, u: Any, a: Any, b: Any, c: Any, d: Any, bias: Any, out: Any) -> Any:
         A, B, C, D = (module._matrix(k, v.detach()) for k, v in zip("ABCD", (a, b, c, d), strict=True))
         ut = u.t().contiguous()
         drive = B @ ut + bias[:, None]
@@ -560,7 +569,7 @@ class _Equilibrium(torch.autograd.Function):
         return (C @ x + D @ ut).t() + out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:
         module: ImplicitModule = ctx.module
         ut, x, z, a, b, c, d = ctx.saved_tensors
         At, Bt, Ct, Dt = (module._matrix(k, v).t().coalesce() for k, v in zip("ABCD", (a, b, c, d), strict=True))

@@ -1,7 +1,9 @@
 """On real local clusters: the same bits for any number of workers, and with a node that dies in the middle."""
 
+import sys
 import threading
 import time
+import uuid
 
 import numpy as np
 import pytest
@@ -32,11 +34,11 @@ def cluster():
     cluster.shutdown()
 
 
-def test_the_same_bits_and_a_node_that_dies(problem, cluster):
+def test_the_same_bits(problem, cluster):
     network, U = problem
     settings = {"penalty": "l1", "beta": 1e-3, "cascade": True}
     here = SIM(**settings).fit(network, U)
-    worker = cluster.add_node(num_cpus=2, object_store_memory=200_000_000)
+    cluster.add_node(num_cpus=2, object_store_memory=200_000_000)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     cluster.wait_for_nodes()
 
@@ -55,32 +57,53 @@ def test_the_same_bits_and_a_node_that_dies(problem, cluster):
     drop = {"max_drop": 20.0, "penalty": "l1", "rounds": 1}
     assert simplicit.ray.fit(SIM(**drop), network, U).model_ == SIM(**drop).fit(network, U).model_
 
-    # A node dies while its tasks run; another takes its place.
-    from simplicit import engine
 
-    original, started = engine.Engine.start_rows, threading.Event()
+def slow(folder, function, *args):
+    """On a worker: says where it runs, waits so that it can be killed in the middle, then does its work."""
+    context = ray.get_runtime_context()
+    (folder / f"{context.get_node_id()} {uuid.uuid4()}").touch()
+    time.sleep(0.7)
+    return simplicit.ray._run(function, *args)
 
-    def slow_start(self, *args):
-        started.set()
-        return original(self, *args)
 
-    engine.Engine.start_rows = slow_start
-    killed = []
+def test_a_node_that_dies_in_the_middle_changes_nothing(problem, cluster, tmp_path):
+    network, U = problem
+    settings = {"penalty": "l1", "beta": 1e-3}
+    here = SIM(**settings).fit(network, U)
+    doomed = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+    cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    cluster.wait_for_nodes()
+    # Workers cannot import this file.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    class Slow(simplicit.ray.RayEngine):
+        def submit(self, function, *args):
+            calls.append(function)
+            return self._slow.remote(tmp_path, function, *args)
+
+    calls, killed = [], []
 
     def kill():
-        started.wait(60)
-        cluster.remove_node(worker, allow_graceful=False)
-        killed.append(time.monotonic())
-        cluster.add_node(num_cpus=1, object_store_memory=200_000_000)
+        deadline = time.monotonic() + 120
+        while not any(p.name.startswith(doomed.node_id) for p in tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        killed.append(len(list(tmp_path.iterdir())))
+        cluster.remove_node(doomed, allow_graceful=False)
 
+    engine = Slow(network, U, cpus_per_task=1, shard_blocks=1)
+    options = {"max_retries": -1, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
+    engine._slow = ray.remote(slow).options(**options)
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        survived = simplicit.ray.fit(SIM(**settings), network, U, shard_blocks=1)
+        survived = SIM(**settings)._fit(network, U, engine)
     finally:
-        engine.Engine.start_rows = original
         thread.join()
-    assert killed and survived.model_ == here.model_
+        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert survived.model_ == here.model_
+    # It did die at work: more tasks began than were asked for.
+    assert killed[0] < len(calls) < len(list(tmp_path.iterdir()))
 
 
 def test_what_a_cluster_refuses(problem):

@@ -71,11 +71,11 @@ impl Training {
     ) -> anyhow::Result<Self> {
         // Files are named, never opened: what they hold is in memory.
         let files: &[&str] = if baseline.is_some() {
-            &["train", "--network=", "--inputs=", "--out="]
+            &["train", "--network=-", "--inputs=-", "--out=-"]
         } else {
-            &["train", "--states=", "--out="]
+            &["train", "--states=-", "--out=-"]
         };
-        let placeholder = mask.as_ref().map(|_| "--mask=");
+        let placeholder = mask.as_ref().map(|_| "--mask=-");
         let words = files.iter().copied().chain(placeholder).chain(flags.iter().map(String::as_str));
         let args = match Line::try_parse_from(words) {
             Ok(line) => line.args,
