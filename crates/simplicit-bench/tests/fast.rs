@@ -13,7 +13,10 @@ fn one_command_from_images_to_page() {
     let network = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/fashion_fc.onnx");
     let ran = Command::new(env!("CARGO_BIN_EXE_frontier"))
         .args(["--fast", "--threads", "2", "--network", network])
-        .args([&"--page".into(), page.as_os_str(), &"--json".into(), json.as_os_str()] as [&std::ffi::OsStr; 4])
+        .arg("--page")
+        .arg(&page)
+        .arg("--json")
+        .arg(&json)
         .output()
         .unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
