@@ -14,8 +14,8 @@ use crate::table::{bytes, count};
 
 const HELP: &str = "\
 The model computes what the network computes: its matrices hold the network's own weights, last
-layer on top, convolutions as tap blocks with every weight once. Preprocessing is stored in the model, and later commands use it: say here how raw
-inputs become what the network expects.
+layer on top, and convolutions as tap blocks with every weight once. Preprocessing is stored in the
+model, and later commands use it: say here how raw inputs become what the network expects.
 
 Example:
   simplicit convert --network net.onnx --scale 1/255 --out model.safetensors";
