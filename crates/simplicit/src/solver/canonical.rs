@@ -114,7 +114,17 @@ impl<'a> Row<'a> {
             .filter(|&j| bounds.as_ref().is_none_or(|b| b[j] != (0.0, 0.0)))
             .collect();
         let stored_bounds = problem.bounds.as_ref().map(|b| live.iter().map(|&j| b[j]).collect());
-        Some(Self { coordinates, h: canonical_h, scale, ball, bounds, stored_bounds, unpenalised, target_scale: t, value_scale })
+        Some(Self {
+            coordinates,
+            h: canonical_h,
+            scale,
+            ball,
+            bounds,
+            stored_bounds,
+            unpenalised,
+            target_scale: t,
+            value_scale,
+        })
     }
 
     /// Weights in stored coordinates over all features of the design.
@@ -241,7 +251,9 @@ impl<'a> Row<'a> {
     /// Whether entry j of `unpenalised` has no gradient left but rounding, with neither ball nor bound to hold it.
     fn is_settled(&self, j: usize, gw: &[f64], ball_is_slack: bool) -> bool {
         let g = self.h[j] - gw[j];
-        g.abs() <= SETTLED * self.coordinates.gram()[(j, j)].sqrt() && self.is_unbounded(j, g) && self.is_outside_ball(j, ball_is_slack)
+        g.abs() <= SETTLED * self.coordinates.gram()[(j, j)].sqrt()
+            && self.is_unbounded(j, g)
+            && self.is_outside_ball(j, ball_is_slack)
     }
 
     fn is_outside_ball(&self, j: usize, ball_is_slack: bool) -> bool {

@@ -37,7 +37,9 @@ impl Refit {
             cancel.check()?;
             let (problem, weights) = (&problems[k], &supports[k]);
             let target = problem.target;
-            let Some(row) = Row::new(design, Scaling::Rms, problem, &penalty, &design.cross(target), design.energy(target)) else {
+            let Some(row) =
+                Row::new(design, Scaling::Rms, problem, &penalty, &design.cross(target), design.energy(target))
+            else {
                 return Ok(vec![0.0; design.features()]);
             };
             let live = design.live();
