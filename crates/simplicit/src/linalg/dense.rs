@@ -213,9 +213,16 @@ impl Cholesky {
             Par::Seq,
             MemStack::new(&mut scratch),
         );
-        for i in 0..n {
-            for j in 0..i {
-                out[(i, j)] = out[(j, i)];
+        // The lower triangle from the upper one, in squares that stay in the cache.
+        const SQUARE: usize = 32;
+        let data = out.as_mut_slice();
+        for top in (0..n).step_by(SQUARE) {
+            for left in (0..=top).step_by(SQUARE) {
+                for i in top..(top + SQUARE).min(n) {
+                    for j in left..(left + SQUARE).min(i) {
+                        data[i * n + j] = data[j * n + i];
+                    }
+                }
             }
         }
         out

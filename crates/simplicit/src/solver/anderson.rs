@@ -5,8 +5,12 @@ use crate::linalg::{axpy, dot};
 
 /// Differences remembered.
 const MEMORY: usize = 5;
-/// Added to the diagonal of the small system, relative to its trace.
+/// Added to the diagonal of the small system: relative to its trace, and to the residual. The second bounds the factors:
+/// an iterate that drifts at a constant speed has no differences at all, and nothing says how far it may go.
 const REGULAR: f64 = 1e-10;
+const DRIFT: f64 = 1e-4;
+/// Residuals below this share of u are rounding (of the products, single precision): their differences say nothing.
+const NOISE: f64 = 1e-6;
 /// A residual that grows by more than this says that the memory misleads; it is dropped.
 const GROWTH: f64 = 2.0;
 
@@ -51,8 +55,13 @@ impl Anderson {
         if size > GROWTH * GROWTH * self.size {
             self.clear();
         }
-        self.size = size;
+        let is_noise = size <= NOISE * NOISE * dot(u, u);
         axpy(u, 1.0, residual);
+        if is_noise {
+            self.clear();
+            return;
+        }
+        self.size = size;
         if !self.is_empty {
             let at = self.slot * d..(self.slot + 1) * d;
             let (d_image, d_residual) = (&mut self.d_images[at.clone()], &mut self.d_residuals[at]);
@@ -79,7 +88,7 @@ impl Anderson {
         for (k, factor) in factors[..used].iter_mut().enumerate() {
             *factor = dot(&self.d_residuals[k * d..(k + 1) * d], residual);
         }
-        if !solve_small(&self.gram, &mut factors[..used]) {
+        if !solve_small(&self.gram, DRIFT * size, &mut factors[..used]) {
             self.clear();
             return;
         }
@@ -89,11 +98,11 @@ impl Anderson {
     }
 }
 
-/// (A + δI)x = b in place for the leading part of a positive semidefinite A. False if it is not finite.
-fn solve_small(a: &[[f64; MEMORY]; MEMORY], b: &mut [f64]) -> bool {
+/// (A + (shift + δ)I)x = b in place for the leading part of a positive semidefinite A. False if it is not finite.
+fn solve_small(a: &[[f64; MEMORY]; MEMORY], shift: f64, b: &mut [f64]) -> bool {
     let n = b.len();
     let mut l = *a;
-    let shift = REGULAR * (0..n).map(|i| a[i][i]).sum::<f64>();
+    let shift = shift + REGULAR * (0..n).map(|i| a[i][i]).sum::<f64>();
     for i in 0..n {
         l[i][i] += shift;
         for j in 0..=i {

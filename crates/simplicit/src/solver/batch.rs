@@ -20,11 +20,13 @@ use crate::problem::Penalty;
 
 /// Splitting steps between two looks at the signs.
 const LOOK_EVERY: usize = 5;
-/// The first look, and the growth of the wait between two tries of the active set.
+/// The first try of the active set (sooner if every row has a start), and how the steps grow from one try to the next.
 const FIRST_TRY: usize = 20;
 const NEXT_TRY: f64 = 1.25;
-/// Signs that may have changed since the last look, as a share of the features.
+/// Signs that may have changed since the last look, as a share of the features; fewer where a system costs as much as
+/// many more steps.
 const SETTLED_SIGNS: f64 = 0.02;
+const SETTLED_SIGNS_OF_COSTLY: f64 = 0.005;
 
 /// The best certified point of a row.
 #[derive(Debug, Default, Clone)]
@@ -82,9 +84,9 @@ pub(crate) fn solve(
     };
     let mut states: Vec<Splitting> = rows.iter().map(|(row, start)| Splitting::new(row, start.as_deref(), d)).collect();
     start(coordinates, penalty, &mut states, &mut room);
+    let steps = settings.splitting_steps;
     let warm = rows.iter().all(|(_, start)| start.is_some());
-    let steps = if warm { settings.warm_splitting_steps } else { settings.splitting_steps };
-    let mut next_try = FIRST_TRY.min(steps);
+    let mut next_try = if warm { LOOK_EVERY } else { FIRST_TRY };
     for step in 1..=steps {
         cancel.check()?;
         advance(coordinates, penalty, &mut states, &mut room, |s| !s.solved);
@@ -96,16 +98,17 @@ pub(crate) fn solve(
         if step < next_try && step < steps {
             continue;
         }
-        next_try = (step as f64 * NEXT_TRY).ceil() as usize;
-        let allowed = (SETTLED_SIGNS * d as f64).ceil() as usize;
+        next_try = (step as f64 * NEXT_TRY).ceil() as usize + LOOK_EVERY - 1;
+        next_try -= next_try % LOOK_EVERY;
+        let ready = |s: &Splitting| !s.solved && (step == steps || has_settled(s));
         let mut tried: Vec<ActiveSet> = states
             .iter_mut()
-            .filter(|s| !s.solved && (s.changed_signs <= allowed || step == steps))
+            .filter(|s| ready(s))
             .map(|s| ActiveSet::new(s.row, penalty, &s.v, s.theta, std::mem::take(&mut s.best)))
             .collect();
         correct(coordinates, penalty, settings, &mut tried, &mut room);
         let mut tried = tried.into_iter();
-        for s in states.iter_mut().filter(|s| !s.solved && (s.changed_signs <= allowed || step == steps)) {
+        for s in states.iter_mut().filter(|s| ready(s)) {
             if let Some(result) = tried.next() {
                 s.solved = result.best.is_within(settings.tolerance);
                 s.active_set_steps += result.steps;
@@ -134,6 +137,16 @@ pub(crate) fn solve(
         RowOutcome { weights, gap, status, splitting_steps: s.steps, newton_steps }
     };
     Ok(states.into_iter().map(outcome).collect())
+}
+
+/// Whether the active set is worth a try.
+fn has_settled(s: &Splitting) -> bool {
+    let d = s.v.len();
+    let used = s.v.iter().filter(|v| **v != 0.0).count();
+    // The smaller of the two forms of the system, against some products with Ĝ.
+    let costly = used.min(d - used).pow(3) / 3 > 20 * d * d;
+    let share = if costly { SETTLED_SIGNS_OF_COSTLY } else { SETTLED_SIGNS };
+    s.changed_signs <= (share * d as f64).ceil() as usize
 }
 
 /// out_i = matrix · in_i for the rows picked, all at once, in the precision of the matrix.

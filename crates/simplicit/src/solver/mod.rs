@@ -34,10 +34,8 @@ pub const ROW_BLOCK: usize = 32;
 pub struct SolverSettings {
     /// Largest accepted gap / max(|P(w)|, 1e-10·P(0)). Default 1e-6.
     pub tolerance: f64,
-    /// Most operator-splitting steps of a cold start. Default 160.
+    /// Operator-splitting steps before the rest is left to Newton's method. Default 160.
     pub splitting_steps: usize,
-    /// The same when every row of a block has a start. Default 20.
-    pub warm_splitting_steps: usize,
     /// Newton steps before a row is returned at its limit. Default 300.
     pub max_newton_steps: usize,
     /// Newton steps without a better certificate before a row is returned at its limit. Default 200.
@@ -46,13 +44,7 @@ pub struct SolverSettings {
 
 impl Default for SolverSettings {
     fn default() -> Self {
-        Self {
-            tolerance: 1e-6,
-            splitting_steps: 160,
-            warm_splitting_steps: 20,
-            max_newton_steps: 300,
-            max_stalled_steps: 200,
-        }
+        Self { tolerance: 1e-6, splitting_steps: 160, max_newton_steps: 300, max_stalled_steps: 200 }
     }
 }
 

@@ -7,7 +7,7 @@ use super::anderson::Anderson;
 use super::batch::{Best, Room, combine, multiply};
 use super::canonical::Row;
 use super::design::{Coordinates, DECADES, LEVELS, epsilon};
-use crate::linalg::dot;
+use crate::linalg::{axpy, dot};
 use crate::problem::Penalty;
 
 /// The largest level: below its ρ single precision does not reach.
@@ -98,11 +98,10 @@ impl<'a> Splitting<'a> {
     fn relax(&mut self, room: &mut Room) {
         combine(&mut room.v, &[(RELAXATION, &self.y), (-RELAXATION, &self.v)]);
         self.steps += 1;
-        if self.steps <= PLAIN_STEPS {
-            combine(&mut room.trial, &[(1.0, &self.u), (1.0, &room.v)]);
-            self.u.copy_from_slice(&room.trial);
-        } else {
+        if self.steps > PLAIN_STEPS {
             self.memory.step(&mut self.u, &room.v);
+        } else {
+            axpy(&mut self.u, 1.0, &room.v);
         }
     }
 
@@ -166,6 +165,12 @@ pub(super) fn start(coordinates: &Coordinates, penalty: &dyn Penalty, states: &m
         warm,
         |s| &s.u,
         |s, out| {
+            // A start that is worse than zero is none; P(0) = ½ here.
+            let fit = 0.5 * dot(&s.u, out) - dot(&s.u, &s.row.h);
+            if !(fit + penalty.value_slice(&s.u, &s.row.scale) < 0.0) {
+                s.u.fill(0.0);
+                return;
+            }
             let rho = epsilon(s.level);
             for (j, g) in out.iter().enumerate() {
                 let kink = s.row.kink(penalty, j);
