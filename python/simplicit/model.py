@@ -219,7 +219,7 @@ class ImplicitModel:
         letter : str
             A, B, C or D.
         max_nonzeros : int, optional
-            Refuse more: an unrolled ResNet-20 has 40 million.
+            Refuse more: an unrolled ResNet-20 has 37 million.
         """
         matrix = self._stored(letter)
         blocks = [block for block in self.taps if block.letter == letter]
