@@ -14,8 +14,10 @@ import scipy.sparse
 
 from simplicit import _core
 from simplicit._arrays import Array, as_array
-from simplicit.errors import ConvergenceWarning
+from simplicit.errors import ConvergenceWarning, SettingError, UnsupportedError
 from simplicit.network import Network
+from simplicit.taps import TapBlock
+from simplicit.taps import read as read_taps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +78,7 @@ class ImplicitModel:
 
     def __init__(self, core: _core.Model) -> None:
         self._core = core
+        self._taps: list[TapBlock] | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ImplicitModel:
@@ -200,7 +203,45 @@ class ImplicitModel:
         """q, outputs per sample."""
         return self._core.shape[2]
 
+    @property
+    def taps(self) -> list[TapBlock]:
+        """Parts of A, B, C, D whose weights are shared over positions; none in a model without feature maps."""
+        if self._taps is None:
+            maps = any(layer.get("map") for layer in self.layout)
+            self._taps = read_taps(self.to_bytes()) if maps else []
+        return self._taps
+
+    def unrolled(self, letter: str, *, max_nonzeros: int = 50_000_000) -> scipy.sparse.csr_array:
+        """A, B, C or D with every shared weight at every position it acts on.
+
+        Parameters
+        ----------
+        letter : str
+            A, B, C or D.
+        max_nonzeros : int, optional
+            Refuse more: an unrolled ResNet-20 has 37 million.
+        """
+        matrix = self._stored(letter)
+        blocks = [block for block in self.taps if block.letter == letter]
+        most = matrix.nnz + sum(block.multiply_adds() for block in blocks)
+        if most > max_nonzeros:
+            raise SettingError(f"max_nonzeros: expected at least {most} to unroll {letter}, got {max_nonzeros}")
+        starts = np.concatenate([[0], np.cumsum([layer["size"] for layer in self.layout])]).astype(int)
+        for block in blocks:
+            part = block.unrolled().tocoo()
+            rows = part.coords[0] + (starts[block.target] if block.target is not None else 0)
+            cols = part.coords[1] + (starts[block.source] if block.source is not None else 0)
+            matrix = matrix + scipy.sparse.csr_array((part.data, (rows, cols)), shape=matrix.shape)
+        return matrix
+
     def _matrix(self, letter: str) -> scipy.sparse.csr_array:
+        if any(block.letter == letter for block in self.taps):
+            raise UnsupportedError(
+                f"{letter} of a model with shared weights is not supported as it is; use taps, or unrolled({letter!r})"
+            )
+        return self._stored(letter)
+
+    def _stored(self, letter: str) -> scipy.sparse.csr_array:
         indptr, indices, data, shape = self._core.csr(letter)
         # Columns are below 2³¹: the same bits as int32. Only the row pointers are converted, n + 1 numbers.
         return scipy.sparse.csr_array((data, indices.view(np.int32), indptr.astype(np.int32)), shape=shape, copy=False)
@@ -227,7 +268,7 @@ class ImplicitModel:
 
     @property
     def b(self) -> Array:
-        """The bias of the states, n; read-only, not copied."""
+        """The bias of the states, one per unit or channel of a map; read-only, not copied."""
         return self._core.state_bias
 
     @property

@@ -379,7 +379,7 @@ def compress(
     Parameters
     ----------
     module : nn.Module
-        Sequential or with functional activations; convolutional modules need a library that trains them.
+        Sequential or with functional activations, dense or convolutional.
     loader : iterable
         Batches of inputs, as the module expects them.
     target_sparsity : float, optional
@@ -423,42 +423,56 @@ def write_back(module: nn.Module, model: ImplicitModel, converted: _Converted) -
     """A copy of the module with a model's weights in it."""
     out = copy.deepcopy(module)
     modules = dict(out.named_modules())
-    ranges: dict[str | None, slice] = {}
-    start = 0
-    for layer in model.layout:
-        ranges[layer["name"]] = slice(start, start + layer["size"])
-        start += layer["size"]
+    # By name: the layer's number, its units, and its rows of b (a map has one per channel).
+    layers: dict[str | None, tuple[int | None, slice, slice]] = {None: (None, slice(None), slice(None))}
+    unit = row = 0
+    for k, layer in enumerate(model.layout):
+        size = layer["size"]
+        rows = layer["map"]["channels"] if layer.get("map") else size
+        layers[layer["name"]] = (k, slice(unit, unit + size), slice(row, row + rows))
+        unit, row = unit + size, row + rows
+    shared = {(block.target, block.source): block.taps for block in model.taps if block.taps is not None}
     taken: set[tuple[str | None, str | None]] = set()
-    A, B, C, D = (m.toarray() for m in (model.A, model.B, model.C, model.D))
     with torch.no_grad():
         for place in converted.places:
             pair = (place.target, place.source)
             child = modules[place.module]
-            if not isinstance(child, nn.Linear) or pair in taken:
-                raise UnsupportedError(f"{place.module} is not supported by as_module: expected one linear map per pair of layers")
+            if not isinstance(child, (nn.Linear, nn.Conv2d)) or pair in taken:
+                raise UnsupportedError(f"{place.module} is not supported by as_module: expected one map per pair of layers")
+            number, units, rows_of_b = layers[place.target]
+            reads, columns, _ = layers[place.source]
+            taps = shared.get((number, reads))
+            if taps is None:
+                letter = ("B" if place.source is None else "A") if place.target else ("D" if place.source is None else "C")
+                weight = model._stored(letter)[units, columns].toarray()
+            else:
+                weight = taps.toarray()
+            # Biases that fold into one row are one number: the first map of a sum has it.
+            bias = (model.b if place.target else model.d)[rows_of_b].copy()
+            if any(target == place.target for target, _ in taken):
+                bias[:] = 0
             taken.add(pair)
-            rows = ranges[place.target] if place.target else slice(None)
-            from_states, from_inputs = (A, B) if place.target else (C, D)
-            block = from_inputs[rows] if place.source is None else from_states[rows, ranges[place.source]]
-            bias = (model.b if place.target else model.d)[rows]
-            _write(child, modules.get(place.norm or ""), torch.from_numpy(block), torch.from_numpy(bias.copy()))
+            _write(child, modules.get(place.norm or ""), torch.from_numpy(weight), torch.from_numpy(bias))
     return out
 
 
-def _write(child: nn.Linear, norm: nn.Module | None, weight: torch.Tensor, bias: torch.Tensor) -> None:
+def _write(child: nn.Linear | nn.Conv2d, norm: nn.Module | None, weight: torch.Tensor, bias: torch.Tensor) -> None:
     """Weights with the batch norm behind them folded in: taken apart again, zeros stay zeros."""
     like = child.weight
-    weight, bias = weight.to(like.device, like.dtype), bias.to(like.device, like.dtype)
+    weight, bias = weight.to(like.device, like.dtype).reshape(like.shape), bias.to(like.device, like.dtype)
     if isinstance(norm, (nn.BatchNorm1d, nn.BatchNorm2d)) and norm.running_mean is not None and norm.running_var is not None:
         gain = torch.ones_like(norm.running_mean) if norm.weight is None else norm.weight
         scale = gain / torch.sqrt(norm.running_var + norm.eps)
         old = torch.zeros_like(scale) if child.bias is None else child.bias
-        child.weight.copy_(torch.where(scale[:, None] != 0, weight / scale[:, None], 0))
+        spread = scale.reshape(-1, *[1] * (weight.ndim - 1))
+        child.weight.copy_(torch.where(spread != 0, weight / spread, 0))
         norm.bias.copy_(bias - (old - norm.running_mean) * scale)
         return
     child.weight.copy_(weight)
     if child.bias is not None:
         child.bias.copy_(bias)
+    elif bias.any():
+        raise UnsupportedError("a bias where the module has none is not supported by as_module; leave bias off")
 
 
 class ImplicitModule(nn.Module):
@@ -493,6 +507,10 @@ class ImplicitModule(nn.Module):
         max_iterations: int = 20_000,
     ) -> None:
         super().__init__()
+        if model.taps:
+            raise UnsupportedError(
+                "a model with shared weights is not supported as an implicit module; use compress(…, as_module=True)"
+            )
         dtype = dtype or torch.float32
         self.shape = (model.n_inputs, model.n_states, model.n_outputs)
         self.layout = model.layout

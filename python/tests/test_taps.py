@@ -1,0 +1,141 @@
+"""Tap blocks, read from bytes and unrolled, against PyTorch's own convolutions."""
+
+import json
+
+import numpy as np
+import pytest
+import scipy.sparse
+from conftest import needs
+
+from simplicit import taps
+
+torch = needs("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import simplicit  # noqa: E402
+import simplicit.torch as st  # noqa: E402
+
+
+def shape(*sizes):
+    return dict(zip(("channels", "height", "width"), sizes, strict=True))
+
+
+def file(entries, tensors):
+    """Bytes as docs/format.md has them, as far as tap blocks go."""
+    header, data = {"__metadata__": {"taps": json.dumps(entries)}}, b""
+    names = {"float32": "F32", "uint16": "U16", "int32": "I32"}
+    for name, values in tensors.items():
+        start = len(data)
+        data += values.tobytes()
+        header[name] = {"dtype": names[values.dtype.name], "shape": [len(values)], "data_offsets": [start, len(data)]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [((3, 3), 1, 1), ((3, 2), 2, 0), ((1, 1), 2, 0), ((2, 3), 1, 2)])
+def test_a_convolution_unrolled(kernel, stride, padding):
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=(4, 3, *kernel)).astype(np.float32) * (rng.uniform(size=(4, 3, *kernel)) < 0.6)
+    x = rng.normal(size=(2, 3, 7, 8)).astype(np.float32)
+    y = F.conv2d(torch.from_numpy(x), torch.from_numpy(weight), stride=stride, padding=padding).numpy()
+    sparse = scipy.sparse.csr_array(weight.reshape(4, -1))
+    entry = {
+        "letter": "A", "target": {"layer": 0}, "source": {"layer": 1}, "maps": [], "kernel": list(kernel),
+        "stride": [stride] * 2, "padding": [padding] * 4, "input": shape(3, 7, 8), "output": shape(*y.shape[1:]),
+        "weights": "taps",
+    }  # fmt: skip
+    tensors = {"taps.0.indptr": sparse.indptr.astype(np.uint16), "taps.0.indices": sparse.indices, "taps.0.data": sparse.data}
+    (block,) = taps.read(file([entry], tensors))
+    assert (block.target, block.source, block.letter) == (0, 1, "A")
+    matrix = block.unrolled()
+    np.testing.assert_allclose((matrix @ x.reshape(2, -1).T).T.reshape(y.shape), y, atol=1e-4)
+    assert matrix.nnz <= block.multiply_adds()
+
+
+def test_poolings_and_residual_sums_unrolled():
+    x = torch.randn(2, 3, 6, 6)
+    residual = {
+        "letter": "A", "target": {"layer": 0}, "source": {"layer": 1}, "maps": [], "kernel": [1, 1], "stride": [1, 1],
+        "padding": [0] * 4, "input": shape(3, 6, 6), "output": shape(3, 6, 6), "weights": "diagonal",
+    }  # fmt: skip
+    window = {"kernel": [3, 3], "stride": [2, 2], "padding": [1] * 4}
+    pooled = {
+        **residual, "letter": "C", "target": "output", "source": "input", "weights": "identity",
+        "maps": [{"average_pool": {"input": shape(3, 6, 6), "window": window, "count_padding": False}}],
+        "input": shape(3, 3, 3), "output": shape(3, 3, 3),
+    }  # fmt: skip
+    classifier = {**pooled, "maps": [{"global_average": {"input": shape(3, 6, 6)}}], "input": shape(3, 1, 1), "output": shape(3, 1, 1)}
+    factors = np.array([1, 2, 4], np.float32)
+    blocks = taps.read(file([residual, pooled, classifier], {"taps.0.data": factors}))
+    flat = x.flatten(1).numpy().T
+    np.testing.assert_allclose(blocks[0].unrolled() @ flat, (x * torch.from_numpy(factors)[:, None, None]).flatten(1).numpy().T)
+    expected = F.avg_pool2d(x, 3, 2, 1, count_include_pad=False).flatten(1).numpy().T
+    np.testing.assert_allclose(blocks[1].unrolled() @ flat, expected, atol=1e-6)
+    np.testing.assert_allclose(blocks[2].unrolled() @ flat, x.mean((2, 3)).numpy().T, atol=1e-6)
+    assert blocks[1].target is None and blocks[1].source is None
+
+
+class Small(nn.Module):
+    """A residual block with batch norm, a shortcut and a classifier behind a global average."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.one = nn.Conv2d(4, 6, 3, 2, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(6)
+        self.two = nn.Conv2d(6, 6, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(6)
+        self.shortcut = nn.Sequential(nn.Conv2d(4, 6, 1, 2, bias=False), nn.BatchNorm2d(6))
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.stem(x)))
+        out = self.norm2(self.two(F.relu(self.norm1(self.one(x)))))
+        return self.linear(F.adaptive_avg_pool2d(F.relu(out + self.shortcut(x)), 1).flatten(1))
+
+
+def test_compress_a_convolutional_module():
+    torch.manual_seed(0)
+    module = Small()
+    for m in module.modules():
+        if isinstance(m, nn.BatchNorm2d):
+            m.running_mean.normal_(std=0.2)
+            m.running_var.uniform_(0.5, 1.5)
+            nn.init.uniform_(m.weight, 0.5, 1.5)
+            nn.init.normal_(m.bias, std=0.2)
+    module.eval()
+    loader = [torch.randn(100, 2, 8, 8) for _ in range(4)]
+    u = torch.cat(loader)
+    try:
+        model = st.compress(module, loader, target_sparsity=0.4)
+    except simplicit.UnsupportedError as refused:
+        pytest.skip(str(refused))
+    sparse = st.compress(module, loader, target_sparsity=0.4, as_module=True)
+    with torch.no_grad():
+        expected, y = torch.from_numpy(model.predict(u.numpy())), module(u)
+        np.testing.assert_allclose(sparse(u), expected, atol=1e-4 * float(y.abs().max()))
+        assert (sparse(u) - y).norm() < 0.5 * y.norm()
+    kept = sum(int(m.weight.count_nonzero()) for m in sparse.modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
+    counted = sum(block.taps.nnz for block in model.taps if block.taps is not None)
+    assert kept == counted + sum(model._stored(k).nnz for k in "ABCD")
+    # Every letter unrolled is the model's own sum.
+    z, x, _ = model.equilibrium(u.numpy())
+    bias = np.concatenate([np.repeat(b, s) for b, s in biases(model)])
+    got = x @ model.unrolled("A").T + u.flatten(1).numpy() @ model.unrolled("B").T + bias
+    np.testing.assert_allclose(got, z, atol=1e-3)
+    with pytest.raises(simplicit.SettingError, match="max_nonzeros"):
+        model.unrolled("A", max_nonzeros=10)
+    with pytest.raises(simplicit.UnsupportedError, match="unrolled"):
+        model.A  # noqa: B018
+
+
+def biases(model):
+    """Every entry of b with the number of units that have it."""
+    at = 0
+    for layer in model.layout:
+        rows = layer["map"]["channels"] if layer.get("map") else layer["size"]
+        for b in model.b[at : at + rows]:
+            yield b, layer["size"] // rows
+        at += rows
