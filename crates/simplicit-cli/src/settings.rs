@@ -16,6 +16,9 @@ use crate::exit::not_yet;
 /// Default κ where one is needed.
 pub(crate) const KAPPA: f64 = 0.99;
 
+/// Rounds of the refit in the output metric.
+pub(crate) const OUTPUT_REFIT: usize = 4;
+
 /// Strengths where neither a strength nor a target is given: in unit-RMS coordinates, and in raw units as in the paper.
 struct Strengths {
     beta: f64,
@@ -126,6 +129,7 @@ pub(crate) struct Effective {
     pub(crate) rounds: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refit: Option<Switch>,
+    pub(crate) output_refit: usize,
     pub(crate) cascade: Switch,
     pub(crate) output_aware: Switch,
     pub(crate) bias: Switch,
@@ -204,6 +208,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         normalize: normalise.into(),
         rounds: convex.then_some(args.rounds.unwrap_or(if paper { 1 } else { 3 })),
         refit: convex.then_some(args.refit.unwrap_or((!paper).into())),
+        output_refit: args.output_refit.unwrap_or(if paper { 0 } else { OUTPUT_REFIT }),
         cascade: args.cascade.unwrap_or((!paper).into()),
         output_aware: output_aware.into(),
         bias: args.bias.unwrap_or(Switch::Off),
@@ -293,6 +298,7 @@ impl Effective {
             normalise: self.normalize.is_on(),
             rounds: self.rounds.unwrap_or(1),
             refit: self.refit.is_none_or(Switch::is_on),
+            output_refit: self.output_refit,
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),
             ..TrainSettings::default()

@@ -164,6 +164,7 @@ fn settings() -> Effective {
         normalize: Switch::On,
         rounds: None,
         refit: None,
+        output_refit: crate::settings::OUTPUT_REFIT,
         cascade: Switch::On,
         output_aware: Switch::On,
         bias: Switch::Off,

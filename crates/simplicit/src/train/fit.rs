@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::keep::{self, Keep};
 use super::plan::{Group, Plan};
-use super::{Objective, Progress, Run, TrainInput, TrainSettings, metadata};
+use super::{Objective, OutputRefit, Progress, Run, TrainInput, TrainSettings, metadata};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::layout::Layout;
 use crate::linalg::{Csr, Matrix, toward_zero};
@@ -34,8 +34,11 @@ pub struct RowReport {
     pub relative_gap: Option<f64>,
     /// That solve ended at a limit.
     pub at_limit: bool,
-    /// ‖z − Ũᵀw‖ / ‖z‖ with the stored weights, on the features they were fitted to.
+    /// ‖z − Ũᵀw‖ / ‖z‖ with the stored weights: on the features they were fitted to, or after a refit in the output
+    /// metric at the model's own states.
     pub relative_residual: f64,
+    /// Root mean square of the target z.
+    pub target_rms: f64,
     /// (value − bound)/value of a cardinality row against its perspective lower bound.
     pub bound_distance: Option<f64>,
 }
@@ -45,6 +48,7 @@ pub(super) struct Fitted {
     pub(super) model: ImplicitModel,
     pub(super) rows: Vec<RowReport>,
     pub(super) training_error: f64,
+    pub(super) output_refit: Option<OutputRefit>,
 }
 
 /// What stays the same from strength to strength.
@@ -55,6 +59,8 @@ pub(super) struct Workshop {
     plan: Plan,
     /// Statistics of groups that read no state of the model, by key.
     kept: BTreeMap<String, Statistics>,
+    /// Of the inputs and the constant against all rows: what every group shares, whatever the model.
+    inputs: Option<Statistics>,
 }
 
 /// One stored row: columns of M (the constant last) with their values.
@@ -63,26 +69,32 @@ struct Row {
     entries: Vec<(usize, f32)>,
 }
 
+/// The connections that the settings allow.
+pub(super) fn mask(input: &TrainInput, settings: &TrainSettings) -> Result<Mask> {
+    let shape = input.source.shape();
+    let layout = input.source.layout();
+    let known = input.source.layers_are_known();
+    let pattern = match input.baseline {
+        Some(baseline) => Some(pattern(baseline)),
+        None => known.then(|| layered(layout, shape)),
+    };
+    if matches!(settings.connectivity, Connectivity::Feedforward) && !known {
+        return Err(Error::setting(
+            "connectivity",
+            "full, no-self-loop or mask for states whose layers are not known",
+            "feedforward",
+        ));
+    }
+    settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())
+}
+
 impl Workshop {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings) -> Result<Self> {
         let shape = input.source.shape();
-        let layout = input.source.layout();
-        let known = input.source.layers_are_known();
-        let pattern = match input.baseline {
-            Some(baseline) => Some(pattern(baseline)),
-            None => known.then(|| layered(layout, shape)),
-        };
-        if matches!(settings.connectivity, Connectivity::Feedforward) && !known {
-            return Err(Error::setting(
-                "connectivity",
-                "full, no-self-loop or mask for states whose layers are not known",
-                "feedforward",
-            ));
-        }
-        let mask = settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())?;
+        let mask = mask(input, settings)?;
         let constant = constants(input, settings);
-        let plan = Plan::new(layout, shape, &mask, &constant);
-        Ok(Self { shape, mask, constant, plan, kept: BTreeMap::new() })
+        let plan = Plan::new(input.source.layout(), shape, &mask, &constant);
+        Ok(Self { shape, mask, constant, plan, kept: BTreeMap::new(), inputs: None })
     }
 }
 
@@ -171,7 +183,7 @@ pub(super) fn fit(
     let model = built.model(shape, input, settings)?;
     let training_error = built.output_error(shape);
     let rows = built.reports.into_iter().flatten().map(|(report, _)| report).collect();
-    Ok(Fitted { model, rows, training_error })
+    Ok(Fitted { model, rows, training_error, output_refit: None })
 }
 
 /// The model a search settled on, with the bounds of its cardinality rows.
@@ -256,7 +268,7 @@ fn fit_group(
     let key = format!("{} {}", if own_states { key } else { "baseline" }, group.name);
     let statistics = match workshop.kept.remove(&key) {
         Some(statistics) => statistics,
-        None => gather(input, settings, workshop.shape, group, built, own_states, &key, run)?,
+        None => gather(workshop, input, settings, group, built, own_states, &key, run)?,
     };
     let design = Design::new(&statistics)?;
     let problems = problems(workshop, input, settings, strength, group, &design)?;
@@ -283,6 +295,7 @@ fn fit_group(
             relative_gap: row.relative_gap,
             at_limit: row.at_limit,
             relative_residual: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
+            target_rms: design.target_rms(k),
             bound_distance: row.bound_distance,
         };
         built.reports[i] = Some((report, (residual, energy)));
@@ -294,24 +307,35 @@ fn fit_group(
     Ok(())
 }
 
-/// One pass over the samples for a group: its columns of [X; U; 1] against its rows of [Z; Y].
+/// The statistics of a group: its columns of [X; U; 1] against its rows of [Z; Y]. One pass over the samples for the
+/// states alone, since inputs and targets are the same for every model.
 #[allow(clippy::too_many_arguments)]
 fn gather(
+    workshop: &mut Workshop,
     input: &TrainInput,
     settings: &TrainSettings,
-    shape: StateShape,
     group: &Group,
     built: &Build,
     own_states: bool,
     key: &str,
     run: &mut Run,
 ) -> Result<Statistics> {
-    let (d, r) = (group.columns.len(), group.rows.len());
-    let key = format!("{key} statistics");
-    if let Some(bytes) = run.keep.get(&key)?
-        && let Some(statistics) = Statistics::from_bytes(&bytes, d, r)
-    {
-        return Ok(statistics);
+    let shape = workshop.shape;
+    let n = shape.states;
+    let inputs = match workshop.inputs.take() {
+        Some(inputs) => inputs,
+        None => {
+            let (columns, rows): (Vec<usize>, Vec<usize>) =
+                ((n..=n + shape.inputs).collect(), (0..n + shape.outputs).collect());
+            pass(input, shape, &columns, &rows, &[], None, "inputs", "inputs statistics", run)?
+        }
+    };
+    let split = group.columns.partition_point(|&j| j < n);
+    let (states, rest) = group.columns.split_at(split);
+    let fixed = inputs.part(&rest.iter().map(|j| j - n).collect::<Vec<_>>(), &group.rows);
+    workshop.inputs = Some(inputs);
+    if states.is_empty() {
+        return Ok(fixed);
     }
     let equilibrium = if own_states {
         let model = built.model(shape, input, settings)?;
@@ -319,6 +343,30 @@ fn gather(
     } else {
         None
     };
+    let key = format!("{key} statistics");
+    pass(input, shape, states, &group.rows, rest, equilibrium.as_ref(), &group.name, &key, run)?.followed_by(&fixed)
+}
+
+/// One pass over the samples: columns of [X; U; 1] against other columns and then rows of [Z; Y]; X is the model's own
+/// where an equilibrium is given.
+#[allow(clippy::too_many_arguments)]
+fn pass(
+    input: &TrainInput,
+    shape: StateShape,
+    columns: &[usize],
+    rows: &[usize],
+    beside: &[usize],
+    equilibrium: Option<&Equilibrium>,
+    name: &str,
+    key: &str,
+    run: &mut Run,
+) -> Result<Statistics> {
+    let (d, r) = (columns.len(), beside.len() + rows.len());
+    if let Some(bytes) = run.keep.get(key)?
+        && let Some(statistics) = Statistics::from_bytes(&bytes, d, r)
+    {
+        return Ok(statistics);
+    }
     let n = shape.states;
     let total = input.source.samples();
     let statistics = Statistics::stream(
@@ -327,23 +375,24 @@ fn gather(
         run.cancel,
         |range| {
             let block = input.source.block(range)?;
-            let own = equilibrium.as_ref().map(|e| e.states(&block.u.cast())).transpose()?;
+            let own = equilibrium.map(|e| e.states(&block.u.cast())).transpose()?;
             let x = own.as_ref().map_or(&block.x, |own| &own.x);
             let pick = |i: usize, j: usize| match j {
                 j if j < n => x[(i, j)],
                 j if j < n + shape.inputs => block.u[(i, j - n)],
                 _ => 1.0,
             };
-            let features = Matrix::from_fn(block.samples(), d, |i, c| pick(i, group.columns[c]));
-            let targets = Matrix::from_fn(block.samples(), r, |i, k| match group.rows[k] {
-                row if row < n => block.z[(i, row)],
-                row => block.y[(i, row - n)],
+            let features = Matrix::from_fn(block.samples(), d, |i, c| pick(i, columns[c]));
+            let targets = Matrix::from_fn(block.samples(), r, |i, k| match k.checked_sub(beside.len()) {
+                None => pick(i, beside[k]),
+                Some(k) if rows[k] < n => block.z[(i, rows[k])],
+                Some(k) => block.y[(i, rows[k] - n)],
             });
             Ok((features, targets))
         },
-        |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total }),
+        |done| (run.progress)(Progress::Samples { group: name.to_string(), done, total }),
     )?;
-    run.keep.put(&key, &statistics.to_bytes())?;
+    run.keep.put(key, &statistics.to_bytes())?;
     Ok(statistics)
 }
 
