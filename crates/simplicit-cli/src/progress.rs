@@ -93,6 +93,7 @@ impl<'a> Watcher<'a> {
             Progress::Model { strength, sparsity } => {
                 (format!("{:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
             }
+            Progress::OutputRefit { round, rounds, .. } => ("refit in the output metric".to_string(), *round, *rounds),
         };
         self.set(&message, done, total);
     }
@@ -123,6 +124,9 @@ fn line(progress: &Progress) -> serde_json::Value {
         }
         Progress::Model { strength, sparsity } => {
             json!({ "event": "model", "strength": strength, "sparsity": sparsity })
+        }
+        Progress::OutputRefit { round, rounds, objective } => {
+            json!({ "event": "output-refit", "done": round, "total": rounds, "objective": objective })
         }
     }
 }

@@ -43,6 +43,9 @@ pub(crate) struct Results {
     pub(crate) training_error: Option<f64>,
     /// Largest (value − bound)/value of a cardinality row against its certified lower bound.
     pub(crate) max_bound_distance: Option<f64>,
+    /// What the refit in the output metric minimises, at its start and at its end.
+    pub(crate) output_refit_before: Option<f64>,
+    pub(crate) output_refit_after: Option<f64>,
     /// Milliseconds per 1,000 samples.
     pub(crate) milliseconds: Option<f64>,
     pub(crate) baseline_milliseconds: Option<f64>,
@@ -61,6 +64,9 @@ pub(crate) struct RowDetails {
     relative_gap: Option<f64>,
     at_limit: bool,
     relative_residual: Option<f64>,
+    /// Absent in files of earlier versions.
+    #[serde(default)]
+    target_rms: f64,
     bound_distance: Option<f64>,
 }
 
@@ -72,6 +78,7 @@ impl From<&RowReport> for RowDetails {
             relative_gap: row.relative_gap,
             at_limit: row.at_limit,
             relative_residual: Some(row.relative_residual).filter(|r| r.is_finite()),
+            target_rms: row.target_rms,
             bound_distance: row.bound_distance,
         }
     }
@@ -85,6 +92,7 @@ impl From<RowDetails> for RowReport {
             relative_gap: row.relative_gap,
             at_limit: row.at_limit,
             relative_residual: row.relative_residual.unwrap_or(f64::INFINITY),
+            target_rms: row.target_rms,
             bound_distance: row.bound_distance,
         }
     }
@@ -122,6 +130,8 @@ impl Results {
         self.strength = Some(report.strength);
         self.training_error = Some(report.training_error);
         self.max_bound_distance = report.rows.iter().filter_map(|r| r.bound_distance).reduce(f64::max);
+        self.output_refit_before = report.output_refit.map(|r| r.before);
+        self.output_refit_after = report.output_refit.map(|r| r.after);
         self.agreement = report.agreement;
         self.row_details = report.rows.iter().map(RowDetails::from).collect();
     }

@@ -17,6 +17,9 @@ use crate::exit::not_yet;
 /// Default κ where one is needed.
 pub(crate) const KAPPA: f64 = 0.99;
 
+/// Rounds of the refit in the output metric.
+pub(crate) const OUTPUT_REFIT: usize = 4;
+
 /// Strengths where neither a strength nor a target is given: in unit-RMS coordinates, and in raw units as in the paper.
 struct Strengths {
     beta: f64,
@@ -143,6 +146,7 @@ pub(crate) struct Effective {
     pub(crate) rounds: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refit: Option<Switch>,
+    pub(crate) output_refit: usize,
     pub(crate) cascade: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) robust: Option<usize>,
@@ -222,6 +226,11 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     }
     let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
     let usual = TrainSettings::default();
+    // Shared weights have no such refit yet, and it knows nothing of certificates.
+    let unfit = paper || facts.maps || args.robust.is_some();
+    if facts.maps && args.output_refit.is_some_and(|n| n > 0) {
+        return Err(not_yet("--output-refit for networks with convolutions"));
+    }
     let (beta, alpha, mu) = strengths(args, penalty, normalise, paper)?;
     Ok(Effective {
         samples: args.selection.samples,
@@ -243,6 +252,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         normalize: normalise.into(),
         rounds: convex.then_some(args.rounds.unwrap_or(if paper { 1 } else { 3 })),
         refit: convex.then_some(args.refit.unwrap_or((!paper).into())),
+        output_refit: args.output_refit.unwrap_or(if unfit { 0 } else { OUTPUT_REFIT }),
         cascade: args.cascade.unwrap_or((!paper).into()),
         robust: args.robust,
         positions: facts.maps.then_some(args.positions.unwrap_or(usual.positions)),
@@ -335,6 +345,7 @@ impl Effective {
             normalise: self.normalize.is_on(),
             rounds: self.rounds.unwrap_or(1),
             refit: self.refit.is_none_or(Switch::is_on),
+            output_refit: self.output_refit,
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),
             robust_rounds: self.robust.unwrap_or(0),

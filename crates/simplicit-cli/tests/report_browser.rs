@@ -176,6 +176,7 @@ fn cyclic_report() -> String {
             relative_gap: Some(if k == 3 { 0.0 } else { 10f64.powi(-(k as i32)) }),
             at_limit: k == 0,
             relative_residual: 0.01 * (k + 1) as f64,
+            target_rms: 1.0,
             bound_distance: Some(0.2),
         })
         .collect();

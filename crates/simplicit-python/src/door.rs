@@ -84,5 +84,8 @@ fn words(event: Event) -> (String, usize, usize) {
         Event::Training(Progress::Model { strength, sparsity }) => {
             (format!("{:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
         }
+        Event::Training(Progress::OutputRefit { round, rounds, .. }) => {
+            ("refit in the output metric".to_string(), round, rounds)
+        }
     }
 }

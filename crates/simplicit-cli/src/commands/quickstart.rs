@@ -167,6 +167,7 @@ fn settings() -> Effective {
         normalize: Switch::On,
         rounds: None,
         refit: None,
+        output_refit: crate::settings::OUTPUT_REFIT,
         cascade: Switch::On,
         robust: None,
         output_aware: Switch::On,

@@ -34,7 +34,7 @@ const HELP: &str = "\
 Defaults: penalty cardinality with --mu 2e-6 (l1: --beta 3e-4; perspective: --alpha 1.5e-3
 --break 0.1; elastic-net: --beta 3e-4 --alpha 1e-4; ridge: --alpha 1.5e-3; with --normalize off
 all 1e-3), relaxed matching, lambda1 = lambda2 = 1, normalize on, 3 rounds and a refit for convex
-penalties, cascade on, output-aware on for ONNX networks. Connectivity: baseline for --network,
+penalties, 4 rounds of output refit, cascade on, output-aware on for ONNX networks. Connectivity: baseline for --network,
 full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere.
 
 What was decided for you is written beside the output, model.safetensors having
@@ -141,6 +141,9 @@ pub(crate) struct TrainArgs {
     /// Least squares on the chosen weights at the end [default: on]
     #[arg(long, help_heading = "The method")]
     pub(crate) refit: Option<Switch>,
+    /// Rounds of least squares over all non-zeros together, on what the output makes of them; 0 is none [default: 4]
+    #[arg(long, value_name = "N", help_heading = "The method")]
+    pub(crate) output_refit: Option<usize>,
     /// Later rows see the states of the model built so far [default: on]
     #[arg(long, help_heading = "The method")]
     pub(crate) cascade: Option<Switch>,

@@ -33,6 +33,11 @@ impl<'a, T> View<'a, T> {
     pub fn t(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
+
+    /// Whether there is no entry: a product with it adds nothing.
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0 || self.cols == 0
+    }
 }
 
 impl<T: Scalar> Matrix<T> {

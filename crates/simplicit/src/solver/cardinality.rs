@@ -194,7 +194,8 @@ pub fn cardinality_bound(
             let alpha = problem.fit * rms * rms * settings.ridge;
             let omega = |j: usize| level * problem.weights.as_ref().map_or(1.0, |w| w[j]);
             RowProblem {
-                units: Units::Rms { factor: (alpha / level).sqrt() / rms },
+                // A target that is always zero has the zero row, in any units.
+                units: Units::Rms { factor: ((alpha / level).sqrt() / rms).max(f64::MIN_POSITIVE) },
                 weights: Some((0..design.features()).map(omega).collect()),
                 start: None,
                 ..problem.clone()

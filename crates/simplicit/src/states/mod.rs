@@ -68,6 +68,10 @@ pub trait StateSource: Sync {
     fn layers_are_known(&self) -> bool {
         true
     }
+    /// The samples below and the model whose states stand in the place of theirs, where training goes in stages.
+    fn stage(&self) -> Option<(&dyn StateSource, &crate::model::ImplicitModel)> {
+        None
+    }
     /// Non-zero parameters of the baseline, where the source knows them.
     fn baseline_nonzeros(&self) -> Option<u64> {
         None

@@ -97,6 +97,39 @@ impl Statistics {
         Ok(self)
     }
 
+    /// Of some of the features and some of the targets, in the order given.
+    pub fn part(&self, features: &[usize], targets: &[usize]) -> Self {
+        Self {
+            samples: self.samples,
+            gram: Matrix::from_fn(features.len(), features.len(), |i, j| self.gram[(features[i], features[j])]),
+            cross: Matrix::from_fn(targets.len(), features.len(), |k, j| self.cross[(targets[k], features[j])]),
+            energy: targets.iter().map(|&k| self.energy[k]).collect(),
+        }
+    }
+
+    /// Of the features of `self` followed by those of `fixed`, with the targets of `fixed`: the targets of `self` are
+    /// the features and then the targets of `fixed`, on the same samples. What two designs share is computed once.
+    pub fn followed_by(&self, fixed: &Self) -> Result<Self> {
+        let (first, second, targets) = (self.features(), fixed.features(), fixed.targets());
+        if self.targets() != second + targets || self.samples != fixed.samples {
+            return Err(Error::shape(
+                "statistics to join",
+                format!("{} targets of {} samples", second + targets, fixed.samples),
+                format!("{} targets of {} samples", self.targets(), self.samples),
+            ));
+        }
+        let gram = Matrix::from_fn(first + second, first + second, |i, j| match (i < first, j < first) {
+            (true, true) => self.gram[(i, j)],
+            (true, false) => self.cross[(j - first, i)],
+            (false, true) => self.cross[(i - first, j)],
+            (false, false) => fixed.gram[(i - first, j - first)],
+        });
+        let cross = Matrix::from_fn(targets, first + second, |k, j| {
+            if j < first { self.cross[(second + k, j)] } else { fixed.cross[(k, j - first)] }
+        });
+        Ok(Self { samples: self.samples, gram, cross, energy: fixed.energy.clone() })
+    }
+
     /// Streams `samples` samples in blocks. `read` returns features and targets of a range of samples; it is called
     /// from several threads.
     pub fn stream(
@@ -324,6 +357,26 @@ mod tests {
         let whole = of(0..4 * BLOCK);
         let halves = of(0..2 * BLOCK).merge(&of(2 * BLOCK..4 * BLOCK)).unwrap();
         assert_eq!(whole, halves);
+    }
+
+    #[test]
+    fn statistics_in_two_parts_are_those_of_the_whole() {
+        let (f, t) = data(300);
+        let columns = |m: &Matrix, range: std::ops::Range<usize>| {
+            Matrix::from_fn(m.rows(), range.len(), |i, j| m[(i, range.start + j)])
+        };
+        let whole = Statistics::of(&f, &t).unwrap();
+        let (head, tail) = (columns(&f, 0..2), columns(&f, 2..7));
+        let fixed = Statistics::of(&tail, &t).unwrap();
+        let joined = Statistics::of(&head, &beside(&[&tail, &t])).unwrap().followed_by(&fixed).unwrap();
+        assert_eq!(joined.energy, whole.energy);
+        let pairs = joined.gram.as_slice().iter().zip(whole.gram.as_slice());
+        for (a, b) in pairs.chain(joined.cross.as_slice().iter().zip(whole.cross.as_slice())) {
+            assert!((a - b).abs() < 1e-10);
+        }
+        let part = whole.part(&[6, 1], &[2]);
+        assert_eq!((part.gram[(0, 1)], part.cross[(0, 1)]), (whole.gram[(6, 1)], whole.cross[(2, 1)]));
+        assert!(fixed.followed_by(&whole).is_err());
     }
 
     #[test]

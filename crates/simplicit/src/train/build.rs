@@ -21,8 +21,11 @@ pub struct RowReport {
     pub relative_gap: Option<f64>,
     /// That solve ended at a limit.
     pub at_limit: bool,
-    /// ‖z − Ũᵀw‖ / ‖z‖ with the stored weights, on the features they were fitted to.
+    /// ‖z − Ũᵀw‖ / ‖z‖ with the stored weights: on the features they were fitted to, or after a refit in the output
+    /// metric at the model's own states.
     pub relative_residual: f64,
+    /// Root mean square of the target z.
+    pub target_rms: f64,
     /// (value − bound)/value of a cardinality row against its perspective lower bound.
     pub bound_distance: Option<f64>,
 }

@@ -4,16 +4,16 @@
 //! ([`StatisticsTask`]), and a block of rows over those statistics ([`RowsTask`]). A [`Delegate`] runs them wherever it
 //! likes, as often as it likes: a lost result is computed again and is the same.
 
-use super::TrainSettings;
-use super::plan::{Group, Place};
 use super::solve::{ROW_EXTRAS, solve_block};
+use super::stages::OwnStates;
+use super::{TrainInput, TrainSettings};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::linalg::Matrix;
-use crate::model::{ImplicitModel, Target};
+use crate::model::ImplicitModel;
 use crate::parallel::{Cancel, Threads};
 use crate::problem::{Ball, RowProblem, Units};
 use crate::solver::Design;
-use crate::states::{StateMap, StateShape, StateSource};
+use crate::states::{StateMap, StateSource};
 use crate::statistics::Statistics;
 use crate::{Error, Result};
 
@@ -30,26 +30,31 @@ pub trait Delegate: Sync {
     ) -> Result<()>;
 }
 
-/// Which statistics: some columns of [X; U; 1] against some rows of [Z; Y], at the baseline's states or at a model's own.
+/// Which statistics: some columns of [X; U; 1] against others and then some rows of [Z; Y], at the baseline's states or
+/// at a model's own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StatisticsTask {
     pub(super) rows: Vec<usize>,
     pub(super) columns: Vec<usize>,
+    /// Columns that stand before the rows among the targets.
+    pub(super) beside: Vec<usize>,
+    /// The model of the stage before, whose states stand in the place of the samples' own.
+    pub(super) stage: Option<ImplicitModel>,
+    /// The model whose states are the features.
     pub(super) model: Option<ImplicitModel>,
     pub(super) samples: usize,
 }
 
 impl StatisticsTask {
-    /// For a group without shared weights.
-    pub(super) fn new(group: &Group, model: Option<ImplicitModel>, shape: StateShape, samples: usize) -> Self {
-        let first = group.first_unit + if group.target == Some(Target::Output) { shape.states } else { 0 };
-        let column = |place: Place| match place {
-            Place::Column(j) => Some(j),
-            Place::Constant => Some(shape.states + shape.inputs),
-            Place::Tap { .. } => None,
-        };
-        let columns = group.places().into_iter().filter_map(column).collect();
-        Self { rows: (first..first + group.rows.len()).collect(), columns, model, samples }
+    pub(super) fn new(
+        input: &TrainInput,
+        rows: Vec<usize>,
+        columns: Vec<usize>,
+        beside: Vec<usize>,
+        model: Option<ImplicitModel>,
+    ) -> Self {
+        let stage = input.source.stage().map(|(_, model)| model.clone());
+        Self { rows, columns, beside, stage, model, samples: input.source.samples() }
     }
 
     /// Over the first so many samples of the run; others are held out.
@@ -59,7 +64,7 @@ impl StatisticsTask {
 
     /// Features d and targets r of the result.
     pub fn shape(&self) -> (usize, usize) {
-        (self.columns.len(), self.rows.len())
+        (self.columns.len(), self.beside.len() + self.rows.len())
     }
 
     /// Over all samples of `source`, which may be a shard of [`BLOCK`](crate::statistics::BLOCK)·2ᵏ samples: shards are
@@ -71,17 +76,16 @@ impl StatisticsTask {
         cancel: &Cancel,
         progress: impl FnMut(usize),
     ) -> Result<Statistics> {
+        let stage = self.stage.as_ref().map(equilibrium).transpose()?;
+        let staged = stage.as_ref().zip(self.stage.as_ref()).map(|(e, model)| OwnStates::new(source, model, e));
+        let source = staged.as_ref().map_or(source, |s| s as &dyn StateSource);
         let shape = source.shape();
         let (n, constant) = (shape.states, shape.states + shape.inputs);
-        let equilibrium = match &self.model {
-            Some(model) => {
-                let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
-                Some(Equilibrium::new(model, settings)?)
-            }
-            None => None,
-        };
+        let features_of = self.model.as_ref().map(equilibrium).transpose()?;
         // Tasks come from other processes too: nothing in them is trusted.
-        if self.rows.iter().any(|&i| i >= n + shape.outputs) || self.columns.iter().any(|&j| j > constant) {
+        if self.rows.iter().any(|&i| i >= n + shape.outputs)
+            || self.columns.iter().chain(&self.beside).any(|&j| j > constant)
+        {
             return Err(Error::shape("statistics task", format!("rows and columns of {shape:?}"), "others"));
         }
         let (d, r) = self.shape();
@@ -91,7 +95,7 @@ impl StatisticsTask {
             cancel,
             |range| {
                 let block = source.block(range)?;
-                let own = equilibrium.as_ref().map(|e| e.states(&block.u.cast())).transpose()?;
+                let own = features_of.as_ref().map(|e| e.states(&block.u.cast())).transpose()?;
                 let x = own.as_ref().map_or(&block.x, |own| &own.x);
                 let pick = |i: usize, j: usize| match j {
                     j if j < n => x[(i, j)],
@@ -99,9 +103,10 @@ impl StatisticsTask {
                     _ => 1.0,
                 };
                 let features = Matrix::from_fn(block.samples(), d, |i, c| pick(i, self.columns[c]));
-                let targets = Matrix::from_fn(block.samples(), r, |i, k| match self.rows[k] {
-                    row if row < n => block.z[(i, row)],
-                    row => block.y[(i, row - n)],
+                let targets = Matrix::from_fn(block.samples(), r, |i, k| match k.checked_sub(self.beside.len()) {
+                    None => pick(i, self.beside[k]),
+                    Some(k) if self.rows[k] < n => block.z[(i, self.rows[k])],
+                    Some(k) => block.y[(i, self.rows[k] - n)],
                 });
                 Ok((features, targets))
             },
@@ -111,12 +116,11 @@ impl StatisticsTask {
 
     /// For the journey.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let lengths = [self.samples, self.rows.len(), self.columns.len()];
-        let numbers = lengths.iter().chain(&self.rows).chain(&self.columns);
+        let models = [&self.stage, &self.model].map(|m| m.as_ref().map_or(Vec::new(), ImplicitModel::to_bytes));
+        let lengths = [self.samples, self.rows.len(), self.columns.len(), self.beside.len(), models[0].len()];
+        let numbers = lengths.iter().chain(&self.rows).chain(&self.columns).chain(&self.beside);
         let mut out: Vec<u8> = numbers.flat_map(|v| (*v as u64).to_le_bytes()).collect();
-        if let Some(model) = &self.model {
-            out.extend(model.to_bytes());
-        }
+        out.extend(models.concat());
         out
     }
 
@@ -124,16 +128,25 @@ impl StatisticsTask {
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = || Error::shape("statistics task", "what to_bytes wrote", format!("{} other bytes", bytes.len()));
         let (numbers, _) = bytes.as_chunks::<8>();
-        let number = |k: usize| numbers.get(k).and_then(|c| usize::try_from(u64::from_le_bytes(*c)).ok());
-        let (rows, columns) = number(1).zip(number(2)).ok_or_else(bad)?;
-        let end = rows.checked_add(columns).and_then(|v| v.checked_add(3)).filter(|end| *end <= numbers.len());
-        let end = end.ok_or_else(bad)?;
-        let list = |range: std::ops::Range<usize>| range.map(number).collect::<Option<Vec<usize>>>().ok_or_else(bad);
-        let rest = &bytes[8 * end..];
-        let model = if rest.is_empty() { None } else { Some(ImplicitModel::from_bytes(rest, "statistics task")?) };
-        let samples = number(0).ok_or_else(bad)?;
-        Ok(Self { rows: list(3..3 + rows)?, columns: list(3 + rows..end)?, model, samples })
+        let mut read = numbers.iter();
+        let mut number = || read.next().and_then(|c| usize::try_from(u64::from_le_bytes(*c)).ok()).ok_or_else(bad);
+        let [samples, rows, columns, beside, stage] = [number()?, number()?, number()?, number()?, number()?];
+        let mut list = |length: usize| -> Result<Vec<usize>> {
+            if length > numbers.len() { Err(bad()) } else { (0..length).map(|_| number()).collect() }
+        };
+        let (rows, columns, beside) = (list(rows)?, list(columns)?, list(beside)?);
+        let rest = &bytes[8 * (5 + rows.len() + columns.len() + beside.len())..];
+        let (stage, model) = rest.split_at_checked(stage).ok_or_else(bad)?;
+        let read = |bytes: &[u8]| match bytes {
+            [] => Ok(None),
+            bytes => ImplicitModel::from_bytes(bytes, "statistics task").map(Some),
+        };
+        Ok(Self { rows, columns, beside, stage: read(stage)?, model: read(model)?, samples })
     }
+}
+
+fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
+    Equilibrium::new(model, EquilibriumSettings { threads: Threads::one(), ..Default::default() })
 }
 
 /// A block of row problems over one design.
@@ -344,7 +357,14 @@ mod tests {
 
     #[test]
     fn damaged_tasks_are_refused() {
-        let task = StatisticsTask { rows: vec![1, 2], columns: vec![0, 3], model: Some(states(10).0), samples: 9 };
+        let task = StatisticsTask {
+            rows: vec![1, 2],
+            columns: vec![0, 3],
+            beside: vec![4],
+            stage: Some(states(10).0),
+            model: Some(states(10).0),
+            samples: 9,
+        };
         let bytes = task.to_bytes();
         assert_eq!(StatisticsTask::from_bytes(&bytes).unwrap(), task);
         assert!(StatisticsTask::from_bytes(&bytes[..bytes.len() - 1]).is_err());

@@ -9,7 +9,7 @@ use super::gather::{self, Walks};
 use super::plan::{Group, Plan};
 use super::problems::{problems, reads_states};
 use super::solve::{bound, solve};
-use super::{Objective, Run, TrainInput, TrainSettings, layout};
+use super::{Objective, OutputRefit, Run, TrainInput, TrainSettings, layout};
 use crate::layout::Layout;
 use crate::linalg::{Matrix, toward_zero};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -28,8 +28,9 @@ pub(super) struct Fitted {
     pub(super) model: ImplicitModel,
     pub(super) rows: Vec<RowReport>,
     pub(super) training_error: f64,
+    pub(super) output_refit: Option<OutputRefit>,
     /// By the name of the group.
-    evidence: BTreeMap<String, Evidence>,
+    pub(super) evidence: BTreeMap<String, Evidence>,
 }
 
 /// What stays the same from strength to strength.
@@ -37,15 +38,39 @@ pub(super) struct Workshop {
     plan: Plan,
     /// Statistics of groups that read no state of the model, by key.
     kept: BTreeMap<String, Arc<Statistics>>,
+    /// Of the inputs and the constant against all rows: what every group shares, whatever the model.
+    inputs: Option<Arc<Statistics>>,
     /// What weights cost besides the penalty.
     pub(super) emphasis: Emphasis,
 }
 
+/// The connections that the settings allow between single units.
+pub(super) fn mask(input: &TrainInput, settings: &TrainSettings) -> Result<Mask> {
+    let shape = input.source.shape();
+    let layout = layout(input);
+    let known = input.source.layers_are_known();
+    if layout.rows() != layout.size() {
+        return Err(Error::unsupported(
+            "training from stored states of feature maps",
+            "give the network and its inputs, so that weights can be shared over positions",
+        ));
+    }
+    let pattern = match input.baseline {
+        Some(baseline) => baseline.without_taps().map(|b| pattern(&b)),
+        None => known.then(|| layered(layout, shape)),
+    };
+    if matches!(settings.connectivity, Connectivity::Feedforward) && !known {
+        return Err(Error::setting(
+            "connectivity",
+            "full, no-self-loop or mask for states whose layers are not known",
+            "feedforward",
+        ));
+    }
+    settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())
+}
+
 impl Workshop {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings) -> Result<Self> {
-        let shape = input.source.shape();
-        let layout = layout(input);
-        let known = input.source.layers_are_known();
         let constant = constants(input, settings);
         let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
         // Residual sums alone do not stand in the way of cycles.
@@ -55,29 +80,9 @@ impl Workshop {
                 require_no_residual_ball(baseline, settings)?;
                 Plan::taps(baseline, &settings.connectivity, settings.reach, &constant)?
             }
-            None => {
-                if layout.rows() != layout.size() {
-                    return Err(Error::unsupported(
-                        "training from stored states of feature maps",
-                        "give the network and its inputs, so that weights can be shared over positions",
-                    ));
-                }
-                let pattern = match input.baseline {
-                    Some(baseline) => baseline.without_taps().map(|b| pattern(&b)),
-                    None => known.then(|| layered(layout, shape)),
-                };
-                if matches!(settings.connectivity, Connectivity::Feedforward) && !known {
-                    return Err(Error::setting(
-                        "connectivity",
-                        "full, no-self-loop or mask for states whose layers are not known",
-                        "feedforward",
-                    ));
-                }
-                let mask = settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())?;
-                Plan::dense(layout, shape, &mask, &constant)
-            }
+            None => Plan::dense(layout(input), input.source.shape(), &mask(input, settings)?, &constant),
         };
-        Ok(Self { plan, kept: BTreeMap::new(), emphasis: Emphasis::default() })
+        Ok(Self { plan, kept: BTreeMap::new(), inputs: None, emphasis: Emphasis::default() })
     }
 
     /// Whether samples are positions, and a whole model costs a walk over all of them.
@@ -162,10 +167,10 @@ pub(super) fn fit(
     certify: bool,
     run: &mut Run,
 ) -> Result<Fitted> {
-    let Workshop { plan, kept, emphasis } = workshop;
+    let Workshop { plan, kept, inputs, emphasis } = workshop;
     emphasis.begin();
     let key = format!("strength {strength:e}{}", emphasis.tag());
-    let mut pass = Pass { plan, kept, emphasis, input, settings, strength, walks: None };
+    let mut pass = Pass { plan, kept, inputs, emphasis, input, settings, strength, walks: None };
     let mut built = Build::new(plan);
     let cyclic = plan.cyclic;
     // Without a group to gather for there is nothing to walk for.
@@ -196,7 +201,7 @@ pub(super) fn fit(
     let model = built.model(input, settings)?;
     let training_error = built.output_error();
     let rows = built.reports.into_iter().flatten().map(|(report, _)| report).collect();
-    let fitted = Fitted { model, rows, training_error, evidence: built.evidence };
+    let fitted = Fitted { model, rows, training_error, output_refit: None, evidence: built.evidence };
     if certify { certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 
@@ -230,6 +235,7 @@ pub(super) fn certified(
 struct Pass<'a> {
     plan: &'a Plan,
     kept: &'a mut BTreeMap<String, Arc<Statistics>>,
+    inputs: &'a mut Option<Arc<Statistics>>,
     emphasis: &'a mut Emphasis,
     input: &'a TrainInput<'a>,
     settings: &'a TrainSettings,
@@ -286,6 +292,7 @@ impl Pass<'_> {
                 relative_gap: row.relative_gap,
                 at_limit: row.at_limit,
                 relative_residual: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
+                target_rms: design.target_rms(k),
                 bound_distance: None,
             };
             built.reports[i] = Some((report, (residual, energy)));
@@ -303,7 +310,14 @@ impl Pass<'_> {
     }
 
     /// The group's statistics, found again or from one pass over the samples.
-    fn gather(&self, group: &Group, built: &Build, own_states: bool, key: &str, run: &mut Run) -> Result<Statistics> {
+    fn gather(
+        &mut self,
+        group: &Group,
+        built: &Build,
+        own_states: bool,
+        key: &str,
+        run: &mut Run,
+    ) -> Result<Statistics> {
         let key = format!("{key} statistics");
         if let Some(bytes) = run.keep.get(&key)?
             && let Some(statistics) = Statistics::from_bytes(&bytes, group.features(), group.rows.len())
@@ -312,7 +326,7 @@ impl Pass<'_> {
         }
         let statistics = match &self.walks {
             Some(walks) => walks.statistics(self.settings, group, run)?,
-            None => gather::gather(self.input, self.settings, group, own_states.then_some(built), run)?,
+            None => gather::gather(self.input, self.settings, group, own_states.then_some(built), self.inputs, run)?,
         };
         run.keep.put(&key, &statistics.to_bytes())?;
         Ok(statistics)

@@ -1,9 +1,11 @@
 //! One pass over the samples for a group: its features against its targets, where a sample is an image or, for a
 //! feature map, a position in an image.
 
+use std::sync::Arc;
+
 use super::build::Build;
 use super::delegate::StatisticsTask;
-use super::plan::{Group, Plan, Segment};
+use super::plan::{Group, Place, Plan, Segment};
 use super::walk::{SAMPLES, Walk, activated, operand};
 use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
@@ -12,29 +14,76 @@ use crate::linalg::Matrix;
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::Convolution;
 use crate::random::Random;
+use crate::states::StateSource;
 use crate::statistics::Statistics;
 
 /// Samples per feature that positions are added for where a few per image would not give as many.
 const SAMPLES_PER_FEATURE: usize = 20;
 
 /// Statistics of a group whose rows have no shared weights, from the source's own states or those of the model built so
-/// far.
+/// far. One pass for the states alone: inputs, constant and targets are the same for every model and gathered once.
 pub(super) fn gather(
     input: &TrainInput,
     settings: &TrainSettings,
     group: &Group,
     own: Option<&Build>,
+    inputs: &mut Option<Arc<Statistics>>,
     run: &mut Run,
 ) -> Result<Statistics> {
-    let model = own.map(|built| built.model(input, settings)).transpose()?;
-    let total = input.source.samples();
-    let task = StatisticsTask::new(group, model, input.source.shape(), total);
-    match run.keep.delegate() {
-        Some(elsewhere) => elsewhere.statistics(&task),
-        None => task.run(input.source, run.threads, run.cancel, |done| {
-            (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
-        }),
+    let shape = input.source.shape();
+    let (n, all) = (shape.states, shape.states + shape.outputs);
+    let shared = match inputs {
+        Some(shared) => shared.clone(),
+        None => {
+            let columns = (n..=n + shape.inputs).collect();
+            let task = StatisticsTask::new(input, (0..all).collect(), columns, Vec::new(), None);
+            let shared = Arc::new(pass(&task, input, "inputs", Some("inputs statistics"), run)?);
+            inputs.insert(shared).clone()
+        }
+    };
+    let first = group.first_unit + if group.target == Some(Target::Output) { n } else { 0 };
+    let rows: Vec<usize> = (first..first + group.rows.len()).collect();
+    let column = |place: Place| match place {
+        Place::Column(j) => Some(j),
+        Place::Constant => Some(n + shape.inputs),
+        Place::Tap { .. } => None,
+    };
+    let columns: Vec<usize> = group.places().into_iter().filter_map(column).collect();
+    let (states, rest) = columns.split_at(columns.partition_point(|&j| j < n));
+    let fixed = shared.part(&rest.iter().map(|j| j - n).collect::<Vec<_>>(), &rows);
+    if states.is_empty() {
+        return Ok(fixed);
     }
+    let model = own.map(|built| built.model(input, settings)).transpose()?;
+    let task = StatisticsTask::new(input, rows, states.to_vec(), rest.to_vec(), model);
+    pass(&task, input, &group.name, None, run)?.followed_by(&fixed)
+}
+
+/// One pass over the samples, here or elsewhere; kept under `key` where there is one.
+fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&str>, run: &mut Run) -> Result<Statistics> {
+    let (d, r) = task.shape();
+    if let Some(key) = key
+        && let Some(bytes) = run.keep.get(key)?
+        && let Some(statistics) = Statistics::from_bytes(&bytes, d, r)
+    {
+        return Ok(statistics);
+    }
+    let total = task.samples();
+    let statistics = match run.keep.delegate() {
+        Some(elsewhere) => elsewhere.statistics(task)?,
+        None => task.run(original(input.source), run.threads, run.cancel, |done| {
+            (run.progress)(Progress::Samples { group: name.to_string(), done, total });
+        })?,
+    };
+    if let Some(key) = key {
+        run.keep.put(key, &statistics.to_bytes())?;
+    }
+    Ok(statistics)
+}
+
+/// The samples as they came, below whatever stage is looked at.
+fn original(source: &dyn StateSource) -> &dyn StateSource {
+    source.stage().map_or(source, |(below, _)| below)
 }
 
 /// The baseline and the model that is built from it, walking side by side through the layers of all samples.

@@ -76,7 +76,7 @@ pub fn importance(
     Ok(total)
 }
 
-fn softmax(logits: &Matrix<f32>) -> Matrix<f32> {
+pub(super) fn softmax(logits: &Matrix<f32>) -> Matrix<f32> {
     let mut out = logits.clone();
     for i in 0..out.rows() {
         let row = out.row_mut(i);
@@ -93,7 +93,7 @@ fn softmax(logits: &Matrix<f32>) -> Matrix<f32> {
     out
 }
 
-fn draw(probabilities: &[f32], uniform: f64) -> usize {
+pub(super) fn draw(probabilities: &[f32], uniform: f64) -> usize {
     let mut left = uniform;
     for (k, p) in probabilities.iter().enumerate() {
         left -= f64::from(*p);

@@ -4,6 +4,7 @@
 //! is made as large as possible.
 
 use super::fit::{self, Fitted, Workshop};
+use super::output_refit::refitted;
 use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::evaluate::predictions;
@@ -45,6 +46,7 @@ pub fn train_to_max_drop(
     let mut best: Option<(f64, f64, f64, Fitted)> = None;
     while path.len() < MAX_MODELS {
         let fitted = fit::fit(&mut workshop, input, settings, strength, false, run)?;
+        let fitted = refitted(fitted, input, settings, strength, run)?;
         let sparsity = fitted.model.sparsity().sparsity;
         path.push((strength, sparsity));
         (run.progress)(Progress::Model { strength, sparsity });
@@ -73,9 +75,10 @@ pub fn train_to_max_drop(
     }
     match best {
         Some((strength, agreement, _, fitted)) => {
-            let Fitted { model, rows, training_error, .. } =
+            let Fitted { model, rows, training_error, output_refit, .. } =
                 fit::certified(&mut workshop, input, settings, strength, fitted, run)?;
-            let report = TrainReport { rows, strength, training_error, path, agreement: Some(agreement) };
+            let agreement = Some(agreement);
+            let report = TrainReport { rows, strength, training_error, path, output_refit, agreement };
             Ok(Trained { model, report })
         }
         // The loop runs at least once.

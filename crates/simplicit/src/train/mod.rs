@@ -14,12 +14,15 @@ mod fit;
 mod gather;
 mod importance;
 mod keep;
+mod linearised;
 mod max_drop;
+mod output_refit;
 mod path;
 mod plan;
 mod problems;
 mod search;
 mod solve;
+mod stages;
 mod walk;
 
 pub use build::RowReport;
@@ -28,6 +31,7 @@ pub use delegate::{Delegate, RowsTask, StatisticsTask};
 pub use importance::importance;
 pub use keep::{Forget, Keep};
 pub use max_drop::train_to_max_drop;
+pub use output_refit::OutputRefit;
 pub use path::path;
 pub use search::Found;
 
@@ -74,6 +78,8 @@ pub struct TrainSettings {
     pub rounds: usize,
     /// Least squares on the support at the end. Default on.
     pub refit: bool,
+    /// Rounds of the refit of all non-zeros together, in the metric of the output; 0 is none. Default 4.
+    pub output_refit: usize,
     /// Later rows see the states of the model built so far. Default on.
     pub cascade: bool,
     /// A constant for every row, also where the baseline has no bias. Default off.
@@ -105,6 +111,7 @@ impl Default for TrainSettings {
             normalise: true,
             rounds: 3,
             refit: true,
+            output_refit: 4,
             cascade: true,
             bias: false,
             robust_rounds: 0,
@@ -143,6 +150,15 @@ pub enum Progress {
         strength: f64,
         /// The sparsity it gave.
         sparsity: f64,
+    },
+    /// A round of the refit in the output metric is done.
+    OutputRefit {
+        /// Rounds so far.
+        round: usize,
+        /// Rounds at most.
+        rounds: usize,
+        /// What it minimises, now.
+        objective: f64,
     },
 }
 
@@ -183,6 +199,8 @@ pub struct TrainReport {
     pub training_error: f64,
     /// The search's path: (strength, sparsity).
     pub path: Vec<(f64, f64)>,
+    /// What the refit in the output metric did, where there was one.
+    pub output_refit: Option<OutputRefit>,
     /// Share of held-out samples with the baseline's prediction, where [`train_to_max_drop`] or
     /// [`path`] measured it.
     pub agreement: Option<f64>,
@@ -199,10 +217,11 @@ impl TrainReport {
         self.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
     }
 
-    /// Root mean square over rows of the relative residual after refit.
+    /// RMS of the mismatch of all rows over the RMS of their targets: a unit that hardly fires hardly counts.
     pub fn refit_residual(&self) -> f64 {
-        let sum: f64 = self.rows.iter().map(|r| r.relative_residual.powi(2)).sum();
-        (sum / self.rows.len().max(1) as f64).sqrt()
+        let residual: f64 = self.rows.iter().map(|r| (r.relative_residual * r.target_rms).powi(2)).sum();
+        let energy: f64 = self.rows.iter().map(|r| r.target_rms.powi(2)).sum();
+        if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 }
     }
 }
 

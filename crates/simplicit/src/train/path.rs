@@ -1,11 +1,14 @@
 //! The whole trade-off curve from one set-up: a model for every level of sparsity, judged on held-out samples.
 //!
-//! Levels are searched from small to large in one record of (strength, sparsity), so a fit made for one level narrows
-//! the search for the next, and statistics that read no state of the model are gathered once for all of them.
+//! Levels are taken from small to large. Where targets are approached in stages every level is one, and starts from the
+//! model of the level before; elsewhere one record of (strength, sparsity) serves all, so a fit made for one level narrows
+//! the search for the next, and statistics that read no state of the model are gathered once.
 
 use super::fit::{self, Fitted, Workshop};
 use super::max_drop::{agreement, require_judge};
-use super::search::{CLOSE, Found, MAX_MODELS};
+use super::output_refit::refitted;
+use super::search::{CLOSE, Climb, Found, MAX_MODELS};
+use super::stages;
 use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check};
 use crate::states::StateSource;
 use crate::{Error, Result};
@@ -30,9 +33,27 @@ pub fn path(
     let mut levels = levels.to_vec();
     levels.sort_by(f64::total_cmp);
     levels.dedup();
+    let mut out = Vec::with_capacity(levels.len());
+    if stages::are_taken(input, settings) {
+        let mut climb = Climb::new(settings);
+        let mut left = None;
+        for level in levels {
+            let rungs = stages::rungs(left, level);
+            for rung in &rungs[..rungs.len() - 1] {
+                let fitted = climb.step(input, settings, Some(*rung), false, run)?;
+                climb.stand_on(fitted.model, input, settings, run)?;
+            }
+            let fitted = climb.step(input, settings, Some(level), true, run)?;
+            let mut trained = climb.finish(fitted);
+            trained.report.agreement = held_out.map(|samples| agreement(&trained.model, samples, run)).transpose()?;
+            climb.stand_on(trained.model.clone(), input, settings, run)?;
+            left = Some(1.0 - level);
+            out.push(trained);
+        }
+        return Ok(out);
+    }
     let mut workshop = Workshop::new(input, settings)?;
     let mut found = Found::default();
-    let mut out = Vec::with_capacity(levels.len());
     for level in levels {
         let mut strength = found.nearest(level).map_or(settings.strength, |(strength, _)| strength);
         for _ in 0..MAX_MODELS {
@@ -48,9 +69,11 @@ pub fn path(
             }
         }
         let strength = found.nearest(level).map_or(strength, |(strength, _)| strength);
-        let Fitted { model, rows, training_error, .. } = fit::fit(&mut workshop, input, settings, strength, true, run)?;
+        let fitted = fit::fit(&mut workshop, input, settings, strength, true, run)?;
+        let Fitted { model, rows, training_error, output_refit, .. } =
+            refitted(fitted, input, settings, strength, run)?;
         let agreement = held_out.map(|samples| agreement(&model, samples, run)).transpose()?;
-        let report = TrainReport { rows, strength, training_error, path: found.in_order(), agreement };
+        let report = TrainReport { rows, strength, training_error, path: found.in_order(), output_refit, agreement };
         out.push(Trained { model, report });
     }
     Ok(out)

@@ -1,13 +1,18 @@
 //! The strength that hits a target sparsity, by whole models: allocation over layers is the method's own.
 
 use super::fit::{self, Fitted, Workshop};
+use super::output_refit::refitted;
+use super::stages;
 use super::{Forget, Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
 use crate::Result;
+use crate::model::ImplicitModel;
 use crate::solver::CardinalitySettings;
 use crate::states::StateSlice;
 
 /// Accepted distance from the target, half of the 0.2 points promised.
 pub(super) const CLOSE: f64 = 0.001;
+/// Accepted distance of a stage that is not the last.
+const NEAR: f64 = 0.02;
 /// Whole models fitted at most for one target.
 pub(super) const MAX_MODELS: usize = 24;
 /// First factor between two strengths while the target is not yet between two models.
@@ -73,39 +78,119 @@ impl Found {
     }
 }
 
-/// Fits at the given strength, or searches for the target; again where weights are priced by the model before.
+/// Fits at the given strength, or searches for the target: in stages where that pays.
 pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
-    let mut workshop = Workshop::new(input, settings)?;
-    let mut start = Start { strength: settings.strength, slope: None };
-    if let Some(target) = settings.target_sparsity.filter(|_| workshop.has_taps() && settings.cascade) {
-        start = rough(input, settings, target, run)?;
+    let mut climb = Climb::new(settings);
+    let staged = settings.target_sparsity.filter(|_| stages::are_taken(input, settings));
+    let rungs = staged.map_or_else(Vec::new, |target| stages::rungs(None, target));
+    for rung in rungs.iter().take(rungs.len().saturating_sub(1)) {
+        let fitted = climb.step(input, settings, Some(*rung), false, run)?;
+        climb.stand_on(fitted.model, input, settings, run)?;
     }
-    let mut trained = search_once(&mut workshop, input, settings, start, run)?;
-    for _ in 0..settings.robust_rounds {
-        workshop.emphasis.renew(&trained.model, &input.preprocessing)?;
-        let path = trained.report.path;
-        let start = Start { strength: trained.report.strength, ..start };
-        trained = search_once(&mut workshop, input, settings, start, run)?;
-        trained.report.path.splice(0..0, path);
-    }
-    Ok(trained)
+    let fitted = climb.step(input, settings, settings.target_sparsity, true, run)?;
+    Ok(climb.finish(fitted))
 }
 
-fn search_once(
+/// A climb in stages, each starting from the states of the model before it, refitted in the output metric.
+pub(super) struct Climb {
+    before: Option<stages::Stage>,
+    taken: usize,
+    start: Start,
+    path: Vec<(f64, f64)>,
+}
+
+impl Climb {
+    pub(super) fn new(settings: &TrainSettings) -> Self {
+        let start = Start { strength: settings.strength, slope: None };
+        Self { before: None, taken: 0, start, path: Vec::new() }
+    }
+
+    /// The model at a target (or at the strength of the settings), refitted; certified and close if it is one to keep.
+    pub(super) fn step(
+        &mut self,
+        input: &TrainInput,
+        settings: &TrainSettings,
+        target: Option<f64>,
+        to_keep: bool,
+        run: &mut Run,
+    ) -> Result<Fitted> {
+        let keep = stages::Named { keep: run.keep, name: format!("stage {} ", self.taken) };
+        let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: &mut *run.progress };
+        let (start, path) = (&mut self.start, &mut self.path);
+        let fitted = match &self.before {
+            None => to_target(input, settings, start, target, to_keep, &mut run, path)?,
+            Some(stage) => {
+                let settings = TrainSettings { connectivity: stage.connectivity.clone(), ..settings.clone() };
+                let states = stage.states(input.source);
+                to_target(&stage.input(&states, input), &settings, start, target, to_keep, &mut run, path)?
+            }
+        };
+        self.taken += 1;
+        refitted(fitted, input, settings, self.start.strength, &mut run)
+    }
+
+    /// The next stage starts from this model.
+    pub(super) fn stand_on(
+        &mut self,
+        model: ImplicitModel,
+        input: &TrainInput,
+        settings: &TrainSettings,
+        run: &Run,
+    ) -> Result<()> {
+        self.before = Some(stages::Stage::new(model, input, settings, run)?);
+        Ok(())
+    }
+
+    /// A step's model with everything tried so far.
+    pub(super) fn finish(&self, fitted: Fitted) -> Trained {
+        let Fitted { model, rows, training_error, output_refit, .. } = fitted;
+        let (strength, path) = (self.start.strength, self.path.clone());
+        Trained { model, report: TrainReport { rows, strength, training_error, path, output_refit, agreement: None } }
+    }
+}
+
+/// The model whose sparsity is the target's (or the one at the start without a target), before any refit in the output
+/// metric, and again where weights are priced by the model before; the start becomes what it took.
+fn to_target(
+    input: &TrainInput,
+    settings: &TrainSettings,
+    start: &mut Start,
+    target: Option<f64>,
+    last: bool,
+    run: &mut Run,
+    path: &mut Vec<(f64, f64)>,
+) -> Result<Fitted> {
+    let mut workshop = Workshop::new(input, settings)?;
+    if let Some(target) = target.filter(|_| workshop.has_taps() && settings.cascade) {
+        *start = rough(input, settings, target, run)?;
+    }
+    let mut fitted = once(&mut workshop, input, settings, start, target, last, run, path)?;
+    for _ in 0..settings.robust_rounds {
+        workshop.emphasis.renew(&fitted.model, &input.preprocessing)?;
+        fitted = once(&mut workshop, input, settings, start, target, last, run, path)?;
+    }
+    Ok(fitted)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn once(
     workshop: &mut Workshop,
     input: &TrainInput,
     settings: &TrainSettings,
-    start: Start,
+    start: &mut Start,
+    target: Option<f64>,
+    last: bool,
     run: &mut Run,
-) -> Result<Trained> {
-    let Some(target) = settings.target_sparsity else {
-        let strength = start.strength;
-        let fitted = fit::fit(workshop, input, settings, strength, true, run)?;
-        let path = vec![(strength, told(&fitted, strength, run))];
-        return Ok(finish(fitted, strength, path));
+    path: &mut Vec<(f64, f64)>,
+) -> Result<Fitted> {
+    let Some(target) = target else {
+        let fitted = fit::fit(workshop, input, settings, start.strength, true, run)?;
+        path.push((start.strength, told(&fitted, start.strength, run)));
+        return Ok(fitted);
     };
+    let close = if last { CLOSE } else { NEAR };
     let mut best: Option<(f64, f64, Fitted)> = None;
-    let path = seek(target, start, CLOSE, MAX_MODELS, |strength| {
+    let tried = seek(target, *start, close, MAX_MODELS, |strength| {
         let fitted = fit::fit(workshop, input, settings, strength, false, run)?;
         let sparsity = told(&fitted, strength, run);
         let distance = (sparsity - target).abs();
@@ -114,25 +199,17 @@ fn search_once(
         }
         Ok(sparsity)
     })?;
-    match best {
-        Some((_, strength, fitted)) => {
-            let fitted = fit::certified(workshop, input, settings, strength, fitted, run)?;
-            Ok(finish(fitted, strength, path))
-        }
-        // At least one model was fitted.
-        None => Err(crate::Error::Cancelled),
-    }
+    path.extend(tried);
+    // At least one model was fitted.
+    let Some((_, strength, fitted)) = best else { return Err(crate::Error::Cancelled) };
+    start.strength = strength;
+    if last { fit::certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 
 fn told(fitted: &Fitted, strength: f64, run: &mut Run) -> f64 {
     let sparsity = fitted.model.sparsity().sparsity;
     (run.progress)(Progress::Model { strength, sparsity });
     sparsity
-}
-
-fn finish(fitted: Fitted, strength: f64, path: Vec<(f64, f64)>) -> Trained {
-    let Fitted { model, rows, training_error, .. } = fitted;
-    Trained { model, report: TrainReport { rows, strength, training_error, path, agreement: None } }
 }
 
 /// Where a search begins, and how fast sparsity grows with log strength if that is known.
