@@ -1,7 +1,7 @@
 //! The protocol: samples by seed, everything chosen on held-out training inputs, the test set read once per reported row.
 
 use anyhow::bail;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection};
 use simplicit::evaluate::{accuracy, agreement};
 use simplicit::linalg::Matrix;
@@ -27,7 +27,7 @@ const CYCLIC_UP_TO: f64 = 0.5;
 const NAME_OF_OURS: &str = "simplicit";
 
 /// What is run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// Training samples per seed.
     pub samples: usize,
@@ -48,7 +48,7 @@ pub struct Plan {
 }
 
 /// One reported row: one model, one look at the test set.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
     /// Who made it.
     pub method: String,
@@ -73,7 +73,7 @@ pub struct Row {
 }
 
 /// Everything the page needs.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
     /// What was asked.
     pub plan: Plan,
@@ -334,7 +334,7 @@ impl Lab<'_> {
             ("no-self-loop", Connectivity::NoSelfLoop, true),
             ("full", Connectivity::Full, true),
         ] {
-            // Under κ far sparser models are worthless, and each costs minutes.
+            // All states are one group there, fitted several times over: by far the dearest models.
             let wanted = |l: &&f64| !cyclic || **l <= CYCLIC_UP_TO;
             let levels: Vec<f64> = plan.connectivity_levels.iter().filter(wanted).copied().collect();
             if levels.is_empty() {

@@ -9,7 +9,7 @@ use simplicit::arrays::{Array, Labels, Selection};
 use simplicit::files::write_bytes_atomically;
 use simplicit::network::Network;
 use simplicit::parallel::{Cancel, Threads};
-use simplicit_bench::experiment::{Data, Plan, run};
+use simplicit_bench::experiment::{Data, Outcome, Plan, run};
 use simplicit_bench::page;
 
 /// Accuracy against sparsity: simplicit and its rivals on the same states, counter and held-out images
@@ -54,6 +54,9 @@ struct Args {
     /// Every row as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write the page from the JSON of an earlier run instead of running
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "fast"])]
+    from: Option<PathBuf>,
 }
 
 impl Args {
@@ -107,12 +110,17 @@ fn sorted(levels: &[f64]) -> Vec<f64> {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let data = args.open()?;
-    let threads = args.threads.map_or_else(Threads::available, Threads::new);
-    // Nothing can be done if even stderr is closed.
-    let outcome = run(&data, &args.plan(), threads, &Cancel::new(), |line| {
-        let _ = writeln!(std::io::stderr(), "{line}");
-    })?;
+    let outcome: Outcome = match &args.from {
+        Some(path) => serde_json::from_slice(&std::fs::read(path).with_context(|| path.display().to_string())?)
+            .with_context(|| path.display().to_string())?,
+        None => {
+            let threads = args.threads.map_or_else(Threads::available, Threads::new);
+            // Nothing can be done if even stderr is closed.
+            run(&args.open()?, &args.plan(), threads, &Cancel::new(), |line| {
+                let _ = writeln!(std::io::stderr(), "{line}");
+            })?
+        }
+    };
     let markdown = page::markdown(&outcome);
     if let Some(json) = &args.json {
         write_bytes_atomically(json, (serde_json::to_string_pretty(&outcome)? + "\n").as_bytes())?;

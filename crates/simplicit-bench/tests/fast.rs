@@ -33,6 +33,11 @@ fn one_command_from_images_to_page() {
     assert!(rows[1]["method"] == "magnitude" && accuracy(1) < accuracy(0) && accuracy(1) < accuracy(2));
     let text = std::fs::read_to_string(&page).unwrap();
     assert!(text.starts_with("# Title") && text.ends_with("end\n") && text.contains("| 80 % |"), "{text}");
+    // The same page again, from the rows alone.
+    std::fs::write(&page, marks).unwrap();
+    let again = Command::new(env!("CARGO_BIN_EXE_frontier")).arg("--from").arg(&json).arg("--page").arg(&page).output();
+    assert!(again.unwrap().status.success());
+    assert_eq!(std::fs::read_to_string(&page).unwrap(), text);
     let svg = std::fs::read_to_string(page.with_extension("svg")).unwrap();
     assert_eq!(svg.matches("<line class=\"line c").count(), 6, "all in the key; a curve may lie below the plot");
 }

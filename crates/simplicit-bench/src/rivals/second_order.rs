@@ -7,7 +7,7 @@ use simplicit::{Error, Result};
 
 use super::{Budget, Layer, Normalised, Prepared, Rival};
 
-/// Added to the unit diagonal of H, so that two hundred downdates of its inverse stay accurate.
+/// Added to the unit diagonal of H, so that hundreds of downdates of its inverse stay accurate.
 const DAMPING: f64 = 1e-4;
 /// The working matrix is packed once this share of its rows is gone.
 const PACK: f64 = 0.2;
