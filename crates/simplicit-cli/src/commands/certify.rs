@@ -80,8 +80,6 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     let labels = Labels::read(&args.labels, &selection)?;
     let samples = inputs.samples();
     labels.require(samples, model.shape().outputs)?;
-    // Read once, so that the time is that of certifying.
-    let u = inputs.rows(0..samples)?;
     stopwatch.lap("load");
     let settings = CertifySettings {
         epsilon: args.epsilon.clone(),
@@ -94,9 +92,9 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     watcher.phase("certifying");
     let (labels, features) = (labels.as_slice(), inputs.per_feature());
     let report =
-        certify(&model, &u, labels, features, &settings, threads, cancel, |done| watcher.samples(done, samples))?;
+        certify(&model, &inputs, labels, features, &settings, threads, cancel, |done| watcher.samples(done, samples))?;
     stopwatch.lap("certify");
-    let milliseconds = Runner::of_model(&model, threads)?.milliseconds(&u, cancel)?;
+    let milliseconds = Runner::of_model(&model, threads)?.milliseconds(&inputs, cancel)?;
     stopwatch.lap("forward");
     watcher.finish();
     let mut results = Results::of_model(&model);
