@@ -183,7 +183,7 @@ pub fn plot(outcome: &Outcome) -> String {
     curves(
         &all,
         ("sparsity, %", "change of test accuracy, points"),
-        (-10.0, 1.0),
+        (-5.0, 1.0),
         "Change of test accuracy against sparsity for simplicit and its rivals",
     )
 }

@@ -48,7 +48,7 @@ pub fn curves(curves: &[Curve], labels: (&str, &str), range: (f64, f64), alt: &s
     for (k, curve) in curves.iter().enumerate() {
         let colour = COLOURS[k % COLOURS.len()];
         let _ = write!(style, ".line.c{k}{{stroke:{colour}}}circle.c{k}{{fill:{colour}}}");
-        let (x, y) = (70.0 + 175.0 * (k % 2) as f64, 262.0 + KEY * (k / 2) as f64);
+        let (x, y) = (20.0 + 205.0 * (k % 2) as f64, 262.0 + KEY * (k / 2) as f64);
         let _ = write!(
             key,
             "<line class=\"line c{k}\" x1=\"{x}\" x2=\"{}\" y1=\"{y}\" y2=\"{y}\"/><text x=\"{}\" y=\"{}\">{}</text>",
