@@ -38,7 +38,7 @@ pub fn groups(baseline: &ImplicitModel) -> Result<Vec<Group>> {
     if !baseline.well_posedness().acyclic {
         return Err(Error::unsupported("a baseline with cycles", "the rivals prune layer by layer; use a network"));
     }
-    let ranges = (0..layout.layers().len()).rev().map(|k| layout.range(k)).chain([n..n + outputs]);
+    let ranges = (0..layout.layers().len()).rev().map(|k| layout.range(k)).chain(std::iter::once(n..n + outputs));
     let group = |rows: std::ops::Range<usize>| {
         let mut dense = Matrix::zeros(rows.len(), n + inputs + 1);
         for (k, i) in rows.clone().enumerate() {

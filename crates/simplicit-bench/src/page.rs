@@ -17,13 +17,13 @@ pub fn fill(page: &str, generated: &str) -> Option<String> {
     Some(format!("{before}{BEGIN}\n\n{generated}\n{END}{after}"))
 }
 
-/// Mean and half of the range of a method's accuracy change, in points, over seeds.
-fn change<'a>(rows: impl Iterator<Item = &'a Row>, baseline: f64) -> Option<(f64, f64)> {
+/// Mean and, with more than one seed, half of the range of a method's accuracy change, in points.
+fn change<'a>(rows: impl Iterator<Item = &'a Row>, baseline: f64) -> Option<(f64, Option<f64>)> {
     let values: Vec<f64> = rows.map(|r| 100.0 * (r.accuracy - baseline)).collect();
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let low = values.iter().copied().fold(f64::INFINITY, f64::min);
     let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    (!values.is_empty()).then_some((mean, 0.5 * (high - low)))
+    (!values.is_empty()).then(|| (mean, (values.len() > 1).then_some(0.5 * (high - low))))
 }
 
 fn methods(rows: &[Row]) -> Vec<&str> {
@@ -40,8 +40,9 @@ fn at<'a>(rows: &'a [Row], method: &'a str, level: f64) -> impl Iterator<Item = 
     rows.iter().filter(move |r| r.method == method && r.level == level)
 }
 
-fn points((mean, spread): (f64, f64)) -> String {
-    format!("{mean:+.2} ± {spread:.2}").replace('-', "−")
+fn points((mean, spread): (f64, Option<f64>)) -> String {
+    let spread = spread.map_or_else(String::new, |s| format!(" ± {s:.2}"));
+    format!("{mean:+.2}{spread}").replace('-', "−")
 }
 
 /// Tables and sentences, in Markdown.
@@ -179,7 +180,7 @@ pub fn plot(outcome: &Outcome) -> String {
         series: methods(&outcome.rows).into_iter().map(|m| Series::line(m, points(m))).collect(),
         level: Some((0.0, "baseline".into())),
         log_x: false,
-        least_y: Some(-10.0),
+        least_y: Some(-5.0),
     };
     chart.svg("Change of test accuracy against sparsity for simplicit and its rivals")
 }
@@ -240,9 +241,9 @@ mod tests {
             seconds: vec![("simplicit".into(), 3.2)],
         };
         let text = markdown(&outcome);
-        assert!(text.contains("| 50 % | **−0.50 ± 0.50** | −2.00 ± 0.00 |"), "{text}");
+        assert!(text.contains("| 50 % | **−0.50 ± 0.50** | −2.00 |"), "{text}");
         assert!(text.contains("at every level but: 90 % (rival by 5.00)."), "{text}");
-        assert!(text.contains("| 36 % | +0.00 ± 0.00 | −2.00 ± 0.00, κ = 0.5, λ_pf ≤ 0.50 |"), "{text}");
+        assert!(text.contains("| 36 % | +0.00 | −2.00, κ = 0.5, λ_pf ≤ 0.50 |"), "{text}");
         assert!(plot(&outcome).contains("rival"));
     }
 }

@@ -19,7 +19,7 @@ impl ImplicitModel {
         if inputs.len() != shape.inputs {
             return Err(Error::shape("input ranges", shape.inputs, inputs.len()));
         }
-        if let Some((low, high)) = inputs.iter().find(|(low, high)| !(low <= high)) {
+        if let Some((low, high)) = inputs.iter().find(|(low, high)| low.is_nan() || high.is_nan() || low > high) {
             return Err(Error::setting("input range", "low ≤ high", format!("[{low}, {high}]")));
         }
         let parts = components(self.a());
@@ -90,7 +90,7 @@ impl ImplicitModel {
 fn image(activation: Activation, (low, high): Interval) -> Interval {
     let at = |z: f64| match activation {
         // 0 · ∞ of a slope of zero.
-        Activation::LeakyRelu { slope } if slope == 0.0 => z.max(0.0),
+        Activation::LeakyRelu { slope: 0.0 } => z.max(0.0),
         _ => activation.apply_f64(z),
     };
     (at(low), at(high))

@@ -27,6 +27,9 @@ struct Factors {
     pivots: Vec<usize>,
 }
 
+/// Rows of M and, if they were factorised, the place of their first extra state.
+type Placed = (std::ops::Range<usize>, Option<(usize, Factors)>);
+
 impl ImplicitModel {
     /// Factorises the rows of every layer, and of the outputs, whose rank makes that smaller. Acyclic models alone: in a
     /// cycle T may be larger than κ allows.
@@ -49,7 +52,7 @@ impl ImplicitModel {
         let mut old_place = vec![0; n];
         let mut named = Vec::new();
         // Rows of the new M in new coordinates are written once all places are known.
-        let mut factors: Vec<(std::ops::Range<usize>, Option<(usize, Factors)>)> = Vec::new();
+        let mut factors: Vec<Placed> = Vec::new();
         let mut next = 0;
         for (layer, rows) in blocks {
             if let Some(k) = layer {
