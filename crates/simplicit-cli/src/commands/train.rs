@@ -35,7 +35,8 @@ Defaults: penalty cardinality with --mu 2e-6 (l1: --beta 3e-4; perspective: --al
 --break 0.1; elastic-net: --beta 3e-4 --alpha 1e-4; ridge: --alpha 1.5e-3; with --normalize off
 all 1e-3), relaxed matching, lambda1 = lambda2 = 1, normalize on, 3 rounds and a refit for convex
 penalties, cascade on, output-aware on for ONNX networks. Connectivity: baseline for --network,
-full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere.
+full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere. With --matching exact:
+penalty l1, one round, no refit, cascade or output-aware weights.
 
 What was decided for you is written beside the output, model.safetensors having
 model.recipe.toml; train --recipe repeats the run.

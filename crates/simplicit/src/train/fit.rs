@@ -260,8 +260,8 @@ fn fit_group(
     };
     let design = Design::new(&statistics)?;
     let problems = problems(workshop, input, settings, strength, group, &design)?;
-    let mut solved =
-        solve(&design, settings, strength, &problems, &group.name, &format!("{key} at {strength:e}"), run)?;
+    let mut solved = solve(&design, settings, strength, &problems, &group.name, &format!("{key} at {strength:e}"), run)
+        .map_err(|e| named(e, group, n))?;
     if certify && matches!(settings.objective, Objective::Cardinality) {
         bound(&design, settings, strength, &problems, &mut solved, run)?;
     }
@@ -276,9 +276,8 @@ fn fit_group(
             .collect();
         let at = entries.iter().filter_map(|&(j, w)| group.columns.binary_search(&j).ok().map(|c| (c, f64::from(w))));
         let (residual, energy) = (statistics.mismatch(k, &at.collect::<Vec<_>>()), statistics.energy(k));
-        let name = if i < n { format!("z[{i}]") } else { format!("y[{}]", i - n) };
         let report = RowReport {
-            name,
+            name: row_name(i, n),
             nonzeros: entries.len(),
             relative_gap: row.relative_gap,
             at_limit: row.at_limit,
@@ -292,6 +291,24 @@ fn fit_group(
         workshop.kept.insert(key, statistics);
     }
     Ok(())
+}
+
+fn row_name(i: usize, n: usize) -> String {
+    if i < n { format!("z[{i}]") } else { format!("y[{}]", i - n) }
+}
+
+/// Rows that cannot match, by the model's names.
+fn named(error: Error, group: &Group, n: usize) -> Error {
+    match error {
+        Error::Infeasible { rows } => {
+            let rename = |row: crate::InfeasibleRow| crate::InfeasibleRow {
+                name: group.rows.get(row.target).map_or(row.name, |&i| row_name(i, n)),
+                ..row
+            };
+            Error::Infeasible { rows: rows.into_iter().map(rename).collect() }
+        }
+        other => other,
+    }
 }
 
 /// One pass over the samples for a group: its columns of [X; U; 1] against its rows of [Z; Y].
@@ -519,6 +536,11 @@ fn solve_block(
         }
         Objective::Convex(penalty) => penalty.as_ref(),
     };
+    if settings.matching == Matching::Exact {
+        let rows = solver::solve_rows_exactly(design, penalty, problems, &settings.solver, one, cancel, |_| {})?;
+        let state = |s: &solver::RowSolution| [s.relative_gap, f64::from(u8::from(s.status == Status::Limit))];
+        return Ok(rows.into_iter().map(|s| [&s.weights[..], &state(&s)].concat()).collect());
+    }
     // A convex solve does not depend on where it starts, and the splitting phase is no slower from zero.
     let mut round: Vec<RowProblem> = problems.iter().map(|p| RowProblem { start: None, ..p.clone() }).collect();
     let mut solutions = solver::solve_rows(design, penalty, &round, &settings.solver, one, cancel, |_| {})?;
