@@ -105,7 +105,7 @@ fn main() {
         let design = Design::new(&statistics).unwrap();
         let start = busy();
         let rows = solve_with(&design, &problems, &SolverSettings { splitting_steps, ..SolverSettings::default() });
-        let seconds = (busy() - start);
+        let seconds = busy() - start;
         let steps: usize = rows.iter().map(|r| r.newton_steps).sum();
         let most = rows.iter().map(|r| r.newton_steps).max().unwrap_or(0);
         let limit = rows.iter().filter(|r| r.status != Status::Solved).count();
@@ -117,7 +117,7 @@ fn main() {
             let start = busy();
             let objective = coordinate_descent(&statistics, k, epochs);
             let above = (objective - rows[k].primal) / rows[k].primal;
-            println!("| {k} | {epochs} | {:.2} | {above:.1e} |", (busy() - start));
+            println!("| {k} | {epochs} | {:.2} | {above:.1e} |", busy() - start);
         }
     }
 
@@ -128,12 +128,12 @@ fn main() {
         let (many, goals) = (repeated(&features, copies), repeated(&targets, copies));
         let start = busy();
         let statistics = Statistics::of(&many, &goals).unwrap();
-        let gathered = (busy() - start);
+        let gathered = busy() - start;
         let design = Design::new(&statistics).unwrap();
         let problems: Vec<RowProblem> = (0..statistics.targets()).map(|k| problem(k, &statistics)).collect();
         let start = busy();
         let rows = solve(&design, &problems);
-        let seconds = (busy() - start);
+        let seconds = busy() - start;
         let steps: usize = rows.iter().map(|r| r.newton_steps).sum();
         println!(
             "| {} | {:.0} ms | {:.0} ms | {:.1} |",
@@ -148,7 +148,7 @@ fn main() {
         let design = Design::new(&statistics).unwrap();
         let start = busy();
         solve(&design, &problems[..count]);
-        let some_rows = (busy() - start);
+        let some_rows = busy() - start;
         let narrow = Design::with_features(&statistics, (0..width).collect()).unwrap();
         let narrowed: Vec<RowProblem> = problems
             .iter()
@@ -159,7 +159,7 @@ fn main() {
             .collect();
         let start = busy();
         solve(&narrow, &narrowed);
-        println!("| {count} | {some_rows:.2} | | {width} | {:.2} |", (busy() - start));
+        println!("| {count} | {some_rows:.2} | | {width} | {:.2} |", busy() - start);
     }
 }
 
