@@ -161,13 +161,19 @@ pub(crate) struct Effective {
 /// Decides everything that the flags leave open; refuses flags that would be ignored.
 pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> anyhow::Result<Effective> {
     let paper = args.preset == Some(Preset::Paper);
-    let penalty = args.penalty.unwrap_or(if paper { PenaltyKind::Perspective } else { PenaltyKind::Cardinality });
-    let convex = penalty != PenaltyKind::Cardinality;
-    let normalise = args.normalize.map_or(!paper, Switch::is_on);
     let matching = args.matching.unwrap_or(MatchingKind::Relaxed);
     let relaxed = matching == MatchingKind::Relaxed;
+    let penalty = args.penalty.unwrap_or(match (paper, relaxed) {
+        (true, _) => PenaltyKind::Perspective,
+        (false, true) => PenaltyKind::Cardinality,
+        (false, false) => PenaltyKind::L1,
+    });
+    let convex = penalty != PenaltyKind::Cardinality;
+    let normalise = args.normalize.map_or(!paper, Switch::is_on);
+    // One convex solve and nothing after it: the paper's way, and the only one with exact matching.
+    let plain = paper || !relaxed;
     if !relaxed {
-        return Err(not_yet("--matching exact"));
+        refuse_beside_exact(args, penalty)?;
     }
     let default = if paper || !facts.baseline { ConnectivityKind::Full } else { ConnectivityKind::Baseline };
     let connectivity = args.connectivity.unwrap_or(if args.mask.is_some() { ConnectivityKind::Mask } else { default });
@@ -208,7 +214,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         bail!("--refit off: expected a convex penalty; cardinality always ends in a refit");
     }
     let may_be_aware = facts.network && normalise;
-    let output_aware = args.output_aware.map_or(may_be_aware && !paper, Switch::is_on);
+    let output_aware = args.output_aware.map_or(may_be_aware && !plain, Switch::is_on);
     if output_aware && !facts.network {
         return Err(not_yet("--output-aware on without a network's gradients (implicit model or plain states)"));
     }
@@ -227,7 +233,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
     let usual = TrainSettings::default();
     // Shared weights have no such refit yet, and it knows nothing of certificates.
-    let unfit = paper || facts.maps || args.robust.is_some();
+    let unfit = plain || facts.maps || args.robust.is_some();
     if facts.maps && args.output_refit.is_some_and(|n| n > 0) {
         return Err(not_yet("--output-refit for networks with convolutions"));
     }
@@ -250,16 +256,38 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         lambda1: relaxed.then_some(args.lambda1.unwrap_or(lambda)),
         lambda2: relaxed.then_some(args.lambda2.unwrap_or(lambda)),
         normalize: normalise.into(),
-        rounds: convex.then_some(args.rounds.unwrap_or(if paper { 1 } else { 3 })),
-        refit: convex.then_some(args.refit.unwrap_or((!paper).into())),
+        rounds: convex.then_some(args.rounds.unwrap_or(if plain { 1 } else { 3 })),
+        refit: convex.then_some(args.refit.unwrap_or((!plain).into())),
         output_refit: args.output_refit.unwrap_or(if unfit { 0 } else { OUTPUT_REFIT }),
-        cascade: args.cascade.unwrap_or((!paper).into()),
+        cascade: args.cascade.unwrap_or((!plain).into()),
         robust: args.robust,
         positions: facts.maps.then_some(args.positions.unwrap_or(usual.positions)),
         output_aware: output_aware.into(),
         bias: args.bias.unwrap_or(Switch::Off),
         activation: args.activation.clone(),
     })
+}
+
+/// Exact matching is one convex solve: what trades the match for something else is refused.
+fn refuse_beside_exact(args: &TrainArgs, penalty: PenaltyKind) -> anyhow::Result<()> {
+    let on = |switch: Option<Switch>| switch.is_some_and(Switch::is_on);
+    let refused = [
+        ("--penalty cardinality", penalty == PenaltyKind::Cardinality),
+        ("--lambda1", args.lambda1.is_some()),
+        ("--lambda2", args.lambda2.is_some()),
+        ("--target-sparsity", args.target_sparsity.is_some()),
+        ("--max-drop", args.max_drop.is_some()),
+        ("--rounds above 1", args.rounds.is_some_and(|r| r > 1)),
+        ("--refit on", on(args.refit)),
+        ("--cascade on", on(args.cascade)),
+        ("--output-aware on", on(args.output_aware)),
+    ];
+    match refused.iter().find(|(_, given)| *given) {
+        Some((flag, _)) => {
+            bail!("{flag}: expected --matching relaxed, got exact, which leaves nothing to trade for it")
+        }
+        None => Ok(()),
+    }
 }
 
 type Parameters = (Option<f64>, Option<f64>, Option<f64>);
@@ -379,6 +407,18 @@ mod tests {
         for (key, value) in expected.as_object().unwrap() {
             assert_eq!(got.get(key).unwrap_or(&serde_json::Value::Null), value, "{key} of {got}");
         }
+    }
+
+    #[test]
+    fn exact_matching_is_one_convex_solve() {
+        let exact = resolved("--matching exact", NETWORK);
+        for (key, value) in
+            [("penalty", "l1"), ("matching", "exact"), ("refit", "off"), ("cascade", "off"), ("output-aware", "off")]
+        {
+            assert_eq!(exact[key], value, "{key}");
+        }
+        assert_eq!(exact["rounds"], 1);
+        assert!(exact["lambda1"].is_null());
     }
 
     #[test]

@@ -87,6 +87,8 @@ pub enum Error {
 pub struct InfeasibleRow {
     /// The row's name, such as `z[17]` or `y[3]`.
     pub name: String,
+    /// Its target in the statistics it was solved from.
+    pub target: usize,
     /// The smallest achievable ‖z − Ũᵀw‖ / ‖z‖ under the row's constraints.
     pub relative_residual: f64,
 }

@@ -36,6 +36,7 @@ Defaults: penalty cardinality with --mu 2e-6 (l1: --beta 3e-4; perspective: --al
 all 1e-3), relaxed matching, lambda1 = lambda2 = 1, normalize on, 3 rounds and a refit for convex
 penalties, 4 rounds of output refit, cascade on, output-aware on for ONNX networks. Connectivity:
 baseline for --network, full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere.
+With --matching exact: penalty l1, one round, no refit of any kind, cascade or output-aware weights.
 
 What was decided for you is written beside the output, model.safetensors having
 model.recipe.toml; train --recipe repeats the run.

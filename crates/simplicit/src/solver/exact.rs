@@ -23,11 +23,13 @@ const MATCHED: f64 = 1e-12;
 /// λ‖z‖² of the first round over the penalty of a rough fit, and its ceiling.
 const FIRST_WEIGHT: f64 = 1e2;
 const LAST_WEIGHT: f64 = 1e9;
-/// λ grows by this factor when a round reduces the mismatch by less than its square, and falls by it when a row matches
-/// but the round's own gap is too large: with ν nearly right a small λ matches as well and is easier to solve.
-const GROWTH: f64 = 10.0;
+/// λ grows by this factor when a round reduces ‖r‖² by less than it, and falls by it when a row matches but the round's
+/// own gap is too large: with ν nearly right a small λ matches as well and is easier to solve.
+const GROWTH: f64 = 4.0;
+/// Share of the tolerance that a relaxed round may use; the rest is for what is left of the mismatch.
+const ROUND_SHARE: f64 = 0.6;
 /// Rounds that a matching row waits for its certificate to hold for z itself.
-const EXTRA_ROUNDS: usize = 4;
+const EXTRA_ROUNDS: usize = 8;
 /// Rounds before the rows that do not match are asked whether they can.
 const PATIENCE: usize = 6;
 /// Rounds before a row is returned at its limit.
@@ -56,8 +58,7 @@ pub fn solve_rows_exactly(
         any_fit.check(design.features(), design.targets())?;
         rows.push(Multipliers::new(design, penalty, any_fit));
     }
-    // A tenth of the tolerance for the relaxed round, the rest for what is left of the mismatch.
-    let round_settings = SolverSettings { tolerance: 0.1 * settings.tolerance, ..settings.clone() };
+    let round_settings = SolverSettings { tolerance: ROUND_SHARE * settings.tolerance, ..settings.clone() };
     for round in 0..MAX_ROUNDS {
         let open: Vec<usize> = (0..rows.len()).filter(|&k| !rows[k].finished).collect();
         progress(rows.len() - open.len());
@@ -191,7 +192,7 @@ impl Multipliers {
         (self.best.splitting_steps, self.best.newton_steps) = steps;
         if matched && !solved {
             self.problem.fit /= GROWTH;
-        } else if mismatch > self.mismatch / (GROWTH * GROWTH) {
+        } else if mismatch > self.mismatch / GROWTH {
             self.problem.fit = (self.problem.fit * GROWTH).min(self.last_fit);
         }
         self.mismatch = mismatch;
@@ -225,6 +226,7 @@ fn require_feasible(
         if share(least.primal - least.gap) > MATCHED {
             infeasible.push(InfeasibleRow {
                 name: format!("row {}", row.problem.target),
+                target: row.problem.target,
                 relative_residual: share(least.primal).max(0.0).sqrt(),
             });
         }

@@ -271,7 +271,9 @@ impl Pass<'_> {
         let design = Design::new(&statistics)?;
         let problems = problems(self.plan, input, settings, strength, group, &design, self.emphasis);
         let place = format!("{key} at {strength:e}{}", self.emphasis.tag());
-        let solved = solve(&design, &statistics, settings, strength, &problems, &group.name, &place, run)?;
+        let first_output = self.plan.outputs.rows.start;
+        let solved = solve(&design, &statistics, settings, strength, &problems, &group.name, &place, run)
+            .map_err(|e| named(e, group, first_output))?;
         let places = group.places();
         let mut weights = Vec::with_capacity(solved.len());
         for ((k, row), problem) in solved.into_iter().enumerate().zip(&problems) {
@@ -285,9 +287,8 @@ impl Pass<'_> {
             let exact: Vec<(usize, f64)> = entries.iter().map(|&(j, w)| (j, f64::from(w))).collect();
             let (residual, energy) = (statistics.mismatch(k, &exact), statistics.energy(k));
             let i = group.rows.start + k;
-            let first_output = self.plan.outputs.rows.start;
             let report = RowReport {
-                name: if i < first_output { format!("z[{i}]") } else { format!("y[{}]", i - first_output) },
+                name: row_name(i, first_output),
                 nonzeros: entries.len(),
                 relative_gap: row.relative_gap,
                 at_limit: row.at_limit,
@@ -330,5 +331,23 @@ impl Pass<'_> {
         };
         run.keep.put(&key, &statistics.to_bytes())?;
         Ok(statistics)
+    }
+}
+
+fn row_name(i: usize, first_output: usize) -> String {
+    if i < first_output { format!("z[{i}]") } else { format!("y[{}]", i - first_output) }
+}
+
+/// Rows that cannot match, by the model's names.
+fn named(error: Error, group: &Group, first_output: usize) -> Error {
+    match error {
+        Error::Infeasible { rows } => {
+            let rename = |row: crate::InfeasibleRow| crate::InfeasibleRow {
+                name: row_name(group.rows.start + row.target, first_output),
+                ..row
+            };
+            Error::Infeasible { rows: rows.into_iter().map(rename).collect() }
+        }
+        other => other,
     }
 }

@@ -70,7 +70,8 @@ pub struct TrainSettings {
     pub reach: usize,
     /// ‖A‖∞ ≤ κ on the stored model.
     pub kappa: Option<f64>,
-    /// Exact or relaxed. Default: relaxed, λ₁ = λ₂ = 1.
+    /// Exact or relaxed. Default: relaxed, λ₁ = λ₂ = 1. Exact needs a convex penalty, one round, no refit, no cascade
+    /// and no target; rows that no weights match are [`Error::Infeasible`].
     pub matching: Matching,
     /// Unit-RMS features and targets (default), or the paper's sums in raw units.
     pub normalise: bool,
@@ -242,7 +243,18 @@ pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Res
 
 fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     if settings.matching == Matching::Exact {
-        return Err(Error::unsupported("exact matching in training", "not yet; use relaxed matching"));
+        // One convex solve is all there is: what follows it would undo the match, and the strength is no trade-off.
+        let wants = |what: &str, got: String| Err(Error::setting("exact matching", what, got));
+        match &settings.objective {
+            Objective::Cardinality => return wants("a convex penalty", "cardinality".into()),
+            _ if settings.rounds != 1 => return wants("one round", format!("{} rounds", settings.rounds)),
+            _ if settings.refit => return wants("no refit", "a refit".into()),
+            _ if settings.cascade => return wants("no cascade", "a cascade".into()),
+            _ if settings.target_sparsity.is_some() => {
+                return wants("no target sparsity", "a target; the match decides the sparsity".into());
+            }
+            Objective::Convex(_) => {}
+        }
     }
     let shape = input.source.shape();
     if let Some(baseline) = input.baseline

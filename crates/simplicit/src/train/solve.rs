@@ -4,7 +4,7 @@ use super::delegate::RowsTask;
 use super::keep::{self, Keep};
 use super::{Objective, Progress, Run, TrainSettings};
 use crate::parallel::{self, Cancel, Threads};
-use crate::problem::{RowProblem, Units};
+use crate::problem::{Matching, RowProblem, Units};
 use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
 use crate::statistics::Statistics;
 use crate::{Error, Result};
@@ -100,6 +100,11 @@ pub(super) fn solve_block(
         }
         Objective::Convex(penalty) => penalty.as_ref(),
     };
+    if settings.matching == Matching::Exact {
+        let rows = solver::solve_rows_exactly(design, penalty, problems, &settings.solver, one, cancel, |_| {})?;
+        let state = |s: &solver::RowSolution| [s.relative_gap, f64::from(u8::from(s.status == Status::Limit))];
+        return Ok(rows.into_iter().map(|s| [&s.weights[..], &state(&s)].concat()).collect());
+    }
     // A convex solve does not depend on where it starts, and the splitting phase is no slower from zero.
     let mut round: Vec<RowProblem> = problems.iter().map(|p| RowProblem { start: None, ..p.clone() }).collect();
     let mut solutions = solver::solve_rows(design, penalty, &round, &settings.solver, one, cancel, |_| {})?;
