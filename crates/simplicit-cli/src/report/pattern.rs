@@ -42,7 +42,7 @@ pub(super) fn figure(input: &Input) -> String {
             <li><i class=\"separator\"></i>between blocks</li></ul>";
         let caption = "One block of taps below the other, from the first layer to the outputs. A row is an output channel (or \
              unit), a column a tap: channel by channel of what is read, row by row of the kernel. Every weight is shown \
-             once, however many positions use it; poolings and residual sums have none. Zoom with the buttons or the keys \
+             once, however many positions use it; grey is past a block's last tap. Poolings and residual sums have no weights. Zoom with the buttons or the keys \
              + − 0; before and after move together.";
         let content = format!("<div class=\"toolbar\">{key}{controls}</div>{views}");
         return framed("Non-zeros of the taps", &content, caption);
