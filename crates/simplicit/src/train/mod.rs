@@ -10,8 +10,10 @@ mod importance;
 mod keep;
 mod linearised;
 mod max_drop;
+mod output_metric;
 mod output_refit;
 mod plan;
+mod row_blocks;
 mod search;
 mod stages;
 
