@@ -86,9 +86,11 @@ pub fn train_to_max_drop(
     match best {
         Some((strength, agreement, _, fitted)) => {
             let certified = fit::certified(&mut workshop, input, settings, strength, fitted, run)?;
-            // The same refit again: deterministic, so the model that was judged.
-            let Fitted { model, rows, training_error, output_refit } =
-                refitted(certified, input, settings, strength, run)?;
+            // Rows that were solved again for their bounds get the same refit again; others have theirs.
+            let Fitted { model, rows, training_error, output_refit } = match certified.output_refit {
+                Some(_) => certified,
+                None => refitted(certified, input, settings, strength, run)?,
+            };
             let agreement = Some(agreement);
             let report = TrainReport { rows, strength, training_error, path, output_refit, agreement };
             Ok(Trained { model, report })
