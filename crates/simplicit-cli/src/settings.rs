@@ -425,8 +425,8 @@ mod tests {
     fn defaults_are_those_of_the_help() {
         let json = serde_json::json!({
             "penalty": "cardinality", "mu": 2e-6, "connectivity": "baseline", "kappa": null, "matching": "relaxed",
-            "lambda1": 1.0, "lambda2": 1.0, "normalize": "on", "rounds": null, "refit": null, "cascade": "on", "output-refit": 4,
-            "output-aware": "on", "bias": "off", "rescale": false, "seed": 0
+            "lambda1": 1.0, "lambda2": 1.0, "normalize": "on", "rounds": null, "refit": null, "cascade": "on",
+            "output-refit": 4, "output-aware": "on", "bias": "off", "rescale": false, "seed": 0
         });
         require(&resolved("", NETWORK), json);
         let json = serde_json::json!({ "connectivity": "full", "kappa": 0.99, "output-aware": "off" });
@@ -462,8 +462,8 @@ mod tests {
     fn the_papers_preset_and_what_overrides_it() {
         let paper = serde_json::json!({
             "penalty": "perspective", "alpha": 1e-3, "mu": 1e-3, "lambda1": 0.1, "lambda2": 0.1, "kappa": 0.99,
-            "connectivity": "full", "normalize": "off", "rounds": 1, "refit": "off", "cascade": "off", "output-refit": 0,
-            "output-aware": "off"
+            "connectivity": "full", "normalize": "off", "rounds": 1, "refit": "off", "cascade": "off",
+            "output-refit": 0, "output-aware": "off"
         });
         require(&resolved("--preset paper", NETWORK), paper);
         let l1 = serde_json::json!({ "penalty": "l1", "beta": 1e-3, "alpha": null, "lambda1": 0.1 });

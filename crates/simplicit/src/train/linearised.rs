@@ -76,8 +76,9 @@ impl Support {
             }
         }
         let layout = model.layout();
-        let ranges = (0..layout.layers().len()).map(|k| layout.range(k)).chain([n..n + shape.outputs]);
-        let bands: Vec<Band> = ranges.map(|rows| band(&entries, rows, shape)).collect();
+        let mut ranges: Vec<Range<usize>> = (0..layout.layers().len()).map(|k| layout.range(k)).collect();
+        ranges.push(n..n + shape.outputs);
+        let bands: Vec<Band> = ranges.into_iter().map(|rows| band(&entries, rows, shape)).collect();
         let layered = bands.iter().all(|b| b.rows.start >= n || b.states.is_empty() || b.states.start >= b.rows.end);
         (Self { shape, entries, bands, layered }, values)
     }

@@ -14,9 +14,11 @@
 use super::fit::Fitted;
 use super::keep;
 use super::linearised::{Samples, Support, gates};
+use super::output_metric::Metric;
+use super::row_blocks::{Preconditioner, conjugate_gradients, into_ball};
 use super::{Progress, Run, TrainInput, TrainSettings};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
-use crate::linalg::{Cholesky, Csr, Matrix, dot, toward_zero};
+use crate::linalg::{Cholesky, Csr, Matrix, toward_zero};
 use crate::model::ImplicitModel;
 use crate::parallel::{self, Cancel, Threads};
 use crate::statistics::{BLOCK, Statistics};
@@ -26,9 +28,6 @@ use crate::{Error, Result};
 const STATES: f64 = 0.1;
 /// Damping of a step, relative to the row problems' diagonal.
 const DAMPING: f64 = 1e-3;
-/// Conjugate gradient steps per round, and the residual at which they end.
-const STEPS: usize = 20;
-const RESIDUAL: f64 = 0.03;
 /// Step halvings before a round counts as fruitless.
 const HALVINGS: usize = 5;
 /// A round that lowers the objective by less than this share is the last.
@@ -71,15 +70,6 @@ struct Point {
     c: Matrix<f32>,
 }
 
-/// How outputs are compared.
-#[derive(Clone, Copy)]
-enum Metric {
-    /// KL divergence of softmax distributions of `scale` × outputs.
-    Softmax { scale: f64 },
-    /// Half the squared difference times `weight`.
-    Squares { weight: f64 },
-}
-
 /// The objective on the samples held.
 struct Problem<'a> {
     held: Vec<Held>,
@@ -89,14 +79,6 @@ struct Problem<'a> {
     states: Vec<f32>,
     threads: Threads,
     cancel: &'a Cancel,
-}
-
-/// Rows' own normal matrices on their supports.
-struct Preconditioner {
-    /// First entry and factor of every chunk.
-    chunks: Vec<(usize, Cholesky)>,
-    /// Rows that the ball holds: entries, P·σ and σᵀPσ for the signs σ of their A part.
-    held: Vec<(std::ops::Range<usize>, Vec<f64>, Vec<f64>, f64)>,
 }
 
 /// A fitted model with its non-zeros refitted, its rows and its error reported as they are now.
@@ -453,183 +435,6 @@ impl<'a> Problem<'a> {
         let floored = |(i, l): (usize, &f64)| l.max(if i < n { floors.0 } else { floors.1 }).max(f64::MIN_POSITIVE);
         raw.iter().enumerate().map(floored).collect()
     }
-}
-
-impl Metric {
-    fn value(self, y: &[f32], baseline: &[f32]) -> f64 {
-        match self {
-            Metric::Squares { weight } => {
-                0.5 * weight * y.iter().zip(baseline).map(|(y, b)| f64::from(y - b).powi(2)).sum::<f64>()
-            }
-            Metric::Softmax { scale } => {
-                let ours = log_sum_exp(y, scale);
-                let theirs = log_sum_exp(baseline, scale);
-                let term = |(y, b): (&f32, &f32)| {
-                    let log = scale * f64::from(*b) - theirs;
-                    log.exp() * (log - (scale * f64::from(*y) - ours))
-                };
-                y.iter().zip(baseline).map(term).sum()
-            }
-        }
-    }
-
-    /// Probabilities and the gradient in the outputs.
-    fn gradient(self, y: &Matrix<f32>, baseline: &Matrix<f32>) -> (Matrix<f32>, Matrix<f32>) {
-        let (rows, cols) = (y.rows(), y.cols());
-        match self {
-            Metric::Squares { weight } => {
-                let v = Matrix::from_fn(rows, cols, |s, k| weight as f32 * (y[(s, k)] - baseline[(s, k)]));
-                (Matrix::zeros(0, cols), v)
-            }
-            Metric::Softmax { scale } => {
-                let mut p = Matrix::zeros(rows, cols);
-                let mut v = Matrix::zeros(rows, cols);
-                for s in 0..rows {
-                    let (ours, theirs) = (log_sum_exp(y.row(s), scale), log_sum_exp(baseline.row(s), scale));
-                    for k in 0..cols {
-                        let a = (scale * f64::from(y[(s, k)]) - ours).exp();
-                        let b = (scale * f64::from(baseline[(s, k)]) - theirs).exp();
-                        p[(s, k)] = a as f32;
-                        v[(s, k)] = (scale * (a - b)) as f32;
-                    }
-                }
-                (p, v)
-            }
-        }
-    }
-
-    /// The curvature of the metric, applied to a change of the outputs in place.
-    fn curve(self, p: &Matrix<f32>, dy: &mut Matrix<f32>) {
-        match self {
-            Metric::Squares { weight } => dy.as_mut_slice().iter_mut().for_each(|d| *d *= weight as f32),
-            Metric::Softmax { scale } => {
-                let square = (scale * scale) as f32;
-                for s in 0..dy.rows() {
-                    let p = p.row(s);
-                    let row = dy.row_mut(s);
-                    let mean: f32 = p.iter().zip(row.iter()).map(|(p, d)| p * d).sum();
-                    row.iter_mut().zip(p).for_each(|(d, p)| *d = square * p * (*d - mean));
-                }
-            }
-        }
-    }
-}
-
-fn log_sum_exp(y: &[f32], scale: f64) -> f64 {
-    let top = y.iter().map(|y| scale * f64::from(*y)).fold(f64::NEG_INFINITY, f64::max);
-    top + y.iter().map(|y| (scale * f64::from(*y) - top).exp()).sum::<f64>().ln()
-}
-
-impl Preconditioner {
-    fn apply_chunks(&self, r: &[f64]) -> Vec<f64> {
-        let mut out = r.to_vec();
-        for (first, factor) in &self.chunks {
-            factor.solve(&mut out[*first..first + factor.size()], 1);
-        }
-        out
-    }
-
-    /// P·r, without the part that would push a held row out of its ball.
-    fn apply(&self, r: &[f64]) -> Vec<f64> {
-        let mut out = self.apply_chunks(r);
-        for (span, signs, solved, scale) in &self.held {
-            let out = &mut out[span.clone()];
-            let push = dot(signs, out) / scale;
-            out.iter_mut().zip(solved).for_each(|(o, s)| *o -= push * s);
-        }
-        out
-    }
-
-    /// Rows at the ball whose own step would leave it move along it.
-    fn hold(&mut self, support: &Support, w: &[f64], kappa: f64, descent: &[f64], states: usize) {
-        let step = self.apply_chunks(descent);
-        for span in rows_of(support, states) {
-            let signs: Vec<f64> =
-                span.clone().map(|k| if support.entries()[k].1 < states { w[k].signum() } else { 0.0 }).collect();
-            let norm: f64 = dot(&signs, &w[span.clone()]);
-            if norm < (1.0 - 1e-4) * kappa || dot(&signs, &step[span.clone()]) <= 0.0 {
-                continue;
-            }
-            let mut whole = vec![0.0; w.len()];
-            whole[span.clone()].copy_from_slice(&signs);
-            let solved = self.apply_chunks(&whole)[span.clone()].to_vec();
-            let scale = dot(&signs, &solved);
-            if scale > 0.0 {
-                self.held.push((span, signs, solved, scale));
-            }
-        }
-    }
-}
-
-/// The entries of every state row.
-fn rows_of(support: &Support, states: usize) -> Vec<std::ops::Range<usize>> {
-    let entries = support.entries();
-    let mut out = Vec::new();
-    let mut first = 0;
-    while first < entries.len() && entries[first].0 < states {
-        let length = entries[first..].iter().take_while(|(i, _)| *i == entries[first].0).count();
-        out.push(first..first + length);
-        first += length;
-    }
-    out
-}
-
-/// Projects the A part of every state row onto Σ|a_j| ≤ κ.
-fn into_ball(w: &mut [f64], support: &Support, kappa: f64, states: usize) {
-    for span in rows_of(support, states) {
-        let inside: Vec<usize> = span.filter(|&k| support.entries()[k].1 < states).collect();
-        let mut sizes: Vec<f64> = inside.iter().map(|&k| w[k].abs()).collect();
-        let norm: f64 = sizes.iter().sum();
-        if norm <= kappa {
-            continue;
-        }
-        sizes.sort_by(|a, b| b.total_cmp(a));
-        // A share inside, so that what is stored holds too.
-        let radius = kappa * (1.0 - 1e-12);
-        let (mut sum, mut threshold) = (0.0, 0.0);
-        for (k, size) in sizes.iter().enumerate() {
-            sum += size;
-            let candidate = (sum - radius) / (k + 1) as f64;
-            if *size > candidate {
-                threshold = candidate;
-            }
-        }
-        for k in inside {
-            w[k] = crate::problem::penalty::soft(w[k], threshold);
-        }
-    }
-}
-
-/// Approximately H⁻¹r for the product v ↦ Hv; `r` becomes the residual.
-fn conjugate_gradients(
-    r: &mut [f64],
-    preconditioner: &Preconditioner,
-    product: impl Fn(&[f64]) -> Result<Vec<f64>>,
-) -> Result<Vec<f64>> {
-    let mut x = vec![0.0; r.len()];
-    let mut z = preconditioner.apply(r);
-    let mut direction = z.clone();
-    let mut rz = dot(r, &z);
-    let first = rz;
-    for _ in 0..STEPS {
-        if !(rz > RESIDUAL * RESIDUAL * first) {
-            break;
-        }
-        let image = product(&direction)?;
-        let curvature = dot(&direction, &image);
-        if !(curvature > 0.0) {
-            break;
-        }
-        let length = rz / curvature;
-        crate::linalg::axpy(&mut x, length, &direction);
-        crate::linalg::axpy(r, -length, &image);
-        z = preconditioner.apply(r);
-        let next = dot(r, &z);
-        let beta = next / rz;
-        direction.iter_mut().zip(&z).for_each(|(d, z)| *d = z + beta * *d);
-        rz = next;
-    }
-    Ok(x)
 }
 
 #[cfg(test)]

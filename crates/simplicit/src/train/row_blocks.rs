@@ -1,0 +1,141 @@
+//! Conjugate gradients over all non-zeros, preconditioned row by row with the row problems' own normal matrices.
+
+use std::ops::Range;
+
+use super::linearised::Support;
+use crate::Result;
+use crate::linalg::{Cholesky, axpy, dot};
+use crate::problem::penalty::soft;
+
+/// Conjugate gradient steps per round, and the residual at which they end.
+const STEPS: usize = 20;
+const RESIDUAL: f64 = 0.03;
+
+/// Rows' own normal matrices on their supports.
+pub(super) struct Preconditioner {
+    /// First entry and factor of every chunk.
+    pub(super) chunks: Vec<(usize, Cholesky)>,
+    pub(super) held: Vec<HeldRow>,
+}
+
+/// A row that its ball holds: its entries, the signs σ of its A part, P·σ and σᵀPσ.
+pub(super) struct HeldRow {
+    span: Range<usize>,
+    signs: Vec<f64>,
+    solved: Vec<f64>,
+    scale: f64,
+}
+
+impl Preconditioner {
+    fn apply_chunks(&self, r: &[f64]) -> Vec<f64> {
+        let mut out = r.to_vec();
+        for (first, factor) in &self.chunks {
+            factor.solve(&mut out[*first..first + factor.size()], 1);
+        }
+        out
+    }
+
+    /// P·r, without the part that would push a held row out of its ball.
+    pub(super) fn apply(&self, r: &[f64]) -> Vec<f64> {
+        let mut out = self.apply_chunks(r);
+        for HeldRow { span, signs, solved, scale } in &self.held {
+            let out = &mut out[span.clone()];
+            let push = dot(signs, out) / scale;
+            out.iter_mut().zip(solved).for_each(|(o, s)| *o -= push * s);
+        }
+        out
+    }
+
+    /// Rows at the ball whose own step would leave it move along it.
+    pub(super) fn hold(&mut self, support: &Support, w: &[f64], kappa: f64, descent: &[f64], states: usize) {
+        let step = self.apply_chunks(descent);
+        for span in rows_of(support, states) {
+            let signs: Vec<f64> = span
+                .clone()
+                .map(|k| if support.entries()[k].1 < states && w[k] != 0.0 { w[k].signum() } else { 0.0 })
+                .collect();
+            let norm: f64 = dot(&signs, &w[span.clone()]);
+            if norm < (1.0 - 1e-4) * kappa || dot(&signs, &step[span.clone()]) <= 0.0 {
+                continue;
+            }
+            let mut whole = vec![0.0; w.len()];
+            whole[span.clone()].copy_from_slice(&signs);
+            let solved = self.apply_chunks(&whole)[span.clone()].to_vec();
+            let scale = dot(&signs, &solved);
+            if scale > 0.0 {
+                self.held.push(HeldRow { span, signs, solved, scale });
+            }
+        }
+    }
+}
+
+/// The entries of every state row.
+fn rows_of(support: &Support, states: usize) -> Vec<Range<usize>> {
+    let entries = support.entries();
+    let mut out = Vec::new();
+    let mut first = 0;
+    while first < entries.len() && entries[first].0 < states {
+        let length = entries[first..].iter().take_while(|(i, _)| *i == entries[first].0).count();
+        out.push(first..first + length);
+        first += length;
+    }
+    out
+}
+
+/// Projects the A part of every state row onto Σ|a_j| ≤ κ.
+pub(super) fn into_ball(w: &mut [f64], support: &Support, kappa: f64, states: usize) {
+    for span in rows_of(support, states) {
+        let inside: Vec<usize> = span.filter(|&k| support.entries()[k].1 < states).collect();
+        let mut sizes: Vec<f64> = inside.iter().map(|&k| w[k].abs()).collect();
+        let norm: f64 = sizes.iter().sum();
+        if norm <= kappa {
+            continue;
+        }
+        sizes.sort_by(|a, b| b.total_cmp(a));
+        // A share inside, so that what is stored holds too.
+        let radius = kappa * (1.0 - 1e-12);
+        let (mut sum, mut threshold) = (0.0, 0.0);
+        for (k, size) in sizes.iter().enumerate() {
+            sum += size;
+            let candidate = (sum - radius) / (k + 1) as f64;
+            if *size > candidate {
+                threshold = candidate;
+            }
+        }
+        for k in inside {
+            w[k] = soft(w[k], threshold);
+        }
+    }
+}
+
+/// Approximately H⁻¹r for the product v ↦ Hv; `r` becomes the residual.
+pub(super) fn conjugate_gradients(
+    r: &mut [f64],
+    preconditioner: &Preconditioner,
+    product: impl Fn(&[f64]) -> Result<Vec<f64>>,
+) -> Result<Vec<f64>> {
+    let mut x = vec![0.0; r.len()];
+    let mut z = preconditioner.apply(r);
+    let mut direction = z.clone();
+    let mut rz = dot(r, &z);
+    let first = rz;
+    for _ in 0..STEPS {
+        if rz.is_nan() || rz <= RESIDUAL * RESIDUAL * first {
+            break;
+        }
+        let image = product(&direction)?;
+        let curvature = dot(&direction, &image);
+        if curvature.is_nan() || curvature <= 0.0 {
+            break;
+        }
+        let length = rz / curvature;
+        axpy(&mut x, length, &direction);
+        axpy(r, -length, &image);
+        z = preconditioner.apply(r);
+        let next = dot(r, &z);
+        let beta = next / rz;
+        direction.iter_mut().zip(&z).for_each(|(d, z)| *d = z + beta * *d);
+        rz = next;
+    }
+    Ok(x)
+}
