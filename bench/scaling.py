@@ -1,6 +1,6 @@
 """Serial, threads, Python multiprocessing and Ray on the same problem (the paper's Fig. 6), and the bytes that travel.
 
-    python bench/scaling.py [--workers 1 2] [--rows full] [--out docs/scaling.svg]
+    python bench/scaling.py [--workers 1 2] [--samples 2000] [--out docs/scaling.svg]
 
 The problem is the paper's: FashionMNIST states, full connectivity, perspective penalty, one convex solve per row, kappa
 0.99. Every run must give the same bits as the serial one, or this fails.
@@ -36,6 +36,11 @@ class Processes(Engine):
 
     def poll(self, call):
         return call.get()
+
+
+def ready():
+    """What a worker does first."""
+    return simplicit.__version__
 
 
 def timed(name, workers, run, expected):
@@ -85,17 +90,17 @@ def main():
     if not args.no_ray:
         import ray
 
-        import simplicit.ray
+        from simplicit import ray as cluster
 
         for workers in args.workers:
             ray.init(num_cpus=workers, log_to_driver=False, logging_level="error")
 
             def on_ray():
-                fitted = simplicit.ray.fit(sim(1), states, shard_blocks=1)
+                fitted = cluster.fit(sim(1), states, shard_blocks=1)
                 return fitted, fitted.travelled_
 
             # Workers start once; a cluster is already there.
-            ray.get([ray.remote(abs).remote(-1) for _ in range(4 * workers)])
+            ray.get([ray.remote(ready).remote() for _ in range(4 * workers)])
             rows.append(timed("ray", workers, on_ray, bits)[0])
             ray.shutdown()
     if args.out:

@@ -56,12 +56,10 @@ class TapBlock:
 
     def unrolled(self) -> scipy.sparse.csr_array:
         """The block as a matrix, units of the target × units of the source."""
-        size_in, size_out = int(np.prod(self.input)), int(np.prod(self.output))
         if self.taps is None:
             block = scipy.sparse.diags_array(np.repeat(self.factors, self.output[1] * self.output[2])).tocsr()
         else:
             block = _slide(self.taps.tocoo(), self.kernel, self.stride, self.padding, self.input, self.output)
-        assert block.shape == (size_out, size_in)
         for pooling in reversed(self.maps):
             block = block @ _pooling(pooling)
         return scipy.sparse.csr_array(block, dtype=np.float32)
@@ -97,8 +95,8 @@ def _pooling(pooling: dict[str, Any]) -> Any:
     ho = (h + padding[0] + padding[2] - kernel[0]) // stride[0] + 1
     wo = (w + padding[1] + padding[3] - kernel[1]) // stride[1] + 1
     area = kernel[0] * kernel[1]
-    index = np.arange(channels)
-    rows, cols = np.repeat(index, area), np.concatenate([index[:, None] * area + np.arange(area)], axis=1).ravel()
+    # One tap of weight one at every place of a channel's own window.
+    rows, cols = np.repeat(np.arange(channels), area), np.arange(channels * area)
     ones = scipy.sparse.coo_array((np.ones(channels * area), (rows, cols)), shape=(channels, channels * area))
     matrix = _slide(ones, kernel, stride, padding, size, (channels, ho, wo))
     counts = np.full(matrix.shape[0], float(area)) if counted else np.asarray(matrix.sum(axis=1)).ravel()
@@ -138,8 +136,8 @@ def read(data: bytes) -> list[TapBlock]:
                 tuple(entry["kernel"]),
                 tuple(entry["stride"]),
                 tuple(entry["padding"]),
-                size_in,  # type: ignore[arg-type]
-                size_out,  # type: ignore[arg-type]
+                size_in,
+                size_out,
                 taps,
                 factors,
             )
