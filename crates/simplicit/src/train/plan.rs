@@ -172,7 +172,7 @@ fn without_weights(block: &TapBlock) -> TapBlock {
 }
 
 /// Taps from the `reach` maps before the map of layer k, beyond those it reads already: of the same resolution, or of a
-/// finer one by the stride that leads from one to the other.
+/// finer one by a stride that the network uses.
 fn skips(baseline: &ImplicitModel, k: usize, reach: usize) -> Vec<TapBlock> {
     let layers = baseline.layout().layers();
     let own: Vec<&TapBlock> = baseline.taps().iter().filter(|b| b.target == Target::Layer(k)).collect();
@@ -187,9 +187,10 @@ fn skips(baseline: &ImplicitModel, k: usize, reach: usize) -> Vec<TapBlock> {
         let map = map.filter(|m| m.height % output.height == 0 && m.width % output.width == 0)?;
         let reads = own.iter().any(|b| b.source == source && matches!(b.weights, TapWeights::Taps(_)));
         let stride = [map.height / output.height, map.width / output.width];
+        let used = stride == [1, 1] || baseline.taps().iter().any(|b| b.window.stride == stride);
         let window = Window { stride, ..main.window };
         let fits = window.output(map).is_ok_and(|size| size == [output.height, output.width]);
-        (!reads && fits).then(|| TapBlock {
+        (!reads && used && fits).then(|| TapBlock {
             target: Target::Layer(k),
             source,
             maps: Vec::new(),
