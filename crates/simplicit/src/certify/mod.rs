@@ -209,6 +209,7 @@ struct Certifier<'a> {
 
 impl<'a> Certifier<'a> {
     fn new(model: &'a ImplicitModel, per_feature: &'a PerFeature) -> Result<Self> {
+        model.require_no_taps("a certificate")?;
         let settings = EquilibriumSettings { threads: Threads::one(), ..EquilibriumSettings::default() };
         let stages = Stages::new(model)?;
         let inverse: Vec<f64> = per_feature.std.iter().map(|s| 1.0 / s).collect();

@@ -227,6 +227,7 @@ pub struct Sensitivity {
 
 /// Of a model at inputs whose raw·scale units are divided by `std`; an error where a cycle is not shown to contract.
 pub fn sensitivity(model: &ImplicitModel, std: &[f64]) -> Result<Sensitivity> {
+    model.require_no_taps("a certificate")?;
     let shape = model.shape();
     if std.len() != shape.inputs {
         return Err(Error::shape("std", format!("{} values", shape.inputs), std.len()));

@@ -15,6 +15,7 @@ impl ImplicitModel {
     /// z_i ∈ [low_i, high_i] at the equilibrium of every input with u_j in `inputs[j]` (which may be infinite), one per
     /// state. Cycles start from what their contraction proves, or from everything where it proves nothing.
     pub fn state_bounds(&self, inputs: &[(f64, f64)]) -> Result<Vec<(f64, f64)>> {
+        self.require_no_taps("bounds of the states")?;
         let shape = self.shape();
         if inputs.len() != shape.inputs {
             return Err(Error::shape("input ranges", shape.inputs, inputs.len()));

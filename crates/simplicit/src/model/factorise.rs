@@ -40,9 +40,7 @@ impl ImplicitModel {
                 "the factors need not satisfy kappa; reduce it without",
             ));
         }
-        if self.layout().layers().iter().any(|l| l.map.is_some()) {
-            return Err(Error::unsupported("factorising tap blocks", "only dense layers are factorised"));
-        }
+        self.require_no_taps("factorisation")?;
         let StateShape { inputs, states: n, outputs } = self.shape();
         let layers = self.layout().layers();
         // Output rows first: the layout has the last layer on top.

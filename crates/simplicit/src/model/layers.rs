@@ -109,6 +109,17 @@ impl ImplicitModel {
         !layer_components(self.layout(), self.a(), self.taps()).cyclic.contains(&true)
     }
 
+    /// An error where something only works on A, B, C and D themselves.
+    pub(crate) fn require_no_taps(&self, what: &str) -> Result<()> {
+        if self.taps().is_empty() {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("{what} of a model with shared weights, poolings or residual sums"),
+            "not yet; it needs every weight as an entry of A, B, C or D",
+        ))
+    }
+
     /// The same model with its residual sums as entries of A, B, C and D; `None` if weights are shared or pooled, whose
     /// entries would be too many.
     pub(crate) fn without_taps(&self) -> Option<Cow<'_, Self>> {

@@ -39,12 +39,7 @@ pub struct Reduced {
 impl ImplicitModel {
     /// Removes states without changing outputs. Non-zeros never grow; ‖A‖∞ ≤ κ and λ_pf survive.
     pub fn reduce(&self, ranges: &Ranges) -> Result<Reduced> {
-        if let Some(layer) = self.layout().layers().iter().find(|l| l.map.is_some()) {
-            return Err(Error::unsupported(
-                format!("reducing layer {:?}", layer.name),
-                "its units share their weights; only dense layers are reduced",
-            ));
-        }
+        self.require_no_taps("reduction")?;
         let shape = self.shape();
         let z = match ranges {
             Ranges::Unknown => self.state_bounds(&vec![(f64::NEG_INFINITY, f64::INFINITY); shape.inputs])?,
@@ -66,6 +61,7 @@ impl ImplicitModel {
 
     /// The model over the inputs that some row reads, and which these are: samples must be cut to the same columns.
     pub fn without_unread_inputs(&self) -> Result<(Self, Vec<usize>)> {
+        self.require_no_taps("reduction")?;
         let preprocessing = self.preprocessing();
         if preprocessing.mean.len() > 1 || preprocessing.std.len() > 1 {
             return Err(Error::unsupported(
