@@ -79,10 +79,15 @@ def test_control_c_stops_training_at_once():
     network = Network.from_layers([rng.normal(size=(300, 200)), rng.normal(size=(300, 300)), rng.normal(size=(5, 300))])
     U = rng.normal(size=(3000, 200))
     sim = SIM(penalty="perspective", connectivity="full", rounds=4)
+    # A shell's background jobs ignore it from birth.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        sim.fit(network, U)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sim.fit(network, U)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - begin < 30
     assert not hasattr(sim, "model_")
 
