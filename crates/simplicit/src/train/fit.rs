@@ -24,7 +24,7 @@ const MAX_ALTERNATIONS: usize = 4;
 
 /// Factor on the first ρ of cardinality over taps. Neighbouring taps are much alike, and a small ρ wanders off among
 /// them: on ResNet-20 at half of its weights, ρ = 0.05 left twice the divergence that larger ones do.
-const TAP_RHO: f64 = 6.0;
+const TAP_RHO: f64 = 3.0;
 
 /// A fitted model.
 pub(super) struct Fitted {
