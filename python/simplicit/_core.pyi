@@ -129,6 +129,25 @@ class Statistics:
     def push(self, features: _Array, targets: _Array) -> None: ...
     def finish(self) -> tuple[int, _F64, _F64, _F64]: ...
 
+def attack_model(
+    model: Model,
+    u: _Array,
+    labels: list[int],
+    *,
+    baseline: Network | Model | None = None,
+    epsilon: list[float],
+    methods: list[str],
+    pixels: float,
+    iterations: int,
+    restarts: int,
+    step: float | None,
+    queries: int,
+    seed: int,
+    threads: int | None = None,
+) -> dict[str, Any]: ...
+def certify_model(
+    model: Model, u: _Array, labels: list[int], *, epsilon: list[float], bound: str, threads: int | None = None
+) -> dict[str, Any]: ...
 def connections(connectivity: str, layout: str, inputs: int, outputs: int) -> _F32: ...
 def train(
     flags: list[str],

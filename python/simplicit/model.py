@@ -58,6 +58,31 @@ class Diagnostics:
     converged: Array
 
 
+@dataclass(frozen=True)
+class AttackReport:
+    """Accuracies in the order of `epsilon`; `attacks` has (method, gradient, accuracies); `fooled` is m × ε."""
+
+    epsilon: list[float]
+    samples: int
+    clean_accuracy: float
+    attacked_accuracy: list[float]
+    attacks: list[tuple[str, str | None, list[float]]]
+    fooled: Array
+
+
+@dataclass(frozen=True)
+class CertifyReport:
+    """Accuracies in the order of `epsilon`; `by_bound` has them per bound; `certified` is m × ε."""
+
+    epsilon: list[float]
+    samples: int
+    clean_accuracy: float
+    certified_accuracy: list[float]
+    by_bound: list[tuple[str, list[float]]]
+    certified: Array
+    not_converged: int
+
+
 class ImplicitModel:
     """An implicit model: weights as SciPy matrices, outputs with certified errors, one file.
 
@@ -362,6 +387,89 @@ class ImplicitModel:
             As for :meth:`predict`; the gradient is with respect to the preprocessed input.
         """
         return self._core.input_gradient(as_array(U, "U"), as_array(v, "v"), preprocess=preprocess, threads=threads)
+
+    def attack(
+        self,
+        U: Any,
+        labels: Any,
+        epsilon: Sequence[float] = (1 / 255, 2 / 255),
+        *,
+        baseline: Network | ImplicitModel | None = None,
+        methods: Sequence[str] = ("fgsm", "pgd", "square"),
+        pixels: float = 1.0,
+        iterations: int = 20,
+        restarts: int = 2,
+        step: float | None = None,
+        queries: int = 300,
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> AttackReport:
+        """Accuracy on inputs that were changed to fool the model, as ``simplicit attack`` measures it.
+
+        Parameters
+        ----------
+        U : array
+            Raw inputs.
+        labels : array
+            Their classes.
+        epsilon : sequence of float, optional
+            Largest changes, in raw·scale units; inputs stay in [0, 1] there.
+        baseline : Network or ImplicitModel, optional
+            Attacks along its gradient are transferred as well.
+        methods : sequence of str, optional
+            ``fgsm``, ``pgd``, ``square``.
+        pixels : float, optional
+            Share of the values that may change, chosen at random per sample.
+        iterations, restarts, step, queries : optional
+            How hard PGD and the square search try.
+        seed : int, optional
+        threads : int, optional
+        """
+        found = _core.attack_model(
+            self._core,
+            as_array(U, "U"),
+            np.asarray(labels).ravel().tolist(),
+            baseline=None if baseline is None else baseline._core,
+            epsilon=[float(e) for e in epsilon],
+            methods=list(methods),
+            pixels=pixels,
+            iterations=iterations,
+            restarts=restarts,
+            step=step,
+            queries=queries,
+            seed=seed,
+            threads=threads,
+        )
+        return AttackReport(**{**found, "fooled": np.array(found["fooled"])})
+
+    def certify(
+        self,
+        U: Any,
+        labels: Any,
+        epsilon: Sequence[float] = (1 / 255, 2 / 255),
+        *,
+        bound: str = "linear",
+        threads: int | None = None,
+    ) -> CertifyReport:
+        """Accuracy that no change within epsilon can take away, as ``simplicit certify`` proves it.
+
+        Parameters
+        ----------
+        U : array
+            Raw inputs.
+        labels : array
+            Their classes.
+        epsilon : sequence of float, optional
+            Largest changes, in raw·scale units.
+        bound : str, optional
+            The tightest to try: ``global``, ``interval`` or ``linear``.
+        threads : int, optional
+        """
+        labels = np.asarray(labels).ravel().tolist()
+        found = _core.certify_model(
+            self._core, as_array(U, "U"), labels, epsilon=[float(e) for e in epsilon], bound=bound, threads=threads
+        )
+        return CertifyReport(**{**found, "certified": np.array(found["certified"])})
 
     def sparsity(self) -> Sparsity:
         """Non-zeros, sparsity, multiply-adds and bytes."""

@@ -145,6 +145,18 @@ impl<'a> ViewInputs<'a> {
     }
 }
 
+impl ViewInputs<'_> {
+    /// The preprocessing, spread over the values of a sample.
+    pub(crate) fn per_feature(&self) -> &PerFeature {
+        &self.per_feature
+    }
+
+    /// Axes of one sample.
+    pub(crate) fn sample_shape(&self) -> &[usize] {
+        &self.numbers.shape()[1..]
+    }
+}
+
 impl InputSource for ViewInputs<'_> {
     fn samples(&self) -> usize {
         self.indices.as_ref().map_or(self.numbers.samples(), Vec::len)

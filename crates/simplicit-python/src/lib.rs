@@ -6,6 +6,7 @@ mod door;
 mod errors;
 mod model;
 mod network;
+mod robustness;
 mod statistics;
 mod train;
 
@@ -19,6 +20,8 @@ mod _core {
     use super::model::Model;
     #[pymodule_export]
     use super::network::{Builder, Network};
+    #[pymodule_export]
+    use super::robustness::{attack_model, certify_model};
     #[pymodule_export]
     use super::statistics::{Statistics, connections};
     #[pymodule_export]

@@ -37,7 +37,8 @@ fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
         importance: None,
         preprocessing: Preprocessing::identity(),
     };
-    let settings = TrainSettings { strength: 1e-4, ..TrainSettings::default() };
+    // Without stages every level is a model of its own.
+    let settings = TrainSettings { strength: 1e-4, output_refit: 0, ..TrainSettings::default() };
     let cancel = Cancel::new();
     let mut models = 0;
     let mut count = |p| models += usize::from(matches!(p, simplicit::train::Progress::Model { .. }));
@@ -62,4 +63,16 @@ fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
     assert_eq!(alone.model.b(), points[1].model.b());
     assert!(path(&input, None, &[1.0], &settings, &mut run).is_err());
     assert!(models < 36, "{models} models: a level must profit from those before it");
+
+    // In stages every level starts from the one before; the first is what training for it alone gives.
+    let settings = TrainSettings { output_refit: 2, ..settings };
+    let staged = path(&input, None, &[0.3, 0.5, 0.7], &settings, &mut run).unwrap();
+    for (point, level) in staged.iter().zip([0.3, 0.5, 0.7]) {
+        let sparsity = point.model.sparsity().sparsity;
+        assert!((sparsity - level).abs() < 0.003, "{sparsity} for {level}");
+        assert!(point.report.rows.iter().all(|r| r.bound_distance.is_some()), "certified");
+    }
+    let alone = train(&input, &TrainSettings { target_sparsity: Some(0.3), ..settings }, &mut run).unwrap();
+    assert_eq!(alone.model.to_bytes(), staged[0].model.to_bytes());
+    assert!(staged[2].report.training_error < points[2].report.training_error, "stages pay at the far end");
 }

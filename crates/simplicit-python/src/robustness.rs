@@ -1,0 +1,143 @@
+//! Attacks and certificates for Python, as `simplicit attack` and `simplicit certify` have them.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use simplicit::Error;
+use simplicit::attack::{self, AttackInput, AttackSettings, Classifier, Gradient, Method, ModelClassifier};
+use simplicit::certify::{self, CertifySettings};
+use simplicit::network;
+use simplicit::parallel::Threads;
+
+use crate::arrays::{Lent, ViewInputs};
+use crate::door::enter;
+use crate::errors::of_library;
+use crate::model::Model;
+use crate::network::Network;
+
+fn methods(names: &[String]) -> Result<Vec<Method>, Error> {
+    let method = |name: &String| match name.as_str() {
+        "fgsm" => Ok(Method::Fgsm),
+        "pgd" => Ok(Method::Pgd),
+        "square" => Ok(Method::Square),
+        other => Err(Error::setting("method", "fgsm, pgd or square", other)),
+    };
+    names.iter().map(method).collect()
+}
+
+/// Whose gradients transferred attacks follow.
+enum Source {
+    Network(std::sync::Arc<network::Network>),
+    Model(Box<ModelClassifier>),
+}
+
+/// Accuracy under attack, for raw inputs and their classes.
+#[pyfunction]
+#[pyo3(signature = (model, u, labels, *, baseline=None, epsilon, methods, pixels, iterations, restarts, step, queries, seed, threads=None))]
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn attack_model<'py>(
+    py: Python<'py>,
+    model: &Bound<'py, Model>,
+    u: Lent<'py>,
+    labels: Vec<u32>,
+    baseline: Option<&Bound<'py, PyAny>>,
+    epsilon: Vec<f64>,
+    methods: Vec<String>,
+    pixels: f64,
+    iterations: usize,
+    restarts: usize,
+    step: Option<f64>,
+    queries: usize,
+    seed: u64,
+    threads: Option<usize>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let model = model.get().model.clone();
+    let inputs = ViewInputs::new(u.numbers(), model.preprocessing(), None).map_err(|e| of_library(&e))?;
+    let per_feature = inputs.per_feature().clone();
+    let sample_shape = inputs.sample_shape().to_vec();
+    let methods = self::methods(&methods).map_err(|e| of_library(&e))?;
+    let source = match baseline {
+        None => None,
+        Some(object) => Some(match object.cast::<Network>() {
+            Ok(network) => Source::Network(network.get().network.clone()),
+            Err(_) => {
+                let other = object.cast::<Model>().map_err(|_| {
+                    of_library(&Error::setting("baseline", "a network or an implicit model", object.get_type()))
+                })?;
+                Source::Model(Box::new(ModelClassifier::new(&other.get().model).map_err(|e| of_library(&e))?))
+            }
+        }),
+    };
+    let threads = threads.map_or_else(Threads::available, Threads::new);
+    let report = enter(py, None, |inside| {
+        let target = ModelClassifier::new(&model)?;
+        let baseline: Option<&dyn Classifier> = source.as_ref().map(|s| match s {
+            Source::Network(network) => network.as_ref() as &dyn Classifier,
+            Source::Model(model) => model.as_ref(),
+        });
+        let gradients =
+            if baseline.is_some() { vec![Gradient::Baseline, Gradient::Model] } else { vec![Gradient::Model] };
+        let settings =
+            AttackSettings { epsilon, methods, gradients, pixels, step, iterations, restarts, queries, seed };
+        let input = AttackInput {
+            target: &target,
+            baseline,
+            inputs: &inputs,
+            labels: &labels,
+            per_feature: &per_feature,
+            sample_shape: &sample_shape,
+        };
+        Ok(attack::attack(&input, &settings, threads, inside.cancel, |_| {})?)
+    })?;
+    let out = PyDict::new(py);
+    out.set_item("epsilon", report.epsilon)?;
+    out.set_item("samples", report.samples)?;
+    out.set_item("clean_accuracy", report.clean_accuracy)?;
+    out.set_item("attacked_accuracy", report.attacked_accuracy)?;
+    let attacks: Vec<(String, Option<String>, Vec<f64>)> = report
+        .attacks
+        .into_iter()
+        .map(|a| (a.method.to_string(), a.gradient.map(|g| g.to_string()), a.accuracy))
+        .collect();
+    out.set_item("attacks", attacks)?;
+    out.set_item("fooled", report.fooled)?;
+    Ok(out)
+}
+
+/// Accuracy that no perturbation can take away.
+#[pyfunction]
+#[pyo3(signature = (model, u, labels, *, epsilon, bound, threads=None))]
+pub(crate) fn certify_model<'py>(
+    py: Python<'py>,
+    model: &Bound<'py, Model>,
+    u: Lent<'py>,
+    labels: Vec<u32>,
+    epsilon: Vec<f64>,
+    bound: &str,
+    threads: Option<usize>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let model = model.get().model.clone();
+    let inputs = ViewInputs::new(u.numbers(), model.preprocessing(), None).map_err(|e| of_library(&e))?;
+    let bound = match bound {
+        "global" => certify::Bound::Global,
+        "interval" => certify::Bound::Interval,
+        "linear" => certify::Bound::Linear,
+        other => return Err(of_library(&Error::setting("bound", "global, interval or linear", other))),
+    };
+    let threads = threads.map_or_else(Threads::available, Threads::new);
+    let report = enter(py, None, |inside| {
+        let settings = CertifySettings { epsilon, bound };
+        let (per_feature, cancel) = (inputs.per_feature(), inside.cancel);
+        Ok(certify::certify(&model, &inputs, &labels, per_feature, &settings, threads, cancel, |_| {})?)
+    })?;
+    let out = PyDict::new(py);
+    out.set_item("epsilon", report.epsilon)?;
+    out.set_item("samples", report.samples)?;
+    out.set_item("clean_accuracy", report.clean_accuracy)?;
+    out.set_item("certified_accuracy", report.certified_accuracy)?;
+    let by_bound: Vec<(String, Vec<f64>)> =
+        report.by_bound.into_iter().map(|(bound, accuracy)| (bound.to_string(), accuracy)).collect();
+    out.set_item("by_bound", by_bound)?;
+    out.set_item("certified", report.certified)?;
+    out.set_item("not_converged", report.not_converged)?;
+    Ok(out)
+}
