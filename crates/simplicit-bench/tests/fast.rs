@@ -39,5 +39,5 @@ fn one_command_from_images_to_page() {
     assert!(again.unwrap().status.success());
     assert_eq!(std::fs::read_to_string(&page).unwrap(), text);
     let svg = std::fs::read_to_string(page.with_extension("svg")).unwrap();
-    assert_eq!(svg.matches("<line class=\"line c").count(), 6, "all in the key; a curve may lie below the plot");
+    assert_eq!(svg.matches("<text x=\"76\"").count(), 6, "all in the key; a curve may lie below the plot");
 }

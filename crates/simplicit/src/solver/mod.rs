@@ -123,8 +123,47 @@ pub fn solve_rows_into(
         problem.check(design.features(), design.targets())?;
     }
     let rows: Vec<Target> = problems.iter().map(|problem| Target { problem, shifted: None }).collect();
-    solve_targets(design, penalty, &rows, settings, threads, cancel, &mut take)
+    solve_targets(design, penalty, &rows, settings, threads, cancel, &mut |k, solution| {
+        let solution = match solution.status {
+            Status::Limit => along_the_fit(design, penalty, &problems[k], settings, cancel, solution)?,
+            Status::Solved => solution,
+        };
+        take(k, solution)
+    })
 }
+
+/// A row that ended at a limit, again: from a weak fit, whose answer is near zero, to its own in a few warm steps.
+/// Rows that nearly interpolate, with far fewer samples than features, need it.
+fn along_the_fit(
+    design: &Design,
+    penalty: &dyn Penalty,
+    problem: &RowProblem,
+    settings: &SolverSettings,
+    cancel: &Cancel,
+    mut best: RowSolution,
+) -> Result<RowSolution> {
+    let mut start = None;
+    for share in FIT_SHARES {
+        let step = RowProblem { fit: share * problem.fit, start, ..problem.clone() };
+        let target = Target { problem: &step, shifted: None };
+        let Some(solution) = solve_block(design, penalty, &[target], settings, cancel)?.pop() else { break };
+        start = Some(solution.weights.clone());
+        if share == 1.0 {
+            let steps = best.newton_steps + solution.newton_steps;
+            if solution.gap < best.gap {
+                best = solution;
+            }
+            best.newton_steps = steps;
+            if best.status == Status::Solved {
+                break;
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// Shares of its own fit that a difficult row is solved with, one after the other.
+const FIT_SHARES: [f64; 9] = [1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 1.0, 1.0];
 
 /// A checked row problem, perhaps with another h and e than the statistics have for its target.
 struct Target<'a> {

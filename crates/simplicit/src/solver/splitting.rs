@@ -167,7 +167,8 @@ pub(super) fn start(coordinates: &Coordinates, penalty: &dyn Penalty, states: &m
         |s, out| {
             // A start that is worse than zero is none; P(0) = ½ here.
             let fit = 0.5 * dot(&s.u, out) - dot(&s.u, &s.row.h);
-            if !(fit + penalty.value_slice(&s.u, &s.row.scale) < 0.0) {
+            let value = fit + penalty.value_slice(&s.u, &s.row.scale);
+            if value >= 0.0 || value.is_nan() {
                 s.u.fill(0.0);
                 return;
             }
