@@ -73,6 +73,7 @@ fn help_of_every_command() {
         "certify",
         "reduce",
         "report",
+        "reproduce",
         "bench",
         "completions",
     ] {
