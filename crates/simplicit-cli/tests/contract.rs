@@ -168,3 +168,18 @@ fn kappa_rescale_gamma_and_the_papers_preset() {
     let (scaled, result) = norm("--gamma 1.25 --penalty l1 --normalize on");
     assert!(scaled < 1.25 && result["equilibrium_error"].as_f64().unwrap() < 0.5, "{result}");
 }
+
+#[test]
+fn exact_matching_matches_or_says_which_rows_cannot() {
+    let directory = tempfile::tempdir().unwrap();
+    let d = directory.path();
+    let train = "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 60 --matching exact";
+    run(d, &format!("{train} --out m.safetensors --json r.json")).expect(0);
+    let result: Value = serde_json::from_slice(&std::fs::read(d.join("r.json")).unwrap()).unwrap();
+    assert!(result["equilibrium_error"].as_f64().unwrap() < 1e-5, "{}", result["equilibrium_error"]);
+    assert!(result["max_relative_gap"].as_f64().unwrap() <= 1e-6);
+    assert!(result["sparsity"].as_f64().unwrap() > 0.5, "60 samples need few of 784 weights a row");
+    let ran = run(d, &format!("{train} --kappa 0.05 --out n.safetensors")).expect(2);
+    assert!(ran.one_line().contains("z[16]") && ran.one_line().contains("raise kappa"), "{ran:?}");
+    assert!(!d.join("n.safetensors").exists());
+}

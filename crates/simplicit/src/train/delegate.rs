@@ -153,6 +153,8 @@ fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
 #[derive(Debug, Clone)]
 pub struct RowsTask {
     pub(super) strength: f64,
+    /// Where cardinality starts; it depends on what the features are.
+    pub(super) first_rho: f64,
     pub(super) problems: Vec<RowProblem>,
 }
 
@@ -162,7 +164,9 @@ impl RowsTask {
         for problem in &self.problems {
             problem.check(design.features(), design.targets())?;
         }
-        Ok(solve_block(design, settings, self.strength, &self.problems, cancel)?.into_iter().flatten().collect())
+        let mut settings = settings.clone();
+        settings.cardinality.first_rho = self.first_rho;
+        Ok(solve_block(design, &settings, self.strength, &self.problems, cancel)?.into_iter().flatten().collect())
     }
 
     /// Numbers in the result, for d features.
@@ -172,7 +176,7 @@ impl RowsTask {
 
     /// For the journey.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = vec![self.strength, self.problems.len() as f64];
+        let mut out = vec![self.strength, self.first_rho, self.problems.len() as f64];
         let list = |values: Option<Vec<f64>>, out: &mut Vec<f64>| match values {
             Some(values) => {
                 out.push(values.len() as f64);
@@ -205,7 +209,7 @@ impl RowsTask {
     }
 
     fn read(left: &mut Numbers) -> Option<Self> {
-        let (strength, count) = (left.next()?, left.count()?);
+        let (strength, first_rho, count) = (left.next()?, left.next()?, left.count()?);
         let mut problems = Vec::new();
         for _ in 0..count {
             let (target, fit, factor, radius) = (left.count()?, left.next()?, left.next()?, left.next()?);
@@ -215,7 +219,7 @@ impl RowsTask {
             let bounds = left.list()?.map(|v| v.as_chunks::<2>().0.iter().map(|[l, u]| (*l, *u)).collect());
             problems.push(RowProblem { target, fit, units, weights, ball, bounds, start: left.list()? });
         }
-        Some(Self { strength, problems })
+        Some(Self { strength, first_rho, problems })
     }
 }
 
@@ -369,7 +373,7 @@ mod tests {
         assert_eq!(StatisticsTask::from_bytes(&bytes).unwrap(), task);
         assert!(StatisticsTask::from_bytes(&bytes[..bytes.len() - 1]).is_err());
         assert!(StatisticsTask::from_bytes(&[255; 40]).is_err());
-        let rows = RowsTask { strength: 1.0, problems: vec![RowProblem::new(0, 1.0)] };
+        let rows = RowsTask { strength: 1.0, first_rho: 0.05, problems: vec![RowProblem::new(0, 1.0)] };
         let bytes = rows.to_bytes();
         assert!(RowsTask::from_bytes(&bytes).is_ok());
         assert!(RowsTask::from_bytes(&bytes[8..]).is_err());

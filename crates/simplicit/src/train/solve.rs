@@ -50,8 +50,9 @@ pub(super) fn solve(
     let total = problems.len();
     let (keep, cancel): (&dyn Keep, _) = (run.keep, run.cancel);
     let mut out = Vec::with_capacity(total);
+    let first_rho = settings.cardinality.first_rho;
     let tasks: Vec<RowsTask> =
-        problems.chunks(ROW_BLOCK).map(|block| RowsTask { strength, problems: block.to_vec() }).collect();
+        problems.chunks(ROW_BLOCK).map(|block| RowsTask { strength, first_rho, problems: block.to_vec() }).collect();
     let mut take = |_: usize, rows: Vec<f64>| {
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
             let gap = row[d];
