@@ -57,7 +57,7 @@ def fit_custom(sim: SIM, baseline: States | Network | ImplicitModel, U: Any) -> 
 
     from simplicit.estimator import TrainReport
 
-    for name in ("target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "cascade", "matching", "scale", "mean", "std"):
+    for name in ("target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "reach", "positions", "cascade", "matching", "scale", "mean", "std"):
         if getattr(sim, name) is not None:
             raise SettingError(f"{name}: expected None with a penalty of your own, got {getattr(sim, name)!r}")
     if sim.rescale:

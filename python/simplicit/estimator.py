@@ -97,6 +97,12 @@ class SIM:
         Switches of the method.
     rounds : int, optional
         Convex solves with reweighting between them.
+    output_refit : int, optional
+        Rounds of least squares over all non-zeros together; 0 is none.
+    robust : int, optional
+        Train so many times more, every weight priced by what it adds to the certificate of the model before.
+    reach, positions : int, optional
+        For convolutions: maps back that ``feedforward`` may read, and positions of a map that each sample gives.
     samples : int, optional
         Use so many samples, chosen without replacement.
     seed : int, optional
@@ -158,7 +164,11 @@ class SIM:
         bias: bool | None = None,
         rounds: int | None = None,
         refit: bool | None = None,
+        output_refit: int | None = None,
         cascade: bool | None = None,
+        robust: int | None = None,
+        reach: int | None = None,
+        positions: int | None = None,
         samples: int | None = None,
         seed: int = 0,
         scale: float | None = None,
@@ -191,7 +201,11 @@ class SIM:
         self.bias = bias
         self.rounds = rounds
         self.refit = refit
+        self.output_refit = output_refit
         self.cascade = cascade
+        self.robust = robust
+        self.reach = reach
+        self.positions = positions
         self.samples = samples
         self.seed = seed
         self.scale = scale

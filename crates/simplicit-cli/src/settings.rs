@@ -232,8 +232,8 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     }
     let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
     let usual = TrainSettings::default();
-    // Shared weights have no such refit yet, and it knows nothing of certificates.
-    let unfit = plain || facts.maps || args.robust.is_some();
+    // Shared weights have no such refit yet, it knows nothing of certificates, and who wants no refit wants none at all.
+    let unfit = plain || facts.maps || args.robust.is_some() || args.refit == Some(Switch::Off);
     if facts.maps && args.output_refit.is_some_and(|n| n > 0) {
         return Err(not_yet("--output-refit for networks with convolutions"));
     }
