@@ -17,7 +17,7 @@ pub trait Classifier: Sync {
     fn classes(&self) -> usize;
     /// Outputs of a batch, one sample a row.
     fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>>;
-    /// Outputs, and the gradient of −log softmax(outputs)[label] with respect to the inputs, each sample's scaled by a
+    /// Outputs, and the gradient of −log softmax(outputs) at the label with respect to the inputs, each sample's scaled by a
     /// positive number of its own: a softmax that is saturated must not round the direction to zero.
     fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32]) -> Result<(Matrix<f32>, Matrix<f32>)>;
 }

@@ -14,7 +14,7 @@
 //! # Rounding
 //!
 //! A certificate holds for the model in exact arithmetic and for its single-precision run by
-//! [`Equilibrium`](crate::equilibrium::Equilibrium). Both are covered by slacks that only make it harder to certify:
+//! [`Equilibrium`]. Both are covered by slacks that only make it harder to certify:
 //!
 //! - A row of t terms, summed in single precision in any order, is off by at most γ_t·(|A||x| + |B||u| + |b|),
 //!   γ_t = t·2⁻²⁴/(1 − t·2⁻²⁴), plus |A| times the errors of the states it reads; a ReLU that stays off has none. This
