@@ -388,8 +388,9 @@ impl Fashion {
             paper: "One row per model: samples, λ₁ = λ₂, weight of the penalty, sparsity, accuracy under both attacks."
                 .into(),
             finding: if penalty == "l1" {
-                "The sparsity column of the paper does not follow from its settings: fewer samples at the same weights \
-                 give fewer non-zeros, yet 500 samples at λ = 0.01 are listed as less sparse than 1,000. Open."
+                "The sparsity column of the paper does not follow from its settings: fewer samples and a larger penalty both \
+                 give fewer non-zeros, yet 500 samples with ten times the penalty are listed as less sparse (26 %) than \
+                 1,000 (47 %). Open."
                     .into()
             } else {
                 "At 100 and 200 samples the paper's sparsity is exactly the bound of m non-zeros a row (77 and 54 %): the \
