@@ -33,13 +33,17 @@ from simplicit.errors import (
     ShapeError,
     UnsupportedError,
 )
-from simplicit.estimator import SIM, TrainReport
-from simplicit.model import Diagnostics, ImplicitModel, Sparsity, WellPosedness
+from simplicit.estimator import SIM
+from simplicit.model import ImplicitModel
 from simplicit.network import Network
+from simplicit.report import Report, TrainReport
+from simplicit.results import AttackReport, CertifyReport, Diagnostics, Sparsity, WellPosedness
 from simplicit.states import States
 
 __all__ = [
     "SIM",
+    "AttackReport",
+    "CertifyReport",
     "ConvergenceWarning",
     "Diagnostics",
     "Error",
@@ -50,6 +54,7 @@ __all__ = [
     "NotConvergedError",
     "NotFiniteError",
     "NotFittedError",
+    "Report",
     "SettingError",
     "ShapeError",
     "Sparsity",

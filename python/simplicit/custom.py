@@ -22,10 +22,11 @@ from simplicit._arrays import Array, as_array, content_hash
 from simplicit._progress import watcher
 from simplicit.errors import InfeasibleError, SettingError
 from simplicit.model import ImplicitModel
+from simplicit.report import TrainReport
 from simplicit.states import States
 
 if TYPE_CHECKING:
-    from simplicit.estimator import SIM, TrainReport
+    from simplicit.estimator import SIM
     from simplicit.network import Network
 
 _BATCH = 4096
@@ -54,8 +55,6 @@ class Row:
 def fit_custom(sim: SIM, baseline: States | Network | ImplicitModel, U: Any) -> tuple[ImplicitModel, TrainReport]:
     """Solve every row with CVXPY; see the module."""
     import cvxpy as cp
-
-    from simplicit.estimator import TrainReport
 
     for name in ("target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "reach", "positions", "cascade", "matching", "scale", "mean", "std"):
         if getattr(sim, name) is not None:

@@ -14,51 +14,15 @@ from simplicit import _core
 from simplicit._arrays import Array, as_array, content_hash
 from simplicit._progress import Progress, watcher
 from simplicit.errors import ConvergenceWarning, NotFittedError, SettingError, ShapeError
-from simplicit.model import ImplicitModel, Report, _table
+from simplicit.model import ImplicitModel
 from simplicit.network import Network
+from simplicit.report import Report, TrainReport, table
 from simplicit.states import States
 
 #: Settings that the command line spells on|off.
 _SWITCHES = ("normalize", "output_aware", "bias", "refit", "cascade")
 #: Settings that are not flags of ``simplicit train``.
 _OURS = ("mask", "threads", "checkpoint", "progress", "solver", "zero_below")
-
-
-class TrainReport:
-    """What training has to say: the numbers of ``train --json`` as attributes, and rows.
-
-    ``results`` is the whole JSON object; `rows` has name, non-zeros, gap and residual of every row, states then outputs.
-    """
-
-    def __init__(self, results: dict[str, Any], notices: list[str]) -> None:
-        self.results = results
-        self.notices = notices
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """One per row of (A B; C D), states then outputs."""
-        rows: list[dict[str, Any]] = self.results["row_details"]
-        return rows
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "results":
-            raise AttributeError(name)
-        try:
-            return self.results[name]
-        except KeyError:
-            raise AttributeError(f"{name!r}; there is {', '.join(self.results)}") from None
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.results]
-
-    def __repr__(self) -> str:
-        return f"TrainReport(sparsity={self.sparsity:.4f}, rows={len(self.rows)}, seconds={self.seconds['total']:.2f})"
-
-    def _repr_html_(self) -> str:
-        shown = ["sparsity", "nonzeros", "baseline_nonzeros", "max_relative_gap", "refit_residual", "equilibrium_error"]
-        rows = [(k.replace("_", " "), f"{self.results[k]}") for k in shown if self.results.get(k) is not None]
-        rows.append(("seconds", f"{self.seconds['total']:.2f}"))
-        return _table("TrainReport", rows + [("note", n) for n in self.notices])
 
 
 class SIM:
@@ -367,8 +331,8 @@ class SIM:
     def _repr_html_(self) -> str:
         rows = [("parameters", repr(self)[4:-1] or "defaults")]
         if hasattr(self, "model_"):
-            return _table("SIM", rows) + self.model_._repr_html_()
-        return _table("SIM, not fitted", rows)
+            return table("SIM", rows) + self.model_._repr_html_()
+        return table("SIM, not fitted", rows)
 
 
 def _names() -> list[str]:

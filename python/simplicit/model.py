@@ -2,88 +2,31 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import warnings
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse
 
 from simplicit import _core
+from simplicit import taps as tap_blocks
 from simplicit._arrays import Array, as_array
+from simplicit._core import Model as CoreModel
+from simplicit._shaped import Shaped
 from simplicit.errors import ConvergenceWarning, SettingError, UnsupportedError
-from simplicit.network import Network
-from simplicit.taps import TapBlock
-from simplicit.taps import read as read_taps
+from simplicit.report import Report, table
+from simplicit.results import AttackReport, CertifyReport, Diagnostics, Sparsity, WellPosedness
+from simplicit.taps import TapBlock, lent_csr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-
-@dataclass(frozen=True)
-class Sparsity:
-    """How large a model is beside its baseline; the one count that every command prints."""
-
-    nonzeros: int
-    baseline_nonzeros: int
-    sparsity: np.float64
-    multiply_adds: int
-    baseline_multiply_adds: int | None
-    bytes: int
-    letters: dict[str, int]
-    layers: list[dict[str, Any]]
+    from simplicit.network import Network
 
 
-@dataclass(frozen=True)
-class WellPosedness:
-    """What can be shown about x = φ(Ax + c) having exactly one solution."""
-
-    norm_a_inf: float
-    lambda_pf_upper: float
-    acyclic: bool
-    is_shown: bool
-
-
-@dataclass(frozen=True)
-class Diagnostics:
-    """Per sample: iterations, residual, certified errors of states and outputs, whether it converged."""
-
-    iterations: Array
-    residual: Array
-    state_error: Array
-    output_error: Array
-    converged: Array
-
-
-@dataclass(frozen=True)
-class AttackReport:
-    """Accuracies in the order of `epsilon`; `attacks` has (method, gradient, accuracies); `fooled` is m × ε."""
-
-    epsilon: list[float]
-    samples: int
-    clean_accuracy: float
-    attacked_accuracy: list[float]
-    attacks: list[tuple[str, str | None, list[float]]]
-    fooled: Array
-
-
-@dataclass(frozen=True)
-class CertifyReport:
-    """Accuracies in the order of `epsilon`; `by_bound` has them per bound; `certified` is m × ε."""
-
-    epsilon: list[float]
-    samples: int
-    clean_accuracy: float
-    certified_accuracy: list[float]
-    by_bound: list[tuple[str, list[float]]]
-    certified: Array
-    not_converged: int
-
-
-class ImplicitModel:
+class ImplicitModel(Shaped):
     """An implicit model: weights as SciPy matrices, outputs with certified errors, one file.
 
     Made by :meth:`load`, :meth:`from_arrays`, :meth:`Network.to_implicit` or :class:`SIM`.
@@ -101,9 +44,10 @@ class ImplicitModel:
     0.5
     """
 
-    def __init__(self, core: _core.Model) -> None:
+    _core: CoreModel
+
+    def __init__(self, core: CoreModel) -> None:
         self._core = core
-        self._taps: list[TapBlock] | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> ImplicitModel:
@@ -113,7 +57,7 @@ class ImplicitModel:
         ----------
         path : path-like
         """
-        return cls(_core.Model.load(os.fspath(path)))
+        return cls(CoreModel.load(os.fspath(path)))
 
     @classmethod
     def from_arrays(
@@ -157,7 +101,7 @@ class ImplicitModel:
         (n, p), q = matrices[1].shape, matrices[2].shape[0]
         if layout is None:
             layout = [{"name": "states", "size": n, "activation": activation}]
-        core = _core.Model.from_parts(
+        core = CoreModel.from_parts(
             [(m.indptr.astype(np.int64), m.indices.astype(np.int64), m.data) for m in matrices],
             np.zeros(n, np.float32) if b is None else np.asarray(b, np.float32).ravel(),
             np.zeros(q, np.float32) if d is None else np.asarray(d, np.float32).ravel(),
@@ -207,34 +151,16 @@ class ImplicitModel:
 
         Returns
         -------
-        simplicit.torch.ImplicitModule
+        simplicit.torch.ImplicitModule or simplicit.torch.LayeredModule
         """
-        from simplicit.torch import ImplicitModule
+        from simplicit.torch import implicit
 
-        return ImplicitModule(self, dtype=dtype)
-
-    @property
-    def n_inputs(self) -> int:
-        """p, inputs per sample."""
-        return self._core.shape[0]
-
-    @property
-    def n_states(self) -> int:
-        """n, states per sample."""
-        return self._core.shape[1]
-
-    @property
-    def n_outputs(self) -> int:
-        """q, outputs per sample."""
-        return self._core.shape[2]
+        return implicit(self, dtype=dtype)
 
     @property
     def taps(self) -> list[TapBlock]:
-        """Parts of A, B, C, D whose weights are shared over positions; none in a model without feature maps."""
-        if self._taps is None:
-            maps = any(layer.get("map") for layer in self.layout)
-            self._taps = read_taps(self.to_bytes()) if maps else []
-        return self._taps
+        """Convolutions, poolings and residual sums: summands of A, B, C, D; read-only, not copied."""
+        return tap_blocks.of_core(self._core)
 
     def unrolled(self, letter: str, *, max_nonzeros: int = 50_000_000) -> scipy.sparse.csr_array:
         """A, B, C or D with every shared weight at every position it acts on.
@@ -246,18 +172,12 @@ class ImplicitModel:
         max_nonzeros : int, optional
             Refuse more: an unrolled ResNet-20 has 37 million.
         """
-        matrix = self._stored(letter)
+        stored = self._stored(letter)
         blocks = [block for block in self.taps if block.letter == letter]
-        most = matrix.nnz + sum(block.multiply_adds() for block in blocks)
+        most = stored.nnz + sum(block.most_nonzeros() for block in blocks)
         if most > max_nonzeros:
             raise SettingError(f"max_nonzeros: expected at least {most} to unroll {letter}, got {max_nonzeros}")
-        starts = np.concatenate([[0], np.cumsum([layer["size"] for layer in self.layout])]).astype(int)
-        for block in blocks:
-            part = block.unrolled().tocoo()
-            rows = part.coords[0] + (starts[block.target] if block.target is not None else 0)
-            cols = part.coords[1] + (starts[block.source] if block.source is not None else 0)
-            matrix = matrix + scipy.sparse.csr_array((part.data, (rows, cols)), shape=matrix.shape)
-        return matrix
+        return stored + tap_blocks.unroll(blocks, self.layout, stored.shape) if blocks else stored
 
     def _matrix(self, letter: str) -> scipy.sparse.csr_array:
         if any(block.letter == letter for block in self.taps):
@@ -267,9 +187,7 @@ class ImplicitModel:
         return self._stored(letter)
 
     def _stored(self, letter: str) -> scipy.sparse.csr_array:
-        indptr, indices, data, shape = self._core.csr(letter)
-        # Columns are below 2³¹: the same bits as int32. Only the row pointers are converted, n + 1 numbers.
-        return scipy.sparse.csr_array((data, indices.view(np.int32), indptr.astype(np.int32)), shape=shape, copy=False)
+        return lent_csr(*self._core.csr(letter))
 
     @property
     def A(self) -> scipy.sparse.csr_array:
@@ -302,12 +220,6 @@ class ImplicitModel:
         return self._core.output_bias
 
     @property
-    def layout(self) -> list[dict[str, Any]]:
-        """Layers, last first: name, size, activation."""
-        layers: list[dict[str, Any]] = json.loads(self._core.layout)
-        return layers
-
-    @property
     def preprocessing(self) -> dict[str, Any]:
         """``scale``, ``mean`` and ``std`` of u = (raw·scale − mean)/std."""
         parts: dict[str, Any] = json.loads(self._core.preprocessing)
@@ -317,6 +229,11 @@ class ImplicitModel:
     def kappa(self) -> float | None:
         """The bound that ‖A‖∞ was held to."""
         return self._core.kappa
+
+    @property
+    def output_factor(self) -> float:
+        """What Cx + Du + d is multiplied by to be in the units of the baseline; not 1 after ``gamma`` alone."""
+        return self._core.output_factor
 
     @property
     def provenance(self) -> dict[str, str]:
@@ -555,43 +472,11 @@ class ImplicitModel:
             ("‖A‖∞, λ_pf at most", f"{posed.norm_a_inf:.4g}, {posed.lambda_pf_upper:.4g}"),
             ("layers, last first", ", ".join(f"{la['name']} {la['size']}" for la in self.layout)),
         ]
-        return _table("ImplicitModel", rows)
-
-
-class Report:
-    """One self-contained HTML page; shown in a frame by notebooks."""
-
-    def __init__(self, page: str) -> None:
-        self.html = page
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page, whole or not at all.
-
-        Parameters
-        ----------
-        path : path-like
-        """
-        target = os.fspath(path)
-        beside = f"{target}.{os.getpid()}.tmp"
-        try:
-            with open(beside, "w", encoding="utf-8") as file:
-                file.write(self.html)
-            os.replace(beside, target)
-        except BaseException:
-            if os.path.exists(beside):
-                os.unlink(beside)
-            raise
-
-    def _repr_html_(self) -> str:
-        page = html.escape(self.html, quote=True)
-        return f'<iframe srcdoc="{page}" style="width:100%;height:640px;border:0" title="report"></iframe>'
-
-    def __repr__(self) -> str:
-        return f"Report({len(self.html)} characters of HTML)"
+        return table("ImplicitModel", rows)
 
 
 def _from_bytes(data: bytes) -> ImplicitModel:
-    return ImplicitModel(_core.Model.from_bytes(data))
+    return ImplicitModel(CoreModel.from_bytes(data))
 
 
 def _csr(matrix: Any) -> scipy.sparse.csr_array:
@@ -599,8 +484,3 @@ def _csr(matrix: Any) -> scipy.sparse.csr_array:
     sparse.sum_duplicates()
     sparse.eliminate_zeros()
     return sparse
-
-
-def _table(title: str, rows: list[tuple[str, str]]) -> str:
-    cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows)
-    return f"<table><caption>{html.escape(title)}</caption>{cells}</table>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -11,10 +10,12 @@ import numpy as np
 
 from simplicit import _core
 from simplicit._arrays import Array, as_array
+from simplicit._core import Network as CoreNetwork
+from simplicit._shaped import Shaped
 from simplicit.errors import ShapeError
 
 
-class Network:
+class Network(Shaped):
     """A trained network: from ONNX, from weights, or from PyTorch (:func:`simplicit.torch.network`).
 
     Examples
@@ -28,7 +29,9 @@ class Network:
     array([[4., 4.]], dtype=float32)
     """
 
-    def __init__(self, core: _core.Network, recipe: tuple[str, Any]) -> None:
+    _core: CoreNetwork
+
+    def __init__(self, core: CoreNetwork, recipe: tuple[str, Any]) -> None:
         self._core = core
         #: How to make it again, on another machine.
         self._recipe = recipe
@@ -42,7 +45,7 @@ class Network:
         path : path-like
             Linear, convolution, sum, activation and pooling nodes; batch norm is folded.
         """
-        core = _core.Network.from_onnx(os.fspath(path))
+        core = CoreNetwork.from_onnx(os.fspath(path))
         with open(path, "rb") as file:
             return cls(core, ("onnx", file.read()))
 
@@ -77,27 +80,6 @@ class Network:
             if k + 1 < len(matrices):
                 at = builder.activation(at, activation, f"layer{k + 1}")
         return builder.build(at)
-
-    @property
-    def n_inputs(self) -> int:
-        """p, inputs per sample."""
-        return self._core.shape[0]
-
-    @property
-    def n_states(self) -> int:
-        """n, states per sample."""
-        return self._core.shape[1]
-
-    @property
-    def n_outputs(self) -> int:
-        """q, outputs per sample."""
-        return self._core.shape[2]
-
-    @property
-    def layout(self) -> list[dict[str, Any]]:
-        """Layers, last first: name, size, activation."""
-        layers: list[dict[str, Any]] = json.loads(self._core.layout)
-        return layers
 
     @property
     def nonzeros(self) -> int:
@@ -179,7 +161,7 @@ class Builder:
 
 def _again(kind: str, recipe: Any) -> Network:
     if kind == "onnx":
-        return Network(_core.Network.from_onnx_bytes(recipe), (kind, recipe))
+        return Network(CoreNetwork.from_onnx_bytes(recipe), (kind, recipe))
     shape, calls, at = recipe
     builder = Builder(shape)
     for name, args in calls:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,8 @@ import numpy as np
 import scipy.sparse
 
 from simplicit._arrays import Array
+from simplicit._core import Model
 from simplicit.errors import UnsupportedError
-
-_TYPES = {"F32": "<f4", "U8": "<u1", "U16": "<u2", "U32": "<u4", "I32": "<i4", "I64": "<i8"}
 
 
 @dataclass(frozen=True)
@@ -33,31 +33,40 @@ class TapBlock:
         Channels, height, width of what the window reads and gives.
     taps : scipy.sparse.csr_array or None
         One row per output channel, column (c·kh + dy)·kw + dx; None for a residual sum.
-    factors : array
-        Of a residual sum, one per channel.
+    factors : array or None
+        Of a residual sum, one per channel; None is one.
     """
 
     letter: str
     target: int | None
     source: int | None
     maps: list[dict[str, Any]]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
     input: tuple[int, int, int]
     output: tuple[int, int, int]
     taps: scipy.sparse.csr_array | None
-    factors: Array
+    factors: Array | None
 
-    def multiply_adds(self) -> int:
-        """An upper bound on the non-zeros of the unrolled block."""
-        positions = self.output[1] * self.output[2]
-        return positions * (self.output[0] if self.taps is None else int(self.taps.nnz))
+    @property
+    def is_plain_residual(self) -> bool:
+        """Whether units are added to units as they are, without weights or pooling."""
+        return self.taps is None and not self.maps
+
+    def most_nonzeros(self) -> int:
+        """An upper bound on the non-zeros of the unrolled block: taps on padding are not there."""
+        most = self.output[1] * self.output[2] * (self.output[0] if self.taps is None else int(self.taps.nnz))
+        for pooling in self.maps:
+            kernel = window_of(pooling)[0]
+            most *= kernel[0] * kernel[1]
+        return most
 
     def unrolled(self) -> scipy.sparse.csr_array:
         """The block as a matrix, units of the target × units of the source."""
         if self.taps is None:
-            block = scipy.sparse.diags_array(np.repeat(self.factors, self.output[1] * self.output[2])).tocsr()
+            factors = np.ones(self.output[0]) if self.factors is None else self.factors
+            block = scipy.sparse.diags_array(np.repeat(factors, self.output[1] * self.output[2])).tocsr()
         else:
             block = _slide(self.taps.tocoo(), self.kernel, self.stride, self.padding, self.input, self.output)
         for pooling in reversed(self.maps):
@@ -81,17 +90,22 @@ def _slide(taps: Any, kernel: Any, stride: Any, padding: Any, size_in: Any, size
     return scipy.sparse.csr_array((values[inside], (rows[inside], cols[inside])), shape=shape)
 
 
-def _pooling(pooling: dict[str, Any]) -> Any:
+def window_of(pooling: dict[str, Any]) -> tuple[Any, Any, Any, bool]:
+    """Kernel, stride, padding of a pooling, and whether padding counts."""
     ((kind, about),) = pooling.items()
-    size = tuple(about["input"][k] for k in ("channels", "height", "width"))
-    channels, h, w = size
     if kind == "global_average":
-        kernel, stride, padding, counted = (h, w), (1, 1), (0, 0, 0, 0), True
-    elif kind == "average_pool":
-        window = about["window"]
-        kernel, stride, padding, counted = window["kernel"], window["stride"], window["padding"], about["count_padding"]
-    else:
-        raise UnsupportedError(f"unrolling a {kind.replace('_', ' ')} is not supported: it is not linear")
+        return (about["input"]["height"], about["input"]["width"]), (1, 1), (0, 0, 0, 0), True
+    window = about["window"]
+    return window["kernel"], window["stride"], window["padding"], about.get("count_padding", False)
+
+
+def _pooling(pooling: dict[str, Any]) -> Any:
+    """A pooling's matrix."""
+    ((kind, about),) = pooling.items()
+    if kind == "max_pool":
+        raise UnsupportedError("unrolling a max pool is not supported: it is not linear")
+    channels, h, w = size = tuple(about["input"][k] for k in ("channels", "height", "width"))
+    kernel, stride, padding, counted = window_of(pooling)
     ho = (h + padding[0] + padding[2] - kernel[0]) // stride[0] + 1
     wo = (w + padding[1] + padding[3] - kernel[1]) // stride[1] + 1
     area = kernel[0] * kernel[1]
@@ -103,43 +117,31 @@ def _pooling(pooling: dict[str, Any]) -> Any:
     return scipy.sparse.diags_array(1.0 / np.maximum(counts, 1.0)) @ matrix
 
 
-def read(data: bytes) -> list[TapBlock]:
-    """The tap blocks of a model file's bytes; none in a model without maps."""
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    entries = json.loads(header["__metadata__"].get("taps", "[]"))
+def unroll(blocks: Sequence[TapBlock], layout: Sequence[dict[str, Any]], shape: tuple[int, int]) -> scipy.sparse.csr_array:
+    """The sum of blocks of one letter, every shared weight at every position it acts on."""
+    starts = np.concatenate([[0], np.cumsum([layer["size"] for layer in layout])]).astype(np.int64)
+    data, rows, cols = [np.zeros(0, np.float32)], [starts[:0]], [starts[:0]]
+    for block in blocks:
+        part = block.unrolled().tocoo()
+        data.append(part.data)
+        rows.append(part.coords[0] + (0 if block.target is None else starts[block.target]))
+        cols.append(part.coords[1] + (0 if block.source is None else starts[block.source]))
+    places = (np.concatenate(rows), np.concatenate(cols))
+    return scipy.sparse.csr_array((np.concatenate(data), places), shape=shape)
 
-    def tensor(name: str) -> Array:
-        entry = header[name]
-        first, last = (8 + length + offset for offset in entry["data_offsets"])
-        return np.frombuffer(data[first:last], _TYPES[entry["dtype"]])
 
-    def place(value: Any) -> int | None:
-        return int(value["layer"]) if isinstance(value, dict) else None
+def of_core(core: Model) -> list[TapBlock]:
+    """The tap blocks of a model, over its own memory; only row pointers are copied."""
+    return [TapBlock(**{**block, "maps": json.loads(block["maps"]), "taps": _shared(block)}) for block in core.taps()]
 
-    blocks = []
-    for k, entry in enumerate(entries):
-        size_in, size_out = (tuple(entry[s][a] for a in ("channels", "height", "width")) for s in ("input", "output"))
-        taps, factors = None, np.ones(size_out[0], np.float32)
-        if entry["weights"] == "taps":
-            parts = tuple(tensor(f"taps.{k}.{part}") for part in ("data", "indices", "indptr"))
-            shape = (size_out[0], size_in[0] * entry["kernel"][0] * entry["kernel"][1])
-            taps = scipy.sparse.csr_array((parts[0], parts[1].astype(np.int32), parts[2].astype(np.int32)), shape=shape)
-        elif entry["weights"] == "diagonal":
-            factors = tensor(f"taps.{k}.data")
-        blocks.append(
-            TapBlock(
-                entry["letter"],
-                place(entry["target"]),
-                place(entry["source"]),
-                entry["maps"],
-                tuple(entry["kernel"]),
-                tuple(entry["stride"]),
-                tuple(entry["padding"]),
-                size_in,
-                size_out,
-                taps,
-                factors,
-            )
-        )
-    return blocks
+
+def _shared(block: dict[str, Any]) -> scipy.sparse.csr_array | None:
+    if block["taps"] is None:
+        return None
+    columns = block["input"][0] * block["kernel"][0] * block["kernel"][1]
+    return lent_csr(*block["taps"], (block["output"][0], columns))
+
+
+def lent_csr(indptr: Array, indices: Array, data: Array, shape: tuple[int, int]) -> scipy.sparse.csr_array:
+    """Native rows as SciPy's. Columns are below 2³¹: the same bits as int32. Only the row pointers are converted."""
+    return scipy.sparse.csr_array((data, indices.view(np.int32), indptr.astype(np.int32)), shape=shape, copy=False)

@@ -6,41 +6,11 @@ import simplicit
 from simplicit import SIM, States
 
 torch = needs("torch")
+from networks import Mixed, ResNet20, batches, shake  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import simplicit.torch as st  # noqa: E402
-
-
-class Block(nn.Module):
-    def __init__(self, inputs, outputs, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
-        self.shortcut = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x):
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
-
-
-class ResNet20(nn.Module):
-    def __init__(self, width=16):
-        super().__init__()
-        self.conv = nn.Conv2d(3, width, 3, 1, 1, bias=False)
-        self.bn = nn.BatchNorm2d(width)
-        sizes = [(width, width, 1)] * 3 + [(width, 2 * width, 2)] + [(2 * width, 2 * width, 1)] * 2
-        sizes += [(2 * width, 4 * width, 2)] + [(4 * width, 4 * width, 1)] * 2
-        self.blocks = nn.Sequential(*(Block(*size) for size in sizes))
-        self.linear = nn.Linear(4 * width, 10)
-
-    def forward(self, x):
-        out = self.blocks(F.relu(self.bn(self.conv(x))))
-        return self.linear(F.adaptive_avg_pool2d(out, 1).flatten(1))
 
 
 class Functional(nn.Module):
@@ -59,27 +29,10 @@ class Functional(nn.Module):
         return self.four(x)
 
 
-def shake(module, seed=0):
-    """Batch norms with statistics of their own."""
-    torch.manual_seed(seed)
-    for m in module.modules():
-        if isinstance(m, (nn.BatchNorm2d, nn.BatchNorm1d)):
-            m.running_mean.normal_(std=0.2)
-            m.running_var.uniform_(0.5, 1.5)
-            nn.init.uniform_(m.weight, 0.5, 1.5)
-            nn.init.normal_(m.bias, std=0.2)
-    return module.eval()
-
-
 @pytest.fixture
 def mlp():
     torch.manual_seed(1)
     return nn.Sequential(nn.Flatten(), nn.Linear(9, 14), nn.ReLU(), nn.Linear(14, 12), nn.ReLU(), nn.Linear(12, 4))
-
-
-def batches(*shape, count=5):
-    generator = torch.Generator().manual_seed(2)
-    return [(torch.randn(100, *shape, generator=generator), torch.zeros(100)) for _ in range(count)]
 
 
 def test_collect_sees_every_activation():
@@ -175,40 +128,3 @@ def test_what_is_refused(mlp):
         st.compress(mlp, batches(9), as_module=True, connectivity="full")
     with pytest.raises(simplicit.ShapeError, match="at least one batch"):
         st.collect(mlp, [])
-
-
-def test_to_torch_has_the_same_outputs(cyclic, network, U):
-    u = torch.randn(20, 5)
-    np.testing.assert_allclose(cyclic.to_torch()(u).detach(), cyclic.predict(u.numpy()), atol=1e-5)
-    np.testing.assert_allclose(network.to_implicit().to_torch()(torch.tensor(U)).detach(), network.forward(U), atol=1e-5)
-    fitted = SIM(penalty="l1", scale=0.5, mean=0.25, std=2.0).fit(network, U).model_
-    np.testing.assert_allclose(fitted.to_torch()(torch.tensor(U)).detach(), fitted.predict(U), atol=1e-5)
-
-
-@pytest.mark.parametrize("which", ["cyclic", "acyclic"])
-def test_gradcheck(which, cyclic, network):
-    model = cyclic if which == "cyclic" else network.to_implicit()
-    module = model.to_torch(dtype=torch.float64)
-    u = torch.randn(3, model.n_inputs, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(module, (u,))
-    names = [name for name, p in module.named_parameters() if p.numel()]
-    parameters = tuple(module.get_parameter(name) for name in names)
-
-    def outputs(*values):
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (u.detach(),))
-
-    assert torch.autograd.gradcheck(outputs, parameters)
-
-
-def test_gradient_is_the_librarys(cyclic):
-    u = torch.randn(6, 5, requires_grad=True)
-    v = torch.randn(6, 3)
-    cyclic.to_torch()(u).backward(v)
-    np.testing.assert_allclose(u.grad, cyclic.input_gradient(u.detach().numpy(), v.numpy()), atol=1e-4)
-
-
-def test_not_converged_is_an_error():
-    model = simplicit.ImplicitModel.from_arrays([[2.0]], [[1.0]], [[1.0]], [[0.0]])
-    module = st.ImplicitModule(model, max_iterations=50)
-    with pytest.raises(simplicit.NotConvergedError):
-        module(torch.ones(2, 1))

@@ -50,6 +50,11 @@ impl Lent<'_> {
         }
     }
 
+    /// The array as raw inputs.
+    pub(crate) fn inputs(&self, preprocessing: &Preprocessing) -> PyResult<ViewInputs<'_>> {
+        ViewInputs::new(self.numbers(), preprocessing, None).map_err(|e| errors::of_library(&e))
+    }
+
     /// The whole array as float32, for what a network or model takes at once.
     pub(crate) fn matrix(&self, name: &str) -> Result<Matrix<f32>> {
         let numbers = self.numbers();

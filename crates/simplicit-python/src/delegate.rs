@@ -12,7 +12,7 @@ use simplicit::train::{Delegate, Keep, RowsTask, StatisticsTask};
 use simplicit::{Error, Result};
 use simplicit_cli::front::settings_from;
 
-use crate::arrays::{Lent, ViewInputs};
+use crate::arrays::Lent;
 use crate::door::enter;
 use crate::errors::of_library;
 use crate::train::{GivenStates, baseline_of};
@@ -125,8 +125,7 @@ pub(crate) fn run_statistics<'py>(
     let task = StatisticsTask::from_bytes(task).map_err(|e| of_library(&e))?;
     let baseline = baseline.map(baseline_of).transpose()?;
     let preprocessing = serde_json::from_str(preprocessing).map_err(|e| crate::errors::of_any(&e.into()))?;
-    let inputs = u.as_ref().map(|u| ViewInputs::new(u.numbers(), &preprocessing, None)).transpose();
-    let inputs = inputs.map_err(|e| of_library(&e))?;
+    let inputs = u.as_ref().map(|u| u.inputs(&preprocessing)).transpose()?;
     let states = states.as_ref().map(GivenStates::source).transpose()?;
     let bytes = enter(py, None, |inside| {
         let run = |source: &dyn StateSource| task.run(source, Threads::new(threads), inside.cancel, |_| {});

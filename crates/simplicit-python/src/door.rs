@@ -5,7 +5,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use pyo3::prelude::*;
-use simplicit::parallel::Cancel;
+use simplicit::parallel::{Cancel, Threads};
 use simplicit_cli::front::Event;
 
 use crate::errors;
@@ -21,6 +21,11 @@ pub(crate) struct Inside<'a> {
     pub(crate) cancel: &'a Cancel,
     /// Who watches.
     pub(crate) tell: &'a (dyn Fn(Event) + Sync),
+}
+
+/// As many as were asked for; all by default.
+pub(crate) fn threads(asked: Option<usize>) -> Threads {
+    asked.map_or_else(Threads::available, Threads::new)
 }
 
 /// Runs `work` without the interpreter's lock. `progress` is called with (phase or group, done, total).

@@ -8,6 +8,7 @@ mod model;
 mod network;
 mod robustness;
 mod statistics;
+mod taps;
 mod train;
 
 use pyo3::prelude::*;

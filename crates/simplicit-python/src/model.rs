@@ -14,13 +14,13 @@ use simplicit::equilibrium::{
 use simplicit::layout::Layout;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelMetadata, ModelParts};
-use simplicit::parallel::Threads;
 use simplicit::states::InputSource;
 use simplicit::{Error, Result};
 
 use crate::arrays::{Lent, ViewInputs, to_numpy};
-use crate::door::enter;
+use crate::door::{self, enter};
 use crate::errors::{of_any, of_library};
+use crate::taps;
 
 /// Samples run together: what a request to stop waits for.
 const CHUNK: usize = 4096;
@@ -50,6 +50,10 @@ impl Model {
         Ok(equilibrium)
     }
 
+    fn inputs<'a>(&self, u: &'a Lent<'_>, preprocess: bool) -> PyResult<ViewInputs<'a>> {
+        if preprocess { u.inputs(self.model.preprocessing()) } else { u.inputs(&Preprocessing::identity()) }
+    }
+
     fn csr_of(&self, letter: &str) -> PyResult<&Csr<f32>> {
         match letter {
             "A" => Ok(self.model.a()),
@@ -63,7 +67,7 @@ impl Model {
 
 /// Numbers of a model as a read-only array that keeps the model alive.
 #[allow(unsafe_code)]
-fn lend<'py, T: Element>(owner: &Bound<'py, Model>, numbers: &[T]) -> PyResult<Bound<'py, PyArray1<T>>> {
+pub(crate) fn lend<'py, T: Element>(owner: &Bound<'py, Model>, numbers: &[T]) -> PyResult<Bound<'py, PyArray1<T>>> {
     // SAFETY: `numbers` belongs to the model behind `owner`'s Arc, which nothing changes or drops while `owner`, the
     // array's base, is alive; the array is made read-only before anybody sees it.
     let array = unsafe { PyArray1::borrow_from_array(&aview1(numbers), owner.clone().into_any()) };
@@ -165,6 +169,11 @@ impl Model {
         Ok((lend(slf, matrix.indptr())?, lend(slf, matrix.indices())?, lend(slf, matrix.data())?, shape))
     }
 
+    /// Shared weights, one dictionary a block.
+    fn taps<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        taps::blocks(slf)
+    }
+
     #[getter]
     fn state_bias<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyArray1<f32>>> {
         lend(slf, slf.get().model.state_bias())
@@ -183,6 +192,12 @@ impl Model {
     #[getter]
     fn preprocessing(&self) -> PyResult<String> {
         of_json(serde_json::to_string(self.model.preprocessing()))
+    }
+
+    /// What outputs are multiplied by to be in the units of the network that everything started from.
+    #[getter]
+    fn output_factor(&self) -> f64 {
+        self.model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs)
     }
 
     #[getter]
@@ -224,11 +239,9 @@ impl Model {
         max_iterations: usize,
         memory: usize,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let threads = threads.map_or_else(Threads::available, Threads::new);
-        let settings = EquilibriumSettings { tolerance, max_iterations, memory, threads };
-        let own = if preprocess { self.model.preprocessing().clone() } else { Preprocessing::identity() };
-        let inputs = ViewInputs::new(u.numbers(), &own, None).map_err(|e| of_library(&e))?;
-        let factor = self.model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs);
+        let settings = EquilibriumSettings { tolerance, max_iterations, memory, threads: door::threads(threads) };
+        let inputs = self.inputs(&u, preprocess)?;
+        let factor = self.output_factor();
         let ran = enter(py, None, |inside| {
             let equilibrium = self.equilibrium(settings)?;
             let total = inputs.samples();
@@ -286,15 +299,29 @@ impl Model {
         tolerance: f64,
         max_iterations: usize,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let threads = threads.map_or_else(Threads::available, Threads::new);
+        let threads = door::threads(threads);
         let settings = EquilibriumSettings { tolerance, max_iterations, threads, ..Default::default() };
-        let own = if preprocess { self.model.preprocessing().clone() } else { Preprocessing::identity() };
-        let inputs = ViewInputs::new(u.numbers(), &own, None).map_err(|e| of_library(&e))?;
+        let inputs = self.inputs(&u, preprocess)?;
         let v = v.matrix("cotangents").map_err(|e| of_library(&e))?;
-        let gradient = enter(py, None, |_| {
+        let factor = self.output_factor();
+        let gradient = enter(py, None, |inside| {
+            let total = inputs.samples();
+            if v.rows() != total {
+                return Err(Error::shape("cotangents", format!("{total} samples"), v.rows()).into());
+            }
             let gradient = InputGradient::new(&self.model, settings)?;
-            let solution = gradient.run(&inputs.rows(0..inputs.samples())?, &v)?.1;
-            Ok(solution.gradient)
+            let mut out = Vec::with_capacity(total * self.model.shape().inputs);
+            for first in (0..total).step_by(CHUNK) {
+                inside.cancel.check()?;
+                let rows = first..(first + CHUNK).min(total);
+                let part = Matrix::from_fn(rows.len(), v.cols(), |i, j| v.row(first + i)[j]);
+                out.extend(gradient.run(&inputs.rows(rows)?, &part)?.1.gradient.into_vec());
+            }
+            if factor != 1.0 {
+                // Of the outputs that `run` gives.
+                out.iter_mut().for_each(|v| *v = (f64::from(*v) * factor) as f32);
+            }
+            Ok(Matrix::from_vec(total, self.model.shape().inputs, out)?)
         })?;
         to_numpy(py, gradient)
     }

@@ -3,18 +3,19 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use numpy::PyArray2;
+use numpy::{Element, PyArray2};
 use pyo3::prelude::*;
+use simplicit::arrays::Preprocessing;
 use simplicit::layout::Activation;
-use simplicit::linalg::Matrix;
+use simplicit::linalg::{Matrix, Scalar};
 use simplicit::model::ImplicitModel;
 use simplicit::network::{self, BatchNorm, NetworkBuilder, NodeId, Shape, Window};
-use simplicit::parallel::{self, Threads};
-use simplicit::states::{InputSource, StateMap};
+use simplicit::parallel;
+use simplicit::states::{InputSource, StateMap, StateShape};
 use simplicit::{Error, Result};
 
 use crate::arrays::{Lent, ViewInputs, to_numpy};
-use crate::door::enter;
+use crate::door::{self, enter};
 use crate::errors::of_library;
 use crate::model::Model;
 
@@ -29,6 +30,33 @@ pub(crate) struct Network {
 
 /// U, Z, X, Y of a batch.
 type States<'py> = [Bound<'py, PyArray2<f64>>; 4];
+
+/// `work` on blocks of samples, in order, until Ctrl-C.
+fn blocks<T: Send>(
+    py: Python<'_>,
+    inputs: &ViewInputs<'_>,
+    threads: Option<usize>,
+    work: impl Fn(&Matrix<f32>) -> Result<T> + Sync,
+) -> PyResult<Vec<T>> {
+    let total = inputs.samples();
+    enter(py, None, |inside| {
+        Ok(parallel::map(door::threads(threads), total.div_ceil(BLOCK), |block| {
+            inside.cancel.check()?;
+            work(&inputs.rows(block * BLOCK..((block + 1) * BLOCK).min(total))?)
+        })?)
+    })
+}
+
+/// Blocks of samples, one below the other.
+fn stacked<T: Element + Scalar>(
+    py: Python<'_>,
+    rows: usize,
+    cols: usize,
+    blocks: impl Iterator<Item = Matrix<T>>,
+) -> PyResult<Bound<'_, PyArray2<T>>> {
+    let all = Matrix::from_vec(rows, cols, blocks.flat_map(Matrix::into_vec).collect());
+    to_numpy(py, all.map_err(|e| of_library(&e))?)
+}
 
 #[pymethods]
 impl Network {
@@ -74,25 +102,25 @@ impl Network {
         u: Lent<'py>,
         threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let inputs = ViewInputs::new(u.numbers(), &Default::default(), None).map_err(|e| of_library(&e))?;
-        let threads = threads.map_or_else(Threads::available, Threads::new);
-        let y = enter(py, None, |inside| {
-            let total = inputs.samples();
-            let blocks = parallel::map(threads, total.div_ceil(BLOCK), |block| {
-                inside.cancel.check()?;
-                self.network.forward(&inputs.rows(block * BLOCK..((block + 1) * BLOCK).min(total))?)
-            })?;
-            let cols = blocks.first().map_or(0, Matrix::cols);
-            Ok(Matrix::from_vec(total, cols, blocks.into_iter().flat_map(Matrix::into_vec).collect())?)
-        })?;
-        to_numpy(py, y)
+        let inputs = u.inputs(&Preprocessing::identity())?;
+        let blocks = blocks(py, &inputs, threads, |u| self.network.forward(u))?;
+        stacked(py, inputs.samples(), self.network.shape().outputs, blocks.into_iter())
     }
 
     /// U, Z, X, Y of inputs that are already preprocessed.
     fn states<'py>(&self, py: Python<'py>, u: Lent<'py>) -> PyResult<States<'py>> {
-        let u = u.matrix("U").map_err(|e| of_library(&e))?;
-        let block = enter(py, None, |_| Ok(self.network.states(&u)?))?;
-        Ok([to_numpy(py, block.u)?, to_numpy(py, block.z)?, to_numpy(py, block.x)?, to_numpy(py, block.y)?])
+        let inputs = u.inputs(&Preprocessing::identity())?;
+        let blocks = blocks(py, &inputs, None, |u| self.network.states(u))?;
+        let (m, StateShape { inputs: p, states: n, outputs: q }) = (inputs.samples(), self.network.shape());
+        let (mut u, mut z, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for block in blocks {
+            u.push(block.u);
+            z.push(block.z);
+            x.push(block.x);
+            y.push(block.y);
+        }
+        let part = |cols, blocks: Vec<Matrix>| stacked(py, m, cols, blocks.into_iter());
+        Ok([part(p, u)?, part(n, z)?, part(n, x)?, part(q, y)?])
     }
 
     /// The equivalent implicit model.

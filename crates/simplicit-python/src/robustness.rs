@@ -6,10 +6,9 @@ use simplicit::Error;
 use simplicit::attack::{self, AttackInput, AttackSettings, Classifier, Gradient, Method, ModelClassifier};
 use simplicit::certify::{self, CertifySettings};
 use simplicit::network;
-use simplicit::parallel::Threads;
 
-use crate::arrays::{Lent, ViewInputs};
-use crate::door::enter;
+use crate::arrays::Lent;
+use crate::door::{self, enter};
 use crate::errors::of_library;
 use crate::model::Model;
 use crate::network::Network;
@@ -51,7 +50,7 @@ pub(crate) fn attack_model<'py>(
     threads: Option<usize>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let model = model.get().model.clone();
-    let inputs = ViewInputs::new(u.numbers(), model.preprocessing(), None).map_err(|e| of_library(&e))?;
+    let inputs = u.inputs(model.preprocessing())?;
     let per_feature = inputs.per_feature().clone();
     let sample_shape = inputs.sample_shape().to_vec();
     let methods = self::methods(&methods).map_err(|e| of_library(&e))?;
@@ -67,7 +66,7 @@ pub(crate) fn attack_model<'py>(
             }
         }),
     };
-    let threads = threads.map_or_else(Threads::available, Threads::new);
+    let threads = door::threads(threads);
     let report = enter(py, None, |inside| {
         let target = ModelClassifier::new(&model)?;
         let baseline: Option<&dyn Classifier> = source.as_ref().map(|s| match s {
@@ -116,14 +115,14 @@ pub(crate) fn certify_model<'py>(
     threads: Option<usize>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let model = model.get().model.clone();
-    let inputs = ViewInputs::new(u.numbers(), model.preprocessing(), None).map_err(|e| of_library(&e))?;
+    let inputs = u.inputs(model.preprocessing())?;
     let bound = match bound {
         "global" => certify::Bound::Global,
         "interval" => certify::Bound::Interval,
         "linear" => certify::Bound::Linear,
         other => return Err(of_library(&Error::setting("bound", "global, interval or linear", other))),
     };
-    let threads = threads.map_or_else(Threads::available, Threads::new);
+    let threads = door::threads(threads);
     let report = enter(py, None, |inside| {
         let settings = CertifySettings { epsilon, bound };
         let (per_feature, cancel) = (inputs.per_feature(), inside.cancel);

@@ -8,7 +8,6 @@ use pyo3::prelude::*;
 use simplicit::Error;
 use simplicit::arrays::{Array, Element, Labels, Preprocessing, Selection};
 use simplicit::layout::{Activation, Layer, Layout};
-use simplicit::parallel::Threads;
 use simplicit::problem::Mask;
 use simplicit::states::StateSource;
 use simplicit::train::{Checkpoint, Forget, Keep};
@@ -16,7 +15,7 @@ use simplicit_cli::front::{self, Baseline, Run, Samples, Training};
 
 use crate::arrays::{Lent, ViewInputs, ViewStates};
 use crate::delegate::Engine;
-use crate::door::enter;
+use crate::door::{self, enter};
 use crate::errors::{of_any, of_library};
 use crate::model::Model;
 use crate::network::Network;
@@ -100,7 +99,7 @@ pub(crate) fn train<'py>(
         (None, None, Some(states)) => Samples::States(states),
         _ => return Err(of_library(&Error::setting("fit", "a baseline with inputs, or states", "something else"))),
     };
-    let threads = threads.map_or_else(Threads::available, Threads::new);
+    let threads = door::threads(threads);
     let hashes = hashes.unwrap_or_default();
     let raised = Mutex::new(None);
     let engine = match engine {
@@ -154,15 +153,14 @@ pub(crate) fn page<'py>(
 ) -> PyResult<String> {
     let model = model.get().model.clone();
     let baseline = baseline.map(baseline_of).transpose()?;
-    let inputs = u.as_ref().map(|u| ViewInputs::new(u.numbers(), model.preprocessing(), None)).transpose();
-    let inputs = inputs.map_err(|e| of_library(&e))?;
+    let inputs = u.as_ref().map(|u| u.inputs(model.preprocessing())).transpose()?;
     let labels = labels.map(|values| {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let array = Array::from_le_bytes("labels", Element::U32, &[values.len()], bytes)?;
         Labels::from_array(&array, &Selection::all())
     });
     let labels = labels.transpose().map_err(|e| of_library(&e))?;
-    let threads = threads.map_or_else(Threads::available, Threads::new);
+    let threads = door::threads(threads);
     enter(py, None, |inside| {
         let inputs = inputs.as_ref().map(|inputs| inputs as &dyn simplicit::states::InputSource);
         front::page(title, &model, baseline.as_ref(), results, inputs, labels.as_ref(), threads, inside.cancel)

@@ -1,0 +1,70 @@
+"""What a model says about itself, as plain records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from simplicit._arrays import Array
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """How large a model is beside its baseline; the one count that every command prints."""
+
+    nonzeros: int
+    baseline_nonzeros: int
+    sparsity: np.float64
+    multiply_adds: int
+    baseline_multiply_adds: int | None
+    bytes: int
+    letters: dict[str, int]
+    layers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class WellPosedness:
+    """What can be shown about x = φ(Ax + c) having exactly one solution."""
+
+    norm_a_inf: float
+    lambda_pf_upper: float
+    acyclic: bool
+    is_shown: bool
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """Per sample: iterations, residual, certified errors of states and outputs, whether it converged."""
+
+    iterations: Array
+    residual: Array
+    state_error: Array
+    output_error: Array
+    converged: Array
+
+
+@dataclass(frozen=True)
+class AttackReport:
+    """Accuracies in the order of `epsilon`; `attacks` has (method, gradient, accuracies); `fooled` is m × ε."""
+
+    epsilon: list[float]
+    samples: int
+    clean_accuracy: float
+    attacked_accuracy: list[float]
+    attacks: list[tuple[str, str | None, list[float]]]
+    fooled: Array
+
+
+@dataclass(frozen=True)
+class CertifyReport:
+    """Accuracies in the order of `epsilon`; `by_bound` has them per bound; `certified` is m × ε."""
+
+    epsilon: list[float]
+    samples: int
+    clean_accuracy: float
+    certified_accuracy: list[float]
+    by_bound: list[tuple[str, list[float]]]
+    certified: Array
+    not_converged: int
