@@ -36,6 +36,7 @@ class Terminal:
         sys.stderr.flush()
 
     def close(self) -> None:
+        """Clear the line."""
         if self._last:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -63,6 +64,7 @@ class Notebook:
         self._handle.update(self._html(text))
 
     def close(self) -> None:
+        """Empty the element."""
         self._handle.update(self._html(""))
 
 
@@ -73,7 +75,7 @@ class Nothing:
         pass
 
     def close(self) -> None:
-        pass
+        """Nothing to clear."""
 
 
 class Told:
@@ -86,7 +88,7 @@ class Told:
         self._function(what, done, total)
 
     def close(self) -> None:
-        pass
+        """Nothing to clear."""
 
 
 def watcher(show: str | Progress | None) -> Terminal | Notebook | Nothing | Told:

@@ -20,7 +20,7 @@ import numpy as np
 from simplicit import _core
 from simplicit._arrays import Array, as_array, content_hash
 from simplicit._progress import watcher
-from simplicit.errors import InfeasibleError, SettingError
+from simplicit.errors import InfeasibleError, SettingError, UnsupportedError
 from simplicit.model import ImplicitModel
 from simplicit.report import TrainReport
 from simplicit.states import States
@@ -61,6 +61,8 @@ def fit_custom(sim: SIM, baseline: States | Network | ImplicitModel, U: Any) -> 
             raise SettingError(f"{name}: expected None with a penalty of your own, got {getattr(sim, name)!r}")
     if sim.rescale:
         raise SettingError("rescale: expected False with a penalty of your own; rescale the model afterwards")
+    if any(layer.get("map") for layer in baseline.layout or ()):
+        raise UnsupportedError("a penalty of your own for convolutions is not supported: a row there is shared by positions")
     begin = time.monotonic()
     states = baseline if isinstance(baseline, States) else _states(baseline, U)
     n, p, q = states.Z.shape[1], int(np.prod(states.U.shape[1:])), states.Y.shape[1]

@@ -1,6 +1,11 @@
-"""What can go wrong, one class each, with the library's own one-line messages."""
+"""What can go wrong, one class each, with the library's own one-line messages.
+
+Attributes are empty where the message alone says it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class Error(Exception):
@@ -10,31 +15,31 @@ class Error(Exception):
 class ShapeError(Error, ValueError):
     """Two shapes that should agree do not; ``what``, ``expected`` and ``got`` say which."""
 
-    what: str
-    expected: str
-    got: str
+    what: str = ""
+    expected: str = ""
+    got: str = ""
 
 
 class NotFiniteError(Error, ValueError):
     """A NaN or an infinity in the data, at ``row`` and ``column`` of ``array``."""
 
-    array: str
-    row: int
-    column: int
+    array: str = ""
+    row: int = -1
+    column: int = -1
 
 
 class SettingError(Error, ValueError):
     """A setting outside its range, or two settings that exclude each other."""
 
-    setting: str
-    expected: str
-    got: str
+    setting: str = ""
+    expected: str = ""
+    got: str = ""
 
 
 class FileError(Error, OSError):
     """A file at ``path`` that is not what it should be, or that the system refuses."""
 
-    path: str
+    path: str = ""
 
 
 class UnsupportedError(Error, NotImplementedError):
@@ -44,13 +49,13 @@ class UnsupportedError(Error, NotImplementedError):
 class InfeasibleError(Error):
     """Rows that no weights can match exactly: ``rows`` has their names and smallest residuals."""
 
-    rows: list[tuple[str, float]]
+    rows: Sequence[tuple[str, float]] = ()
 
 
 class NotConvergedError(Error):
     """Samples whose equilibrium was not reached, as rows of the batch in ``samples``."""
 
-    samples: list[int]
+    samples: Sequence[int] = ()
 
 
 class NotFittedError(Error, ValueError, AttributeError):

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from simplicit.engine import Engine, prepare
+from simplicit.errors import SettingError
 from simplicit.estimator import SIM
 
 _PATIENCE = 0.2
@@ -35,12 +36,15 @@ class RayEngine(Engine):
         super().__init__(baseline, U, workers=max(1, cpus // cpus_per_task), shard_blocks=shard_blocks)
 
     def put(self, value: Any) -> Any:
+        """Into the object store."""
         return ray.put(value)
 
     def submit(self, function: Any, *args: Any) -> Any:
+        """As a task."""
         return self._remote.remote(function, *args)
 
     def poll(self, call: Any) -> Any:
+        """The result, or None after a moment."""
         done, _ = ray.wait([call], timeout=_PATIENCE)
         return ray.get(call) if done else None
 
@@ -77,6 +81,10 @@ def fit(
     """
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    elif address not in (None, "auto"):
+        connected = ray.get_runtime_context().gcs_address
+        if address != connected:
+            raise SettingError(f"address: expected {connected}, which this process is connected to, got {address}; call ray.shutdown() first")
     known = prepare(sim, baseline, U)
     engine = RayEngine(known, U, cpus_per_task=cpus_per_task, shard_blocks=shard_blocks)
     sim._fit(known, U, engine)

@@ -77,5 +77,6 @@ class TrainReport:
 
 
 def table(title: str, rows: list[tuple[str, str]]) -> str:
+    """Names and values as HTML."""
     cells = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows)
     return f"<table><caption>{html.escape(title)}</caption>{cells}</table>"

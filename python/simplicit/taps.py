@@ -139,7 +139,8 @@ def _shared(block: dict[str, Any]) -> scipy.sparse.csr_array | None:
     if block["taps"] is None:
         return None
     columns = block["input"][0] * block["kernel"][0] * block["kernel"][1]
-    return lent_csr(*block["taps"], (block["output"][0], columns))
+    indptr, indices, data = block["taps"]
+    return lent_csr(indptr, indices, data, (block["output"][0], columns))
 
 
 def lent_csr(indptr: Array, indices: Array, data: Array, shape: tuple[int, int]) -> scipy.sparse.csr_array:

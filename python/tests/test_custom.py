@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from conftest import needs
+from conftest import DATA, needs
 
 import simplicit
 from simplicit import SIM
@@ -40,5 +40,8 @@ def test_constraints_of_your_own(states):
 def test_what_does_not_go_together(states):
     with pytest.raises(simplicit.SettingError, match="target_sparsity: expected None"):
         SIM(penalty=lambda row: 0, target_sparsity=0.5).fit(states)
+    resnet = simplicit.Network.from_onnx(DATA / "resnet20_cifar100.onnx")
+    with pytest.raises(simplicit.UnsupportedError, match="convolutions"):
+        SIM(penalty=lambda row: 0).fit(resnet, np.zeros((1, 3, 32, 32)))
     with pytest.raises(simplicit.InfeasibleError, match=r"z\[0\]"):
         SIM(penalty=lambda row: (0, [row.b[0] >= 1, row.b[0] <= 0]), solver="CLARABEL").fit(states[:50])

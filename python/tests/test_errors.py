@@ -74,6 +74,18 @@ def test_not_converged_is_a_warning(cyclic):
         cyclic.predict(u, max_iterations=1, memory=0)
 
 
+def test_rows_that_cannot_match_exactly(network, U):
+    with pytest.raises(simplicit.InfeasibleError) as caught:
+        SIM(penalty="l1", matching="exact", connectivity="full", kappa=0.01, normalize=False).fit(network, U)
+    assert len(caught.value.rows) > 0 and all(name and residual > 0 for name, residual in caught.value.rows)
+
+
+def test_attributes_are_always_there():
+    with pytest.raises(simplicit.SettingError) as caught:
+        SIM().set_params(kapa=1)
+    assert (caught.value.setting, caught.value.got) == ("", "")
+
+
 def test_control_c_stops_training_at_once():
     rng = np.random.default_rng(0)
     network = Network.from_layers([rng.normal(size=(300, 200)), rng.normal(size=(300, 300)), rng.normal(size=(5, 300))])

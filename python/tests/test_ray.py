@@ -39,10 +39,13 @@ def test_the_same_bits(problem, cluster):
     settings = {"penalty": "l1", "beta": 1e-3, "cascade": True}
     here = SIM(**settings).fit(network, U)
     cluster.add_node(num_cpus=2, object_store_memory=200_000_000)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     cluster.wait_for_nodes()
 
-    there = simplicit.ray.fit(SIM(**settings), network, U, shard_blocks=1)
+    # Joins the cluster that is there.
+    there = simplicit.ray.fit(SIM(**settings), network, U, address=cluster.address, shard_blocks=1)
+    assert len([node for node in ray.nodes() if node["Alive"]]) == 2
+    with pytest.raises(simplicit.SettingError, match="ray.shutdown"):
+        simplicit.ray.fit(SIM(**settings), network, U, address="10.0.0.1:6379")
     assert there.model_ == here.model_
     assert there.report_.rows == here.report_.rows
     assert set(there.travelled_) == {"shards", "statistics", "tasks", "results"}
@@ -52,6 +55,11 @@ def test_the_same_bits(problem, cluster):
     states = network.states(U)
     plain = SIM(**settings).fit(states)
     assert simplicit.ray.fit(SIM(**settings), states, shard_blocks=2, cpus_per_task=2).model_ == plain.model_
+
+    # Threads are what was granted.
+    for cpus in (1, 2):
+        task = ray.remote(simplicit.ray._run).options(num_cpus=cpus)
+        assert ray.get(task.remote(lambda *given: given, "work")) == ("work", cpus)
 
     # Held-out samples stay held out.
     drop = {"max_drop": 20.0, "penalty": "l1", "rounds": 1}

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 from conftest import needs
@@ -27,6 +29,18 @@ class Functional(nn.Module):
         x = F.leaky_relu(self.two(x), 0.25)
         x = self.three(x).tanh() if x.sum() > -1e30 else x
         return self.four(x)
+
+
+class Twice(nn.Module):
+    """A map that two activations read: a network, but not one to write weights back into."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(2, 3), nn.Linear(3, 2)
+
+    def forward(self, u):
+        z = self.one(u)
+        return self.two(torch.relu(z) + torch.tanh(z))
 
 
 @pytest.fixture
@@ -92,6 +106,18 @@ def test_a_resnet20_is_the_same_network():
     assert [la["size"] for la in states.layout] == [la["size"] for la in small.layout]
 
 
+def test_every_way_to_write_a_layer_is_the_same_network():
+    torch.manual_seed(0)
+    for module, shape in ((Mixed(), (2, 5, 8)), (Twice(), (2,))):
+        u = torch.randn(5, *shape)
+        before = copy.deepcopy(module.state_dict())
+        assert module.train() is module
+        network = st.network(module, u)
+        assert module.training
+        assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+        np.testing.assert_allclose(network.forward(u.numpy()), module(u).detach(), atol=1e-5)
+
+
 def test_compress_an_mlp(mlp):
     loader = batches(9)
     u = torch.cat([b[0] for b in loader])
@@ -105,6 +131,24 @@ def test_compress_an_mlp(mlp):
     np.testing.assert_allclose(sparse(u).detach(), model.predict(u.numpy()), atol=1e-5)
     loss = sparse(u).square().mean()
     loss.backward()
+    assert all(p.grad is not None for p in sparse.parameters())
+
+
+def test_compress_a_resnet20():
+    module = shake(ResNet20(4))
+    loader = [torch.randn(50, 3, 8, 8, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    u = torch.cat(loader)
+    model = st.compress(module, loader, target_sparsity=0.4)
+    assert model.sparsity().sparsity == pytest.approx(0.4, abs=0.01)
+    sparse = st.compress(module, loader, target_sparsity=0.4, as_module=True)
+    with torch.no_grad():
+        y = module(u)
+        expected = model.predict(u.numpy())
+        for same in (sparse, model.to_torch()):
+            np.testing.assert_allclose(same(u), expected, atol=1e-5 * float(y.abs().max()))
+        assert (sparse(u) - y).norm() < 0.1 * y.norm()
+    # Ready to fine-tune: the gradient reaches every weight.
+    sparse(u).square().mean().backward()
     assert all(p.grad is not None for p in sparse.parameters())
 
 
@@ -124,6 +168,10 @@ def test_what_is_refused(mlp):
         st.network(Functional(), torch.zeros(1, 7))
     with pytest.raises(simplicit.UnsupportedError, match="GELU"):
         st.network(nn.Sequential(nn.Linear(2, 2), nn.GELU()), torch.zeros(1, 2))
+    with pytest.raises(simplicit.UnsupportedError, match="maximum pooling.*ceil_mode"):
+        st.network(nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), nn.Flatten()), torch.zeros(1, 1, 5, 5))
+    with pytest.raises(simplicit.UnsupportedError, match="one at one.*read 2 times"):
+        st.compress(Twice(), [torch.zeros(9, 2)], as_module=True)
     with pytest.raises(simplicit.SettingError, match="as_module"):
         st.compress(mlp, batches(9), as_module=True, connectivity="full")
     with pytest.raises(simplicit.ShapeError, match="at least one batch"):

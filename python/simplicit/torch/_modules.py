@@ -135,7 +135,7 @@ class ImplicitModule(_Outer):
 
     def activated(self, z: torch.Tensor, function: Callable[[torch.Tensor, str], torch.Tensor]) -> torch.Tensor:
         """φ or φ′ of n × m pre-activations, layer by layer."""
-        parts = z.split([layer["size"] for layer in self.layout])
+        parts = torch.split(z, [layer["size"] for layer in self.layout])
         return torch.cat([function(part, la["activation"]) for part, la in zip(parts, self.layout, strict=True)])
 
     def iterate(self, step: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
@@ -214,12 +214,13 @@ class LayeredModule(_Outer):
 
     @property
     def summands(self) -> list[_Summand]:
+        """Of all layers and the output."""
         return [block for block in self.blocks if isinstance(block, _Summand)]
 
     def outputs(self, u: torch.Tensor) -> torch.Tensor:
         """Layer by layer."""
         values: dict[int | None, torch.Tensor] = {None: u}
-        biases = self.b.split(self.channels)
+        biases = torch.split(self.b, self.channels)
         for k in self.order:
             spread = biases[k].repeat_interleave(self.layout[k]["size"] // self.channels[k])
             z = self._sum(k, values, spread.expand(len(u), -1))
