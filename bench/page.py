@@ -1,0 +1,44 @@
+"""Tables that a benchmark writes into a page, between two marks that carry its name."""
+
+import os
+import pathlib
+import platform
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def fill(path, name, text):
+    """Replace what is between the marks of `name`; the file is whole or as it was."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    page = path.read_text(encoding="utf-8")
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise SystemExit(f"{path}: expected the marks {begin} and {end}")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    beside.write_text(f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}", encoding="utf-8")
+    beside.replace(path)
+
+
+def command():
+    """How this run was asked for, without where it was."""
+    return " ".join(["python", f"bench/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def machine():
+    """The processor, and how many of its cores there are."""
+    model = platform.processor() or "unknown processor"
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    except OSError:
+        pass
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores of an {model}" if model[:1] in "AEIOU" else f"{cores} cores of a {model}"
+
+
+def table(header, rows):
+    """Markdown."""
+    lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
+    return "\n".join(lines + [f"| {' | '.join(row)} |" for row in rows])
