@@ -26,8 +26,12 @@ def command():
     return " ".join(["python", f"bench/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
+#: Of other work, before any of ours.
+_LOAD = os.getloadavg()[0]
+
+
 def machine():
-    """The processor, and how many of its cores there are."""
+    """The processor, how many of its cores there are, and what else it did when this began."""
     model = platform.processor() or "unknown processor"
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
@@ -35,7 +39,8 @@ def machine():
     except OSError:
         pass
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores} cores of an {model}" if model[:1] in "AEIOU" else f"{cores} cores of a {model}"
+    article = "an" if model[:1] in "AEIOU" else "a"
+    return f"{cores} cores of {article} {model}, load {_LOAD:.1f} at the start"
 
 
 def table(header, rows):

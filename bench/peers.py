@@ -1,11 +1,11 @@
 """The same FashionMNIST problem through the peers, side by side, in one table from one run.
 
-    python bench/peers.py [--samples 1000] [--sample-rows 6] [--beta 0.05] [--json peers.json]
+    python bench/peers.py [--samples 1000] [--sample-rows 6] [--beta 0.05] [--json peers.json] [--page docs/python.md]
 
 Every row w = (a, b) of (A B; C D) is to minimise ½‖z − Ũᵀw‖² + β‖w‖₁ subject to ‖a‖₁ ≤ κ on state rows, the objective of
 torchidl, the authors' own package. Objectives are recomputed here in double precision from what each peer returns. A peer
 that would take minutes solves a sample of the rows; the table says how many. scikit-learn, celer and skglm know no
-constraint: they solve the output rows alone.
+constraint: they solve the output rows alone. With --page the table goes into the page between its marks.
 """
 
 import argparse
@@ -19,11 +19,11 @@ import time
 import warnings
 
 import numpy as np
+import page
 
 import simplicit
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "python/tests"))
+sys.path.insert(0, str(page.ROOT / "python/tests"))
 from conftest import idx  # noqa: E402
 
 KAPPA = 0.99
@@ -33,7 +33,7 @@ class Problem:
     """States of the network on some images, and what is measured about answers."""
 
     def __init__(self, samples, beta):
-        self.network = simplicit.Network.from_onnx(ROOT / "data/fashion_fc.onnx")
+        self.network = simplicit.Network.from_onnx(page.ROOT / "data/fashion_fc.onnx")
         images = idx("fashion_train_images.idx.gz")[:samples]
         self.states = self.network.states(images.reshape(len(images), -1) / 255.0)
         self.beta = beta
@@ -138,6 +138,69 @@ def cpu_seconds():
     return sum(u.ru_utime + u.ru_stime for u in used)
 
 
+def measured(name, run, rows, problem):
+    """One peer on its rows; None, and why on stderr, if it is not there or fails."""
+    begin, cpu = time.monotonic(), cpu_seconds()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            W = np.asarray(run(problem, rows), dtype=np.float64)
+    except Exception as met:
+        print(f"{name}: {type(met).__name__}: {str(met).splitlines()[0] if str(met) else ''}", file=sys.stderr, flush=True)
+        return None
+    seconds, cpu = time.monotonic() - begin, cpu_seconds() - cpu
+    print(f"{name}: {seconds:.1f} s for {len(rows)} rows", file=sys.stderr, flush=True)
+    n = problem.n
+    norms = {row: float(np.abs(w[:n]).sum()) for row, w in zip(rows, W, strict=True) if row < n}
+    return {
+        "peer": name,
+        "rows": len(rows),
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "values": {row: problem.objective(w, row) for row, w in zip(rows, W, strict=True)},
+        "norms": norms,
+        "zeros": float(np.mean(W == 0)),
+        "accuracy": problem.accuracy(W) if len(rows) == len(problem.T[0]) else None,
+    }
+
+
+def best_of(results):
+    """The smallest objective of every row, over answers that keep the constraint to 1e-6."""
+    best = {}
+    for r in results:
+        for row, value in r["values"].items():
+            if r["norms"].get(row, 0) <= KAPPA * (1 + 1e-6):
+                best[row] = min(best.get(row, np.inf), value)
+    return best
+
+
+def markdown(results, problem):
+    """The table."""
+    best, every = best_of(results), problem.n + problem.q
+    lines = []
+    for r in results:
+        largest = max(r["norms"].values(), default=None)
+        kept = "–" if largest is None else ("yes" if largest <= KAPPA else f"no, {largest:.6f}")
+        r["above_best"] = max(value / best[row] - 1 for row, value in r["values"].items() if row in best)
+        lines.append(
+            (
+                r["peer"],
+                f"{r['rows']} of {every}" if r["rows"] < every else f"all {every}",
+                f"{r['seconds']:.1f}",
+                f"{r['cpu_seconds']:.1f}",
+                f"{r['cpu_seconds'] / r['rows']:.3f}",
+                f"{r['above_best']:.1e}",
+                f"{100 * r['zeros']:.1f} %",
+                "–" if r["accuracy"] is None else f"{100 * r['accuracy']:.2f} %",
+                kept,
+            )
+        )
+    return page.table(
+        ("", "rows", "seconds", "CPU seconds", "CPU seconds a row", "objective above the best", "exact zeros", "accuracy", "κ kept"),
+        lines,
+    )
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--samples", type=int, default=1000)
@@ -145,10 +208,10 @@ def main():
     parser.add_argument("--beta", type=float, default=0.05)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--page", type=pathlib.Path, help="write the table into this page")
     args = parser.parse_args()
     problem = Problem(args.samples, args.beta)
     n, q, d = problem.n, problem.q, problem.F.shape[1]
-    print(f"{args.samples} samples, {n} state rows, {q} output rows, {d} features, beta {args.beta}, kappa {KAPPA}", flush=True)
     every, outputs = list(range(n + q)), list(range(n, n + q))
     step = max(1, n // max(1, args.sample_rows - 2))
     sample = [*range(0, n, step)][: args.sample_rows - 2] + outputs[:2]
@@ -162,56 +225,18 @@ def main():
         ("celer", celer, outputs),
         ("skglm", skglm, outputs),
     ]
-    results, best = [], {}
-    for name, run, rows in peers:
-        if args.only and name not in args.only:
-            continue
-        begin, cpu = time.monotonic(), cpu_seconds()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                W = np.asarray(run(problem, rows), dtype=np.float64)
-        except Exception as problem_met:
-            print(f"{name}: {type(problem_met).__name__}: {str(problem_met).splitlines()[0]}", flush=True)
-            continue
-        seconds, cpu = time.monotonic() - begin, cpu_seconds() - cpu
-        values = {row: problem.objective(w, row) for row, w in zip(rows, W, strict=True)}
-        norms = [np.abs(w[:n]).sum() for row, w in zip(rows, W, strict=True) if row < n]
-        for row, value in values.items():
-            feasible = row >= n or np.abs(W[rows.index(row), :n]).sum() <= KAPPA * (1 + 1e-6)
-            if feasible:
-                best[row] = min(best.get(row, np.inf), value)
-        results.append(
-            {
-                "peer": name,
-                "rows": len(rows),
-                "seconds": seconds,
-                "cpu_seconds": cpu,
-                "cpu_seconds_per_row": cpu / len(rows),
-                "values": values,
-                "zeros": float(np.mean(W == 0)),
-                "accuracy": problem.accuracy(W) if rows is every else None,
-                "largest_norm": max(norms) if norms else None,
-            }
-        )
-        print(f"{name}: {seconds:.1f} s for {len(rows)} rows", flush=True)
-    print("\n| | rows | seconds | CPU seconds | CPU seconds a row | objective above the best | exact zeros | accuracy | κ kept |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for r in results:
-        above = [r["values"][row] / best[row] - 1 for row in r["values"] if row in best]
-        r["above_best"] = max(above)
-        kept = "–" if r["largest_norm"] is None else ("yes" if r["largest_norm"] <= KAPPA else f"no, {r['largest_norm']:.6f}")
-        rows = f"{r['rows']} of {n + q}" if r["rows"] < n + q else f"all {n + q}"
-        accuracy = "–" if r["accuracy"] is None else f"{100 * r['accuracy']:.2f} %"
-        print(
-            f"| {r['peer']} | {rows} | {r['seconds']:.1f} | {r['cpu_seconds']:.1f} | {r['cpu_seconds_per_row']:.3f} "
-            f"| {r['above_best']:.1e} "
-            f"| {100 * r['zeros']:.1f} % | {accuracy} | {kept} |"
-        )
+    asked = [peer for peer in peers if not args.only or peer[0] in args.only]
+    results = [r for r in (measured(*peer, problem) for peer in asked) if r is not None]
+    text = (
+        f"`{page.command()}`: {args.samples} samples, {n} state rows, {q} output rows, {d} features, β = {args.beta}, "
+        f"κ = {KAPPA}; {page.machine()}.\n\n{markdown(results, problem)}"
+    )
+    print(text)
     if args.json:
-        for r in results:
-            del r["values"]
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        plain = [{k: v for k, v in r.items() if k not in ("values", "norms")} for r in results]
+        args.json.write_text(json.dumps(plain, indent=1) + "\n")
+    if args.page:
+        page.fill(args.page, "bench/peers.py", text)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ class Scaling:
             fitted = cluster.fit(self.sim(1), self.states, shard_blocks=1)
             return fitted, fitted.travelled_
 
-        ray.init(num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error")
         try:
             # Workers start once; a cluster is already there.
             ray.get([ray.remote(ready).remote() for _ in range(4 * workers)])

@@ -6,8 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
+import pytest
 from conftest import ROOT, needs
 
 import simplicit
@@ -28,7 +30,13 @@ exec "$@"
 """
 
 
-def test_the_batch_file_trains_on_two_nodes(tmp_path):
+@pytest.fixture
+def short():
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        yield folder
+
+
+def test_the_batch_file_trains_on_two_nodes(tmp_path, short):
     stand_ins = tmp_path / "bin"
     stand_ins.mkdir()
     for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
@@ -46,6 +54,8 @@ def test_the_batch_file_trains_on_two_nodes(tmp_path):
         "SLURM_JOB_NODELIST": "one,two",
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_CPUS_PER_TASK": "1",
+        # Not pytest's: names of sockets must be short.
+        "RAY_TMPDIR": short,
         "STEPS": str(tmp_path / "steps"),
     }
     arguments = ["net.onnx", "images.npy", "model.safetensors", "0.5"]
