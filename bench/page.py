@@ -3,6 +3,7 @@
 import os
 import pathlib
 import platform
+import shlex
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -23,7 +24,7 @@ def fill(path, name, text):
 
 def command():
     """How this run was asked for, without where it was."""
-    return " ".join(["python", f"bench/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]])
+    return shlex.join(["python", f"bench/{pathlib.Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
 #: Of other work, before any of ours.

@@ -172,6 +172,8 @@ def page(
     *,
     baseline: Network | Model | None = None,
     results: str | None = None,
+    attack: str | None = None,
+    certify: str | None = None,
     u: _Array | None = None,
     labels: list[int] | None = None,
     threads: int | None = None,

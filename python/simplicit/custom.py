@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from simplicit.network import Network
 
 _BATCH = 4096
+#: Settings of the built-in method.
+_NOT_HERE = (
+    "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "reach",
+    "positions", "cascade", "matching", "scale", "mean", "std",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,7 @@ def fit_custom(sim: SIM, baseline: States | Network | ImplicitModel, U: Any) -> 
     """Solve every row with CVXPY; see the module."""
     import cvxpy as cp
 
-    for name in ("target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "reach", "positions", "cascade", "matching", "scale", "mean", "std"):
+    for name in _NOT_HERE:
         if getattr(sim, name) is not None:
             raise SettingError(f"{name}: expected None with a penalty of your own, got {getattr(sim, name)!r}")
     if sim.rescale:

@@ -101,7 +101,7 @@ class Engine:
         """Begin blocks of rows over one design, which travels once."""
         shared = self.put(statistics)
         self.bytes["statistics"] += len(statistics)
-        # A few calls per worker: a design is set up once per call.
+        # One call per worker: a design is set up once per call.
         length = -(-len(tasks) // self.workers)
         calls = []
         for first in range(0, len(tasks), length):

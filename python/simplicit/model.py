@@ -413,6 +413,8 @@ class ImplicitModel(Shaped):
         *,
         baseline: Network | ImplicitModel | None = None,
         results: dict[str, Any] | None = None,
+        attack: AttackReport | None = None,
+        certify: CertifyReport | None = None,
         U: Any = None,
         labels: Any = None,
         title: str = "model",
@@ -428,6 +430,8 @@ class ImplicitModel(Shaped):
             For everything "before".
         results : dict, optional
             ``TrainReport.results`` of this model's training.
+        attack, certify : AttackReport, CertifyReport, optional
+            What :meth:`attack` and :meth:`certify` found, for accuracy against ε.
         U, labels : array, optional
             Raw test inputs and their classes to measure on.
         title : str, optional
@@ -438,6 +442,8 @@ class ImplicitModel(Shaped):
             self._core,
             baseline=None if baseline is None else baseline._core,
             results=None if results is None else json.dumps(results),
+            attack=None if attack is None else json.dumps(attack.results()),
+            certify=None if certify is None else json.dumps(certify.results()),
             u=None if U is None else as_array(U, "U"),
             labels=None if labels is None else np.asarray(labels).ravel().tolist(),
             threads=threads,

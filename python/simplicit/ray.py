@@ -84,7 +84,9 @@ def fit(
     elif address not in (None, "auto"):
         connected = ray.get_runtime_context().gcs_address
         if address != connected:
-            raise SettingError(f"address: expected {connected}, which this process is connected to, got {address}; call ray.shutdown() first")
+            raise SettingError(
+                f"address: expected {connected}, which this process is connected to, got {address}; call ray.shutdown() first"
+            )
     known = prepare(sim, baseline, U)
     engine = RayEngine(known, U, cpus_per_task=cpus_per_task, shard_blocks=shard_blocks)
     sim._fit(known, U, engine)

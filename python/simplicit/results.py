@@ -56,6 +56,11 @@ class AttackReport:
     attacks: list[tuple[str, str | None, list[float]]]
     fooled: Array
 
+    def results(self) -> dict[str, Any]:
+        """As ``attack --json`` has them."""
+        attacks = [dict(zip(("method", "gradient", "accuracy"), a, strict=True)) for a in self.attacks]
+        return _over_epsilon(self, attacked_accuracy=self.attacked_accuracy, attacks=attacks)
+
 
 @dataclass(frozen=True)
 class CertifyReport:
@@ -68,3 +73,11 @@ class CertifyReport:
     by_bound: list[tuple[str, list[float]]]
     certified: Array
     not_converged: int
+
+    def results(self) -> dict[str, Any]:
+        """As ``certify --json`` has them."""
+        return _over_epsilon(self, certified_accuracy=self.certified_accuracy, attacks=[])
+
+
+def _over_epsilon(of: AttackReport | CertifyReport, **found: Any) -> dict[str, Any]:
+    return {"epsilon": of.epsilon, "clean_accuracy": of.clean_accuracy, **found}

@@ -23,7 +23,9 @@ def test_parameters():
 def test_clone_by_scikit_learn():
     base = needs("sklearn.base")
     sim = SIM(penalty="l1", target_sparsity=0.25, mask=np.ones((3, 3)))
+    sim.model_ = "fitted"
     copy = base.clone(sim)
+    assert not hasattr(copy, "model_")
     assert copy is not sim and copy.get_params().keys() == sim.get_params().keys()
     assert copy.penalty == "l1" and copy.target_sparsity == 0.25
 
@@ -52,6 +54,8 @@ def test_fit_predict_score_pickle(network, U):
     assert len(report.rows) == 14 + 12 + 4 and "<table>" in report._repr_html_()
     page = sim.report(baseline=network, title="mine").html
     assert "<title>mine</title>" in page and 'id="rows"' in page
+    with pytest.raises(simplicit.SettingError, match="results: expected the run of this model"):
+        network.to_implicit().report(results=report.results)
 
 
 def test_certified_rows_and_kappa(states):
@@ -144,3 +148,8 @@ def test_the_command_line_makes_the_same_weights(tmp_path):
     for letter in "ABCD":
         np.testing.assert_array_equal(getattr(ours, letter).toarray(), getattr(theirs, letter).toarray())
     np.testing.assert_array_equal(ours.predict(u), theirs.predict(u))
+    # The same page, too: timings are left out by measuring nothing.
+    page = [program, "report", "--model", path, "--network", DATA / "fashion_fc.onnx", "--out", tmp_path / "r.html"]
+    subprocess.run(page, check=True, capture_output=True)
+    network = simplicit.Network.from_onnx(DATA / "fashion_fc.onnx")
+    assert theirs.report(baseline=network, title=path.name).html == (tmp_path / "r.html").read_text()

@@ -70,7 +70,11 @@ def public(module):
 
 #: What users call: methods of these classes, and these functions.
 CLASSES = ("SIM", "ImplicitModel", "Network", "States", "Report")
-FUNCTIONS = ("simplicit.ray.fit", *(f"simplicit.torch._{k}" for k in ("collect.collect", "compress.compress", "network.network", "modules.implicit")))
+FUNCTIONS = (
+    "simplicit.ray.fit",
+    *(f"simplicit.torch._{name}.{name}" for name in ("collect", "compress", "network")),
+    "simplicit.torch._modules.implicit",
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

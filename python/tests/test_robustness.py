@@ -34,6 +34,15 @@ def test_certificates_and_attacks_bracket_the_truth(fashion):
         assert right[certified.certified[:, k]].all()
 
 
+def test_the_report_shows_both(fashion):
+    network, model, images, labels = fashion
+    attack = model.attack(images, labels, [2 / 255], methods=["fgsm"])
+    certify = model.certify(images, labels, [2 / 255])
+    page = model.report(attack=attack, certify=certify).html
+    assert "white-box attacks at 2.00/255" in page and "certified at 2.00/255" in page
+    assert "Not measured: it comes from the JSON of attack" in model.report().html
+
+
 def test_what_is_refused(fashion):
     _, model, images, labels = fashion
     with pytest.raises(simplicit.SettingError, match="bound"):

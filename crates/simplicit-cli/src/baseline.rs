@@ -41,9 +41,9 @@ impl Baseline {
         Ok(Self { kind, bytes: Some(bytes) })
     }
 
-    /// A network that is already in memory; the size of its file is not known.
-    pub fn of_network(network: Arc<Network>) -> Self {
-        Self { kind: Kind::Network(network), bytes: None }
+    /// A network that is already in memory, with the size of its file where there is one.
+    pub fn of_network(network: Arc<Network>, bytes: Option<u64>) -> Self {
+        Self { kind: Kind::Network(network), bytes }
     }
 
     /// An implicit model that is already in memory.

@@ -149,32 +149,34 @@ pub fn settings_from(decided: &str) -> anyhow::Result<TrainSettings> {
     serde_json::from_str::<Effective>(decided)?.settings(None)
 }
 
-/// The page of `simplicit report`. `results` is the JSON of the model's own training; with inputs (and labels) it is
-/// measured on them.
+/// What was found out about a model before, as the JSON of the commands.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Found<'a> {
+    /// By `train`.
+    pub training: Option<&'a str>,
+    /// By `attack`.
+    pub attack: Option<&'a str>,
+    /// By `certify`.
+    pub certify: Option<&'a str>,
+}
+
+/// The page of `simplicit report`; with inputs (and labels) the model is measured on them.
 #[allow(clippy::too_many_arguments)]
 pub fn page(
     title: &str,
     model: &ImplicitModel,
     baseline: Option<&Baseline>,
-    results: Option<&str>,
+    found: Found<'_>,
     inputs: Option<&dyn InputSource>,
     labels: Option<&Labels>,
     threads: Threads,
     cancel: &Cancel,
 ) -> anyhow::Result<String> {
-    let run = results.map(serde_json::from_str).transpose()?.unwrap_or_default();
+    let run = report::Run::of(found.training.map(|json| ("results", json.as_bytes())), model)?;
+    let attack = found.attack.map(|json| ("attack", json.as_bytes()));
+    let certify = found.certify.map(|json| ("certify", json.as_bytes()));
+    let robustness = report::robustness(attack, certify, model)?;
     let silent = |_: Event| {};
     let watcher = Watcher::telling(&silent);
-    report::page(Page {
-        title,
-        model,
-        baseline,
-        inputs,
-        labels,
-        robustness: None,
-        run,
-        threads,
-        cancel,
-        watcher: &watcher,
-    })
+    report::page(Page { title, model, baseline, inputs, labels, robustness, run, threads, cancel, watcher: &watcher })
 }

@@ -26,6 +26,8 @@ const BLOCK: usize = 256;
 #[pyclass(frozen, module = "simplicit._core")]
 pub(crate) struct Network {
     pub(crate) network: Arc<network::Network>,
+    /// Of the file it comes from.
+    pub(crate) bytes: Option<u64>,
 }
 
 /// U, Z, X, Y of a batch.
@@ -62,14 +64,15 @@ fn stacked<T: Element + Scalar>(
 impl Network {
     #[staticmethod]
     fn from_onnx(path: PathBuf) -> PyResult<Self> {
-        let network = network::Network::from_onnx(path).map_err(|e| of_library(&e))?;
-        Ok(Self { network: Arc::new(network) })
+        let network = network::Network::from_onnx(&path).map_err(|e| of_library(&e))?;
+        let bytes = std::fs::metadata(&path).map(|about| about.len()).ok();
+        Ok(Self { network: Arc::new(network), bytes })
     }
 
     #[staticmethod]
     fn from_onnx_bytes(bytes: &[u8]) -> PyResult<Self> {
         let network = network::Network::from_onnx_bytes(bytes).map_err(|e| of_library(&e))?;
-        Ok(Self { network: Arc::new(network) })
+        Ok(Self { network: Arc::new(network), bytes: Some(bytes.len() as u64) })
     }
 
     /// (inputs, states, outputs).
@@ -253,6 +256,6 @@ impl Builder {
         self.step(at, |b, _| Ok(b))?;
         let (builder, _) = self.state.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(spent)?;
         let network = builder.build().map_err(|e| of_library(&e))?;
-        Ok(Network { network: Arc::new(network) })
+        Ok(Network { network: Arc::new(network), bytes: None })
     }
 }

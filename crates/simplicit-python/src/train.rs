@@ -11,7 +11,7 @@ use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::problem::Mask;
 use simplicit::states::StateSource;
 use simplicit::train::{Checkpoint, Forget, Keep};
-use simplicit_cli::front::{self, Baseline, Run, Samples, Training};
+use simplicit_cli::front::{self, Baseline, Found, Run, Samples, Training};
 
 use crate::arrays::{Lent, ViewInputs, ViewStates};
 use crate::delegate::Engine;
@@ -45,7 +45,8 @@ impl GivenStates<'_> {
 /// A `Network` or a `Model`.
 pub(crate) fn baseline_of(object: &Bound<'_, PyAny>) -> PyResult<Baseline> {
     if let Ok(network) = object.cast::<Network>() {
-        return Ok(Baseline::of_network(network.get().network.clone()));
+        let network = network.get();
+        return Ok(Baseline::of_network(network.network.clone(), network.bytes));
     }
     match object.cast::<Model>() {
         Ok(model) => Baseline::of_model(model.get().model.as_ref().clone()).map_err(|e| of_any(&e)),
@@ -139,7 +140,7 @@ pub(crate) fn train<'py>(
 
 /// The HTML page of `simplicit report`.
 #[pyfunction]
-#[pyo3(signature = (title, model, *, baseline=None, results=None, u=None, labels=None, threads=None))]
+#[pyo3(signature = (title, model, *, baseline=None, results=None, attack=None, certify=None, u=None, labels=None, threads=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn page<'py>(
     py: Python<'py>,
@@ -147,6 +148,8 @@ pub(crate) fn page<'py>(
     model: &Bound<'py, Model>,
     baseline: Option<&Bound<'py, PyAny>>,
     results: Option<&str>,
+    attack: Option<&str>,
+    certify: Option<&str>,
     u: Option<Lent<'py>>,
     labels: Option<Vec<u32>>,
     threads: Option<usize>,
@@ -163,6 +166,7 @@ pub(crate) fn page<'py>(
     let threads = door::threads(threads);
     enter(py, None, |inside| {
         let inputs = inputs.as_ref().map(|inputs| inputs as &dyn simplicit::states::InputSource);
-        front::page(title, &model, baseline.as_ref(), results, inputs, labels.as_ref(), threads, inside.cancel)
+        let found = Found { training: results, attack, certify };
+        front::page(title, &model, baseline.as_ref(), found, inputs, labels.as_ref(), threads, inside.cancel)
     })
 }

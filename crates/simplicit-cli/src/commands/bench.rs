@@ -104,7 +104,7 @@ pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     ]);
 
     watcher.phase("inference");
-    let baseline = Baseline::of_network(Arc::new(network));
+    let baseline = Baseline::of_network(Arc::new(network), None);
     let implicit = baseline.implicit()?;
     let source = Collected::new(baseline.map(), &images)?;
     let weights = match baseline.network() {

@@ -1,6 +1,6 @@
 //! `simplicit report`: the HTML page about a model.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::report::{self, Robustness, RobustnessCurve, RobustnessKind};
 use anyhow::Context;
@@ -89,22 +89,42 @@ pub(crate) struct Run {
     row_details: Vec<RowDetails>,
 }
 
+/// A name for messages, and JSON.
+pub(crate) type Json<'a> = (&'a str, &'a [u8]);
+
+impl Run {
+    /// What training said about this model.
+    pub(crate) fn of(given: Option<Json<'_>>, model: &ImplicitModel) -> anyhow::Result<Self> {
+        let Some((name, json)) = given else { return Ok(Self::default()) };
+        let run: Self =
+            serde_json::from_slice(json).with_context(|| format!("{name}: expected what train --json writes"))?;
+        let counted = model.sparsity().nonzeros;
+        match run.nonzeros {
+            Some(nonzeros) if nonzeros != counted => anyhow::bail!(
+                "{name}: expected the run of this model with {counted} non-zeros, got one of {nonzeros}; give the JSON of its \
+                 own training"
+            ),
+            _ => Ok(run),
+        }
+    }
+}
+
 pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     require_writable([args.out.as_path()])?;
     let watcher = Watcher::new(args.running.progress);
     let threads = args.running.threads();
     let model = ImplicitModel::load(&args.model)?;
     let baseline = args.network.as_deref().map(Baseline::open).transpose()?;
-    let run = args.run.as_deref().map(read_run).transpose()?.unwrap_or_default();
-    if let (Some(path), Some(counted)) = (&args.run, run.nonzeros)
-        && counted != model.sparsity().nonzeros
-    {
-        anyhow::bail!(
-            "{}: expected the run of this model with {} non-zeros, got one of {counted}; give the JSON of its own training",
-            path.display(),
-            model.sparsity().nonzeros
-        );
+    let read = |path: &Option<PathBuf>| match path {
+        Some(path) => read_capped(path, MAX_RUN).map(|bytes| Some((path.display().to_string(), bytes))),
+        None => Ok(None),
+    };
+    let (run, attack, certify) = (read(&args.run)?, read(&args.attack)?, read(&args.certify)?);
+    fn lent((name, bytes): &(String, Vec<u8>)) -> (&str, &[u8]) {
+        (name, bytes)
     }
+    let run = Run::of(run.as_ref().map(lent), &model)?;
+    let robustness = robustness(attack.as_ref().map(lent), certify.as_ref().map(lent), &model)?;
     let selection = args.selection.selection();
     let inputs = match &args.inputs {
         Some(path) => Some(open_inputs(path, &args.preprocessing, Some(model.preprocessing()), &selection)?),
@@ -118,7 +138,7 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         baseline: baseline.as_ref(),
         inputs: inputs.as_ref().map(|inputs| inputs as &dyn InputSource),
         labels: labels.as_ref(),
-        robustness: robustness(args, &model)?,
+        robustness,
         run,
         threads,
         cancel,
@@ -211,15 +231,13 @@ struct OverEpsilon {
 }
 
 impl OverEpsilon {
-    fn read(path: &Path, command: &str, model: &ImplicitModel) -> anyhow::Result<Self> {
-        let bytes = read_capped(path, MAX_RUN)?;
-        let read: Self = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: expected what {command} --json writes", path.display()))?;
+    fn of((name, json): Json<'_>, command: &str, model: &ImplicitModel) -> anyhow::Result<Self> {
+        let read: Self =
+            serde_json::from_slice(json).with_context(|| format!("{name}: expected what {command} --json writes"))?;
         let counted = model.sparsity().nonzeros;
         match read.nonzeros {
             Some(nonzeros) if nonzeros != counted => anyhow::bail!(
-                "{}: expected results of this model with {counted} non-zeros, got one of {nonzeros}; run {command} on it",
-                path.display()
+                "{name}: expected results of this model with {counted} non-zeros, got one of {nonzeros}; run {command} on it"
             ),
             _ => Ok(read),
         }
@@ -231,9 +249,13 @@ impl OverEpsilon {
 }
 
 /// Curves of transferred and white-box attacks and of the certificate, as far as there are results.
-fn robustness(args: &ReportArgs, model: &ImplicitModel) -> anyhow::Result<Option<Robustness>> {
-    let attacked = args.attack.as_deref().map(|path| OverEpsilon::read(path, "attack", model)).transpose()?;
-    let certified = args.certify.as_deref().map(|path| OverEpsilon::read(path, "certify", model)).transpose()?;
+pub(crate) fn robustness(
+    attack: Option<Json<'_>>,
+    certify: Option<Json<'_>>,
+    model: &ImplicitModel,
+) -> anyhow::Result<Option<Robustness>> {
+    let attacked = attack.map(|json| OverEpsilon::of(json, "attack", model)).transpose()?;
+    let certified = certify.map(|json| OverEpsilon::of(json, "certify", model)).transpose()?;
     let Some(first) = attacked.as_ref().or(certified.as_ref()) else { return Ok(None) };
     let mut curves = Vec::new();
     if let Some(results) = &attacked {
@@ -251,9 +273,4 @@ fn robustness(args: &ReportArgs, model: &ImplicitModel) -> anyhow::Result<Option
         curves.extend(results.certified_accuracy.as_ref().map(|a| results.curve(RobustnessKind::Certified, a)));
     }
     Ok(Some(Robustness { clean: first.clean_accuracy, curves }))
-}
-
-fn read_run(path: &Path) -> anyhow::Result<Run> {
-    let bytes = read_capped(path, MAX_RUN)?;
-    serde_json::from_slice(&bytes).with_context(|| format!("{}: expected what train --json writes", path.display()))
 }
