@@ -13,10 +13,10 @@ address, nodes, network, inputs, out = sys.argv[1:6]
 sparsity = float(sys.argv[6]) if len(sys.argv) > 6 else 0.8
 
 ray.init(address=address, log_to_driver=False)
-deadline = time.monotonic() + 120
+deadline = time.monotonic() + 300
 while (alive := sum(node["Alive"] for node in ray.nodes())) < int(nodes):
     if time.monotonic() > deadline:
-        sys.exit(f"{alive} of {nodes} nodes joined the cluster at {address} in two minutes")
+        sys.exit(f"{alive} of {nodes} nodes joined the cluster at {address} in five minutes")
     time.sleep(1)
 
 sim = simplicit.SIM(target_sparsity=sparsity)

@@ -36,7 +36,7 @@ def short():
         yield folder
 
 
-def test_the_batch_file_trains_on_two_nodes(tmp_path, short):
+def test_the_batch_file_trains_on_two_nodes(network, U, tmp_path, short):
     stand_ins = tmp_path / "bin"
     stand_ins.mkdir()
     for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
@@ -44,9 +44,8 @@ def test_the_batch_file_trains_on_two_nodes(tmp_path, short):
         (stand_ins / name).chmod(0o755)
     # Slurm runs a copy from its own directory.
     script = shutil.copy(ROOT / "examples/slurm/train.sbatch", tmp_path / "slurm_script")
-    (tmp_path / "net.onnx").write_bytes((ROOT / "data/fashion_fc.onnx").read_bytes())
-    images = np.random.default_rng(0).uniform(size=(300, 784)).astype(np.float32)
-    np.save(tmp_path / "images.npy", images)
+    network.to_implicit().to_onnx(tmp_path / "net.onnx")
+    np.save(tmp_path / "inputs.npy", U)
     environment = {
         **os.environ,
         "PATH": os.pathsep.join([str(stand_ins), str(pathlib.Path(sys.executable).parent), os.environ["PATH"]]),
@@ -58,13 +57,13 @@ def test_the_batch_file_trains_on_two_nodes(tmp_path, short):
         "RAY_TMPDIR": short,
         "STEPS": str(tmp_path / "steps"),
     }
-    arguments = ["net.onnx", "images.npy", "model.safetensors", "0.5"]
+    arguments = ["net.onnx", "inputs.npy", "model.safetensors", "0.5"]
     # Files, not pipes: what the steps still hold open does not keep us waiting.
     said, steps = tmp_path / "slurm.out", tmp_path / "steps"
     try:
         with said.open("w") as out:
             command = ["bash", script, *arguments]
-            done = subprocess.run(command, env=environment, cwd=tmp_path, timeout=240, stdout=out, stderr=out)
+            done = subprocess.run(command, env=environment, cwd=tmp_path, timeout=600, stdout=out, stderr=out)
     finally:
         # The end of the job is the end of its steps.
         for pid in map(int, steps.read_text().split() if steps.exists() else ()):
@@ -72,5 +71,5 @@ def test_the_batch_file_trains_on_two_nodes(tmp_path, short):
     text = said.read_text()
     assert done.returncode == 0, text
     assert "TrainReport(" in text and "MB" in text and len(steps.read_text().split()) == 2, text
-    here = simplicit.SIM(target_sparsity=0.5).fit(tmp_path / "net.onnx", images).model_
+    here = simplicit.SIM(target_sparsity=0.5).fit(tmp_path / "net.onnx", U).model_
     assert simplicit.ImplicitModel.load(tmp_path / "model.safetensors") == here
