@@ -41,7 +41,8 @@ def machine():
         pass
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     article = "an" if model[:1] in "AEIOU" else "a"
-    return f"{cores} cores of {article} {model}, load {_LOAD:.1f} at the start"
+    busy = f", load {_LOAD:.1f} at the start: others were using it, so seconds say little" if _LOAD > 0.5 else ", idle"
+    return f"{cores} cores of {article} {model}{busy}"
 
 
 def table(header, rows):
