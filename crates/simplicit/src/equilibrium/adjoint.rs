@@ -67,7 +67,8 @@ pub(super) struct AdjointRoom {
     /// Only where the program needs the inputs.
     u: Aligned<f32>,
     v: Aligned<f32>,
-    w: Aligned<f32>,
+    /// Cotangents of the pre-activations.
+    pub(super) w: Aligned<f32>,
     pub(super) du: Aligned<f32>,
     /// x of a source behind a maximum, then what each of its maps gives.
     values: Vec<Vec<f32>>,

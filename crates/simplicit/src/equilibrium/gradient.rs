@@ -94,6 +94,22 @@ impl InputGradient {
         self.pull(z, None, v)
     }
 
+    /// The derivative of Σ v·y by every pre-activation, m × n, at pre-activations `z` of the inputs `u`.
+    pub(crate) fn pre_activations(&self, z: &Matrix<f32>, u: &Matrix<f32>, v: &Matrix<f32>) -> Result<Matrix<f32>> {
+        let Adjoint::Layered { program, rooms } = &self.adjoint else {
+            return Err(Error::unsupported(
+                "cotangents of states without shared weights",
+                "ask for those of the inputs",
+            ));
+        };
+        let n = self.equilibrium.shape.states;
+        let mut out = Matrix::zeros(v.rows(), n);
+        layered(program, rooms, (z, Some(u)), v, self.equilibrium.threads, true, |first, part| {
+            out.as_mut_slice()[first * n..][..part.z.len()].copy_from_slice(&part.z);
+        })?;
+        Ok(out)
+    }
+
     fn pull(&self, z: &Matrix<f32>, u: Option<&Matrix<f32>>, v: &Matrix<f32>) -> Result<GradientSolution> {
         let shape = self.equilibrium.shape;
         for (name, matrix, columns) in [("Z", z, shape.states), ("cotangents", v, shape.outputs)] {
@@ -120,7 +136,7 @@ impl InputGradient {
                     Matrix::from_fn(z.rows(), order.len(), |s, k| activations[order[k]].derivative(z[(s, order[k])]));
                 runner.batch(v, Some(&gates), false, limits, threads, take)?;
             }
-            Adjoint::Layered { program, rooms } => layered(program, rooms, (z, u), v, threads, take)?,
+            Adjoint::Layered { program, rooms } => layered(program, rooms, (z, u), v, threads, false, take)?,
         }
         Ok(solution)
     }
@@ -132,6 +148,7 @@ fn layered(
     (z, u): (&Matrix<f32>, Option<&Matrix<f32>>),
     v: &Matrix<f32>,
     threads: Threads,
+    states: bool,
     take: impl FnMut(usize, Part),
 ) -> Result<()> {
     if u.is_none() && program.needs_inputs() {
@@ -154,6 +171,10 @@ fn layered(
                 .map_err(|sample| not_finite("cotangents", v, samples.start + sample))?;
             let mut part = Part { z: vec![], x: vec![], y: vec![0.0; count * p], diagnostics: room.samples.clone() };
             from_lanes(&mut part.y, p, &room.du, count, p, lanes);
+            if states {
+                part.z.resize(count * n, 0.0);
+                from_lanes(&mut part.z, n, &room.w, count, n, lanes);
+            }
             Ok(part)
         },
         take,

@@ -1,11 +1,12 @@
 //! The cardinality problem itself: min Λ/m·‖z − Ũᵀw‖² + μ·(number of non-zeros), non-convex, by operator splitting with
-//! a hard threshold and a slowly growing ρ, then least squares on the support.
+//! a hard threshold and a slowly growing ρ, then single moves ([`super::single_moves`]) and least squares on the support.
 //!
 //! The answer is a good local optimum, not a certified global one; [`cardinality_bound`] gives each row's distance
 //! from the perspective relaxation, a certified lower bound.
 
 use super::canonical::Row;
 use super::design::{Design, Scaling};
+use super::single_moves::settle;
 use super::{ROW_BLOCK, Refit, SolverSettings};
 use crate::linalg::{Matrix, View, gemm};
 use crate::parallel::{self, Cancel, Threads};
@@ -135,6 +136,10 @@ fn solve_block(
         .map(|(k, (row, problem))| {
             let Some(row) = row else { return Ok(vec![0.0; design.features()]) };
             let support: Vec<usize> = (0..d).filter(|&j| v[k * d + j] != 0.0).collect();
+            let forbidden = |j: usize| row.bounds.as_ref().is_some_and(|b| b[j] == (0.0, 0.0));
+            let price = |j: usize| if forbidden(j) { f64::INFINITY } else { level * row.scale.weights[j] };
+            let prices: Vec<f64> = (0..d).map(price).collect();
+            let support = settle(design, row, &support, &prices, settings.ridge);
             let w = refit.on_support(design, row, &support);
             let stored = row.stored(design, &w);
             if row.is_feasible(&w) { Ok(stored) } else { refit.inside_ball(design, problem, &stored, cancel) }

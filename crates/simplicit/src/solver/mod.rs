@@ -12,6 +12,7 @@ mod newton_system;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod refit;
+mod single_moves;
 mod splitting;
 
 pub use cardinality::{CardinalityBound, CardinalitySettings, cardinality_bound, solve_cardinality};

@@ -13,6 +13,7 @@ mod emphasis;
 mod fit;
 mod gather;
 mod importance;
+mod joint_importance;
 mod keep;
 mod linearised;
 mod max_drop;

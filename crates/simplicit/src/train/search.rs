@@ -1,6 +1,7 @@
 //! The strength that hits a target sparsity, by whole models: allocation over layers is the method's own.
 
 use super::fit::{self, Fitted, Workshop};
+use super::joint_importance::joint_importance;
 use super::output_refit::refitted;
 use super::stages;
 use super::{Forget, Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
@@ -161,9 +162,15 @@ fn to_target(
     path: &mut Vec<(f64, f64)>,
 ) -> Result<Fitted> {
     let mut workshop = Workshop::new(input, settings)?;
+    let mut joint = None;
     if let Some(target) = target.filter(|_| workshop.has_taps() && settings.cascade) {
-        *start = rough(input, settings, target, run)?;
+        (*start, joint) = rough(input, settings, target, run)?;
     }
+    let input = &TrainInput {
+        importance: joint.as_deref().or(input.importance),
+        preprocessing: input.preprocessing.clone(),
+        ..*input
+    };
     let mut fitted = once(&mut workshop, input, settings, start, target, last, run, path)?;
     for _ in 0..settings.robust_rounds {
         workshop.emphasis.renew(&fitted.model, &input.preprocessing)?;
@@ -239,8 +246,14 @@ fn seek(
 }
 
 /// The start of a search whose models are expensive: the same search over rough models, which are fitted to the
-/// baseline's states of some samples, gathered once.
-fn rough(input: &TrainInput, settings: &TrainSettings, target: f64, run: &mut Run) -> Result<Start> {
+/// baseline's states of some samples, gathered once. Where rows are weighted, the first of two such searches gives the
+/// errors from which the weights of the second, and of all that follows, are made.
+fn rough(
+    input: &TrainInput,
+    settings: &TrainSettings,
+    target: f64,
+    run: &mut Run,
+) -> Result<(Start, Option<Vec<f64>>)> {
     let samples = input.source.samples().min(ROUGH_SAMPLES);
     let few = StateSlice::new(input.source, 0..samples)?;
     let input = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
@@ -252,22 +265,48 @@ fn rough(input: &TrainInput, settings: &TrainSettings, target: f64, run: &mut Ru
     let mut workshop = Workshop::new(&input, &settings)?;
     let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &Forget, progress: run.progress };
     let start = Start { strength: settings.strength, slope: None };
+    let (start, model) = rough_search(&mut workshop, &input, &settings, start, target, &mut run)?;
+    let (Some(baseline), Some(weights)) = (input.baseline, input.importance) else { return Ok((start, None)) };
+    let joint = joint_importance(&input, baseline, &model, weights, &run)?;
+    let input = TrainInput { importance: Some(&joint), preprocessing: input.preprocessing.clone(), ..input };
+    let (start, _) = rough_search(&mut workshop, &input, &settings, start, target, &mut run)?;
+    Ok((start, Some(joint)))
+}
+
+fn rough_search(
+    workshop: &mut Workshop,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    start: Start,
+    target: f64,
+    run: &mut Run,
+) -> Result<(Start, ImplicitModel)> {
+    let mut nearest: Option<(f64, ImplicitModel)> = None;
     let mut path = seek(target, start, ROUGH_CLOSE, MAX_ROUGH, |strength| {
-        Ok(fit::fit(&mut workshop, &input, &settings, strength, false, &mut run)?.model.sparsity().sparsity)
+        let model = fit::fit(workshop, input, settings, strength, false, run)?.model;
+        let sparsity = model.sparsity().sparsity;
+        let distance = (sparsity - target).abs();
+        if nearest.as_ref().is_none_or(|(so_far, _)| distance < *so_far) {
+            nearest = Some((distance, model));
+        }
+        Ok(sparsity)
     })?;
+    // At least one model was fitted.
+    let Some((_, model)) = nearest else { return Err(crate::Error::Cancelled) };
     path.sort_by(|a, b| (a.1 - target).abs().total_cmp(&(b.1 - target).abs()));
     let slope = match path[..] {
         [a, b, ..] if a.0 != b.0 => Some((a.1 - b.1) / (a.0.ln() - b.0.ln())).filter(|s| SLOPES.contains(s)),
-        _ => None,
+        _ => start.slope,
     };
-    Ok(match path.first() {
+    let start = match path.first() {
         // The little that is left to the target goes by the slope too.
         Some(&(strength, sparsity)) => {
             let step = slope.map_or(0.0, |s| (target - sparsity) / s);
             Start { strength: strength * step.exp(), slope }
         }
         None => start,
-    })
+    };
+    Ok((start, model))
 }
 
 #[cfg(test)]

@@ -1,0 +1,200 @@
+//! The last word on a support: entries that are not worth their price leave, entries that are come in, one at a time,
+//! until no single one of either helps.
+//!
+//! Splitting keeps an entry by its size, but what it costs to be without one depends on its neighbours: with
+//! P = (Ĝ_SS + ridge)⁻¹ and the best weights w on S, leaving j out costs ½w_j²/P_jj, and bringing j in gains
+//! ½r_j²/(Ĝ_jj − Ĝ_jS·P·Ĝ_Sj). P follows every move by a rank-one update.
+
+use super::canonical::Row;
+use super::design::Design;
+use crate::linalg::{Cholesky, axpy, dot};
+
+/// Entries outside with the largest residuals that are looked at more closely.
+const CANDIDATES: usize = 8;
+/// A move must gain this share of a price.
+const WORTH: f64 = 1e-6;
+
+/// The inverse over a growing and shrinking set.
+struct Inverse {
+    set: Vec<usize>,
+    /// Rows of the inverse, in the order of the set.
+    rows: Vec<Vec<f64>>,
+    weights: Vec<f64>,
+}
+
+impl Inverse {
+    fn new(design: &Design, row: &Row, set: Vec<usize>, ridge: f64) -> Option<Self> {
+        let k = set.len();
+        let mut factor = Cholesky::with_capacity(k);
+        let done = factor.factor(k, |a| {
+            for (r, &i) in set.iter().enumerate() {
+                let line = design.gram().row(i);
+                for (s, &j) in set.iter().enumerate().skip(r) {
+                    a[r * k + s] = line[j];
+                }
+                a[r * k + r] += ridge;
+            }
+        });
+        if !done {
+            return None;
+        }
+        let inverse = factor.inverse();
+        let rows: Vec<Vec<f64>> = (0..k).map(|r| inverse.row(r).to_vec()).collect();
+        let h: Vec<f64> = set.iter().map(|&j| row.h[j]).collect();
+        let weights = rows.iter().map(|r| dot(r, &h)).collect();
+        Some(Self { set, rows, weights })
+    }
+
+    /// What it costs to be without the entry at a place of the set.
+    fn cost(&self, at: usize) -> f64 {
+        0.5 * self.weights[at] * self.weights[at] / self.rows[at][at]
+    }
+
+    fn remove(&mut self, at: usize) {
+        let column = std::mem::take(&mut self.rows[at]);
+        let pivot = column[at];
+        let weight = self.weights[at];
+        for (r, row) in self.rows.iter_mut().enumerate().filter(|(r, _)| *r != at) {
+            axpy(row, -column[r] / pivot, &column);
+            row.swap_remove(at);
+            self.weights[r] -= weight * column[r] / pivot;
+        }
+        self.rows.swap_remove(at);
+        self.set.swap_remove(at);
+        self.weights.swap_remove(at);
+    }
+
+    /// P·g and g_j − gᵀPg for an entry outside.
+    fn schur(&self, design: &Design, j: usize, ridge: f64) -> (Vec<f64>, f64) {
+        let line = design.gram().row(j);
+        let g: Vec<f64> = self.set.iter().map(|&i| line[i]).collect();
+        let solved: Vec<f64> = self.rows.iter().map(|r| dot(r, &g)).collect();
+        let schur = line[j] + ridge - dot(&solved, &g);
+        (solved, schur)
+    }
+
+    fn add(&mut self, j: usize, solved: &[f64], schur: f64, residual: f64) {
+        let weight = residual / schur;
+        axpy(&mut self.weights, -weight, solved);
+        for (row, s) in self.rows.iter_mut().zip(solved) {
+            axpy(row, s / schur, solved);
+            row.push(-s / schur);
+        }
+        self.rows.push(solved.iter().map(|s| -s / schur).chain([1.0 / schur]).collect());
+        self.weights.push(weight);
+        self.set.push(j);
+    }
+}
+
+/// A support from which no single removal and no addition among the likeliest lowers the row's cost at these prices
+/// (canonical units; infinite: never). The ball plays no part. A set whose Gram matrix cannot be factored stays as it is.
+pub(super) fn settle(design: &Design, row: &Row, support: &[usize], prices: &[f64], ridge: f64) -> Vec<usize> {
+    let Some(mut inverse) = Inverse::new(design, row, support.to_vec(), ridge) else { return support.to_vec() };
+    let d = row.h.len();
+    let mut inside = vec![false; d];
+    support.iter().for_each(|&j| inside[j] = true);
+    let mut residuals = vec![0.0; d];
+    // Every move lowers the cost, so none comes back; rounding alone could go on for ever.
+    for _ in 0..2 * d {
+        let gain = |at: usize| prices[inverse.set[at]] - inverse.cost(at);
+        let out = (0..inverse.set.len()).map(|at| (gain(at), at)).max_by(|a, b| a.0.total_cmp(&b.0));
+        if let Some((gain, at)) = out
+            && gain > WORTH * prices[inverse.set[at]]
+        {
+            inside[inverse.set[at]] = false;
+            inverse.remove(at);
+            continue;
+        }
+        residuals.copy_from_slice(&row.h);
+        for (&i, w) in inverse.set.iter().zip(&inverse.weights) {
+            axpy(&mut residuals, -w, design.gram().row(i));
+        }
+        let mut likely: Vec<usize> = (0..d).filter(|&j| !inside[j] && prices[j].is_finite()).collect();
+        let size = |j: usize| residuals[j] * residuals[j] - 2.0 * prices[j];
+        let by_size = |a: &usize, b: &usize| size(*b).total_cmp(&size(*a));
+        if likely.len() > CANDIDATES {
+            likely.select_nth_unstable_by(CANDIDATES - 1, by_size);
+            likely.truncate(CANDIDATES);
+        }
+        let best = likely
+            .into_iter()
+            .map(|j| {
+                let (solved, schur) = inverse.schur(design, j, ridge);
+                (0.5 * residuals[j] * residuals[j] / schur.max(ridge) - prices[j], j, solved, schur.max(ridge))
+            })
+            .max_by(|a, b| a.0.total_cmp(&b.0));
+        match best {
+            Some((gain, j, solved, schur)) if gain > WORTH * prices[j] => {
+                inside[j] = true;
+                inverse.add(j, &solved, schur, residuals[j]);
+            }
+            _ => break,
+        }
+    }
+    (0..d).filter(|&j| inside[j]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parallel::{Cancel, Threads};
+    use crate::problem::RowProblem;
+    use crate::problem::penalty::Ridge;
+    use crate::random::Random;
+    use crate::solver::Refit;
+    use crate::solver::design::Scaling;
+    use crate::statistics::Statistics;
+
+    const RIDGE: f64 = 1e-5;
+
+    #[test]
+    fn no_single_removal_or_addition_is_left_that_pays() {
+        let mut random = Random::new(17);
+        let (m, d, rows) = (400, 24, 6);
+        // Neighbours are alike, as taps are.
+        let features = crate::linalg::Matrix::from_fn(m, d, |_, _| random.normal());
+        let features = crate::linalg::Matrix::from_fn(m, d, |s, j| features[(s, j)] + 0.9 * features[(s, j / 3 * 3)]);
+        let truth = crate::linalg::Matrix::from_fn(rows, d, |_, _| random.normal() * random.uniform().powi(4));
+        let targets = crate::linalg::Matrix::from_fn(m, rows, |s, k| {
+            (0..d).map(|j| truth[(k, j)] * features[(s, j)]).sum::<f64>() + 0.05 * random.normal()
+        });
+        let read = |range: std::ops::Range<usize>| {
+            let part = |m: &crate::linalg::Matrix| {
+                crate::linalg::Matrix::from_fn(range.len(), m.cols(), |s, j| m[(range.start + s, j)])
+            };
+            Ok((part(&features), part(&targets)))
+        };
+        let statistics = Statistics::stream(m, Threads::one(), &Cancel::new(), read, |_| {}).unwrap();
+        let design = Design::new(&statistics).unwrap();
+        let penalty = Ridge::new(1.0).unwrap();
+        let mut moved = 0;
+        for k in 0..rows {
+            let problem = RowProblem::new(k, 1.0);
+            let row = Row::new(&design, Scaling::Rms, &problem, &penalty, &design.cross(k), design.energy(k)).unwrap();
+            let mut prices = vec![2e-4; d];
+            prices[3] = 0.0;
+            prices[5] = f64::INFINITY;
+            // The cost of a set from scratch.
+            let cost = |set: &[usize]| {
+                let w = Refit { ridge: RIDGE }.on_support(&design, &row, set);
+                let fit: f64 = set.iter().map(|&j| -0.5 * w[j] * row.h[j]).sum();
+                fit + set.iter().map(|&j| prices[j]).sum::<f64>()
+            };
+            let start: Vec<usize> = (0..d).filter(|j| *j != 5 && (j % 2 == 0 || *j == 3)).collect();
+            let settled = settle(&design, &row, &start, &prices, RIDGE);
+            let value = cost(&settled);
+            assert!(value <= cost(&start), "{value}");
+            moved += usize::from(settled != start);
+            assert!(settled.contains(&3) && !settled.contains(&5));
+            for j in (0..d).filter(|j| *j != 5) {
+                let other: Vec<usize> = if settled.contains(&j) {
+                    settled.iter().copied().filter(|i| *i != j).collect()
+                } else {
+                    settled.iter().copied().chain([j]).collect()
+                };
+                assert!(cost(&other) >= value - 1e-9, "row {k}: {j} should have moved, {} < {value}", cost(&other));
+            }
+        }
+        assert!(moved > 0);
+    }
+}
