@@ -177,14 +177,11 @@ struct Lab<'a> {
     cancel: &'a Cancel,
 }
 
-/// Runs everything; `tell` hears of every finished piece.
-pub fn run(
-    data: &Data,
-    plan: &Plan,
-    threads: Threads,
-    cancel: &Cancel,
-    mut tell: impl FnMut(&str),
-) -> anyhow::Result<Outcome> {
+/// Hears of every row as it comes, with all that there are.
+pub type Tell<'a> = dyn FnMut(&Outcome, &Row) -> anyhow::Result<()> + 'a;
+
+/// Runs everything; a long experiment that is stopped has told its rows so far.
+pub fn run(data: &Data, plan: &Plan, threads: Threads, cancel: &Cancel, tell: &mut Tell) -> anyhow::Result<Outcome> {
     let known: Vec<&str> = std::iter::once(OURS).chain(rivals::all().iter().map(|r| r.id())).collect();
     if let Some(unknown) = plan.methods.iter().find(|m| !known.contains(&m.as_str())) {
         bail!("--methods: expected some of {}, got {unknown}", known.join(", "));
@@ -210,12 +207,14 @@ pub fn run(
         if plan.methods.iter().any(|m| m == OURS) {
             let ours = lab.ours(&seed, plan.samples, &plan.levels, &TrainSettings::default())?;
             for (level, candidate) in plan.levels.iter().zip(ours) {
-                out.rows.push(lab.report(OURS, number, *level, candidate, &mut tell)?);
+                let row = lab.report(OURS, number, *level, candidate)?;
+                out.rows.push(row.clone());
+                tell(&out, &row)?;
             }
         }
-        lab.rivals(&seed, plan, &mut out, &mut tell)?;
+        lab.rivals(&seed, plan, &mut out, tell)?;
         if k < plan.connectivity_seeds {
-            lab.connectivities(&seed, plan, &mut out, &mut tell)?;
+            lab.connectivities(&seed, plan, &mut out, tell)?;
         }
     }
     Ok(out)
@@ -256,16 +255,9 @@ impl Lab<'_> {
     }
 
     /// The one look at the test set.
-    fn report(
-        &self,
-        method: &str,
-        seed: u64,
-        level: f64,
-        candidate: Candidate,
-        tell: &mut impl FnMut(&str),
-    ) -> anyhow::Result<Row> {
+    fn report(&self, method: &str, seed: u64, level: f64, candidate: Candidate) -> anyhow::Result<Row> {
         let Candidate { model, choice, agreement, bound, gap, seconds } = candidate;
-        let row = Row {
+        Ok(Row {
             method: method.into(),
             choice,
             seed,
@@ -277,14 +269,7 @@ impl Lab<'_> {
             max_bound_distance: bound,
             max_relative_gap: gap,
             seconds,
-        };
-        tell(&format!(
-            "seed {seed}, {:.0} %: {method} {}, {:.2} %, {seconds:.0} s",
-            100.0 * level,
-            row.choice,
-            100.0 * row.accuracy
-        ));
-        Ok(row)
+        })
     }
 
     /// Our models: one per level, ascending.
@@ -348,7 +333,7 @@ impl Lab<'_> {
             .collect()
     }
 
-    fn rivals(&self, seed: &Seed, plan: &Plan, out: &mut Outcome, tell: &mut impl FnMut(&str)) -> anyhow::Result<()> {
+    fn rivals(&self, seed: &Seed, plan: &Plan, out: &mut Outcome, tell: &mut Tell) -> anyhow::Result<()> {
         let training = InputSource::rows(&seed.all, 0..plan.samples)?;
         let source = Collected::new(&self.data.network, &training)?;
         let input = TrainInput {
@@ -362,7 +347,9 @@ impl Lab<'_> {
             let mut walk = Walk::new(&input, &self.baseline, rival.clone(), &shared, self.threads, self.cancel);
             for &level in &plan.levels {
                 let best = self.best(seed, rival.as_ref(), &mut walk, level)?;
-                out.rows.push(self.report(rival.name(), seed.seed, level, best, tell)?);
+                let row = self.report(rival.name(), seed.seed, level, best)?;
+                out.rows.push(row.clone());
+                tell(out, &row)?;
             }
         }
         Ok(())
@@ -399,13 +386,7 @@ impl Lab<'_> {
     }
 
     /// The four connectivities at equal count, the cyclic ones with the best κ of those tried.
-    fn connectivities(
-        &self,
-        seed: &Seed,
-        plan: &Plan,
-        out: &mut Outcome,
-        tell: &mut impl FnMut(&str),
-    ) -> anyhow::Result<()> {
+    fn connectivities(&self, seed: &Seed, plan: &Plan, out: &mut Outcome, tell: &mut Tell) -> anyhow::Result<()> {
         for (name, connectivity, cyclic) in [
             ("baseline", Connectivity::Baseline, false),
             ("feedforward", Connectivity::Feedforward, false),
@@ -436,7 +417,9 @@ impl Lab<'_> {
             for (level, best) in levels.iter().zip(best) {
                 if let Some(best) = best {
                     let best = Candidate { seconds, ..best };
-                    out.connectivity.push(self.report(name, seed.seed, *level, best, tell)?);
+                    let row = self.report(name, seed.seed, *level, best)?;
+                    out.connectivity.push(row.clone());
+                    tell(out, &row)?;
                 }
             }
         }

@@ -10,7 +10,7 @@ use simplicit::arrays::{Array, Labels, Preprocessing, Selection};
 use simplicit::files::write_bytes_atomically;
 use simplicit::network::Network;
 use simplicit::parallel::{Cancel, Threads};
-use simplicit_bench::experiment::{Data, OURS, Outcome, Plan, run};
+use simplicit_bench::experiment::{Data, OURS, Outcome, Plan, Row, run};
 use simplicit_bench::{page, rivals};
 
 /// Accuracy against sparsity: simplicit and its rivals on the same states, counter and held-out images
@@ -70,7 +70,7 @@ struct Args {
     /// Page whose marked part is replaced; the plot is written beside it, with the ending .svg
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
-    /// Every row as JSON
+    /// Every row as JSON, written as they come
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Keep the rows that the JSON has already, where they are not measured again
@@ -153,26 +153,35 @@ fn read(path: &Path) -> anyhow::Result<Outcome> {
     serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)
 }
 
+fn write_json(path: &Path, outcome: &Outcome) -> anyhow::Result<()> {
+    Ok(write_bytes_atomically(path, (serde_json::to_string_pretty(outcome)? + "\n").as_bytes())?)
+}
+
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let earlier = args.json.as_deref().filter(|path| args.merge && path.exists()).map(read).transpose()?;
     let outcome = match &args.from {
         Some(path) => read(path)?,
         None => {
             let threads = args.threads.map_or_else(Threads::available, Threads::new);
-            // Nothing can be done if even stderr is closed.
-            run(&args.open()?, &args.plan(), threads, &Cancel::new(), |line| {
-                let _ = writeln!(std::io::stderr(), "{line}");
-            })?
+            let earlier = args.json.as_deref().filter(|path| args.merge && path.exists()).map(read).transpose()?;
+            let merged = |outcome: Outcome| match &earlier {
+                Some(earlier) => outcome.over(earlier.clone()),
+                None => Ok(outcome),
+            };
+            let mut tell = |so_far: &Outcome, row: &Row| -> anyhow::Result<()> {
+                // Nothing can be done if even stderr is closed.
+                let _ = writeln!(std::io::stderr(), "{}", page::line(row));
+                if let Some(json) = &args.json {
+                    write_json(json, &merged(so_far.clone())?)?;
+                }
+                Ok(())
+            };
+            merged(run(&args.open()?, &args.plan(), threads, &Cancel::new(), &mut tell)?)?
         }
-    };
-    let outcome = match earlier {
-        Some(earlier) => outcome.over(earlier)?,
-        None => outcome,
     };
     let markdown = page::markdown(&outcome);
     if let Some(json) = &args.json {
-        write_bytes_atomically(json, (serde_json::to_string_pretty(&outcome)? + "\n").as_bytes())?;
+        write_json(json, &outcome)?;
     }
     if let Some(path) = &args.page {
         let svg = path.with_extension("svg");

@@ -53,6 +53,17 @@ fn missed<'a>(rows: impl Iterator<Item = &'a Row>, level: f64) -> String {
     furthest.filter(|s| (s - level).abs() > MET).map_or_else(String::new, |s| format!(" (at {:.1} %)", 100.0 * s))
 }
 
+/// One row, as it comes.
+pub fn line(row: &Row) -> String {
+    let Row { method, choice, seed, level, sparsity, accuracy, agreement, seconds, .. } = row;
+    let [level, sparsity, accuracy, agreement] = [level, sparsity, accuracy, agreement].map(|v| 100.0 * v);
+    let choice = if choice.is_empty() { String::new() } else { format!(" ({choice})") };
+    format!(
+        "seed {seed}, {level:.0} %: {method}{choice} has {accuracy:.2} % at {sparsity:.2} %, agrees on {agreement:.2} %, \
+         took {seconds:.0} s"
+    )
+}
+
 /// Tables and sentences, in Markdown.
 pub fn markdown(outcome: &Outcome) -> String {
     let Outcome { plan, rows, baseline_accuracy, .. } = outcome;
