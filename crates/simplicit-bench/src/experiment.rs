@@ -118,7 +118,8 @@ impl Outcome {
         }
         plan.connectivity_seeds = plan.connectivity_seeds.max(self.plan.connectivity_seeds);
         let of = rivals::all();
-        let order = |row: &Row| of.iter().position(|r| r.name() == row.method).map_or(0, |k| k + 1);
+        let names: Vec<&str> = std::iter::once(OURS).chain(of.iter().map(|r| r.name())).collect();
+        let order = |row: &Row| names.iter().position(|name| *name == row.method).unwrap_or(names.len());
         let same = |a: &Row, b: &Row| a.method == b.method && a.level == b.level && a.seed == b.seed;
         let merge = |old: Vec<Row>, new: Vec<Row>| {
             let mut rows: Vec<Row> = old.into_iter().filter(|a| !new.iter().any(|b| same(a, b))).collect();
