@@ -76,9 +76,9 @@ struct Args {
     /// Keep the rows that the JSON has already, where they are not measured again
     #[arg(long, requires = "json")]
     merge: bool,
-    /// Write the page from the JSON of an earlier run instead of running
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "fast"])]
-    from: Option<PathBuf>,
+    /// Write the page from the JSON of earlier runs instead of running; of the same row the last file's
+    #[arg(long, value_name = "FILE[,FILE…]", value_delimiter = ',', conflicts_with_all = ["merge", "fast"])]
+    from: Vec<PathBuf>,
 }
 
 impl Args {
@@ -159,8 +159,8 @@ fn write_json(path: &Path, outcome: &Outcome) -> anyhow::Result<()> {
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let outcome = match &args.from {
-        Some(path) => read(path)?,
+    let outcome = match args.from.split_first() {
+        Some((first, later)) => later.iter().try_fold(read(first)?, |earlier, path| read(path)?.over(earlier))?,
         None => {
             let threads = args.threads.map_or_else(Threads::available, Threads::new);
             let earlier = args.json.as_deref().filter(|path| args.merge && path.exists()).map(read).transpose()?;

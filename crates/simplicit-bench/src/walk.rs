@@ -37,9 +37,12 @@ enum Ask {
     Price(f64),
 }
 
+/// A group's statistics, and what a rival made of them.
+type Seen = (Statistics, Arc<dyn Prepared>);
+
 /// Groups that a rival has seen, by name: on the baseline's states they are the same for every budget.
 #[derive(Default)]
-struct Memory(Mutex<BTreeMap<String, (Statistics, Arc<dyn Prepared>)>>);
+struct Memory(Mutex<BTreeMap<String, Seen>>);
 
 /// A rival as the library's walk sees it.
 struct Method {
