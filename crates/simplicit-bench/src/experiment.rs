@@ -1,36 +1,41 @@
 //! The protocol: samples by seed, everything chosen on held-out training inputs, the test set read once per reported row.
 
+use std::time::Instant;
+
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::evaluate::{accuracy, agreement};
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::network::Network;
-use simplicit::parallel::{Cancel, Threads};
+use simplicit::parallel::{self, Cancel, Threads};
 use simplicit::problem::Connectivity;
 use simplicit::states::{Collected, InputSource, StateSlice};
-use simplicit::statistics::Statistics;
-use simplicit::train::{Forget, Found, Run, TrainInput, TrainSettings, importance, path};
+use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, path, train};
 
-use crate::groups::{Group, Samples, assemble, groups, outputs};
-use crate::rivals::{self, Budget, Layer, Prepared, Rival};
+use crate::rivals::{self, Rival};
+use crate::walk::{Allocation, Shared, Walk};
 
 /// Draws per sample of the output-aware weights, as the command line's.
 const DRAWS: usize = 4;
-/// Accepted distance from a level.
-const CLOSE: f64 = 0.001;
-/// Models of a search for one level.
-const TRIES: usize = 16;
+/// Samples for the output-aware weights of a network with feature maps, as the command line's.
+const WEIGHED: usize = 1000;
+/// Samples a thread takes at a time.
+const BLOCK: usize = 256;
 /// Largest level that cyclic connectivities are trained to.
 const CYCLIC_UP_TO: f64 = 0.5;
-const NAME_OF_OURS: &str = "simplicit";
+/// Our name in the table and on the command line.
+pub const OURS: &str = "simplicit";
 
 /// What is run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// Training samples per seed.
     pub samples: usize,
+    /// Whose models: our name and the rivals' on the command line.
+    pub methods: Vec<String>,
     /// Held-out training samples per seed, disjoint from those.
     pub held_out: usize,
     /// One choice of samples each.
@@ -70,6 +75,8 @@ pub struct Row {
     pub max_bound_distance: Option<f64>,
     /// Largest relative gap of a row's last convex solve, ours only.
     pub max_relative_gap: Option<f64>,
+    /// Wall-clock time, choosing included; of models from one path, an equal share.
+    pub seconds: f64,
 }
 
 /// Everything the page needs.
@@ -85,14 +92,56 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     /// The connectivities at equal count.
     pub connectivity: Vec<Row>,
-    /// Wall-clock time of every method, all seeds and levels, choosing included.
-    pub seconds: Vec<(String, f64)>,
+}
+
+impl Outcome {
+    /// The rows of an earlier run with those of this one in their place, on the same samples of the same network.
+    pub fn over(self, earlier: Self) -> anyhow::Result<Self> {
+        let samples = |o: &Self| (o.plan.samples, o.plan.held_out, o.baseline_nonzeros);
+        if samples(&self) != samples(&earlier) {
+            bail!(
+                "--merge: expected rows of {:?} samples, held-out samples and parameters, got {:?}",
+                samples(&self),
+                samples(&earlier)
+            );
+        }
+        let mut plan = earlier.plan;
+        plan.seeds.extend(&self.plan.seeds);
+        plan.seeds.sort_unstable();
+        plan.seeds.dedup();
+        for (all, own) in
+            [(&mut plan.levels, &self.plan.levels), (&mut plan.connectivity_levels, &self.plan.connectivity_levels)]
+        {
+            all.extend(own);
+            all.sort_by(f64::total_cmp);
+            all.dedup();
+        }
+        plan.connectivity_seeds = plan.connectivity_seeds.max(self.plan.connectivity_seeds);
+        let of = rivals::all();
+        let names: Vec<&str> = std::iter::once(OURS).chain(of.iter().map(|r| r.name())).collect();
+        let order = |row: &Row| names.iter().position(|name| *name == row.method).unwrap_or(names.len());
+        let same = |a: &Row, b: &Row| a.method == b.method && a.level == b.level && a.seed == b.seed;
+        let merge = |old: Vec<Row>, new: Vec<Row>| {
+            let mut rows: Vec<Row> = old.into_iter().filter(|a| !new.iter().any(|b| same(a, b))).collect();
+            rows.extend(new);
+            rows
+        };
+        let mut rows = merge(earlier.rows, self.rows);
+        rows.sort_by(|a, b| order(a).cmp(&order(b)).then(a.seed.cmp(&b.seed)).then(a.level.total_cmp(&b.level)));
+        let connectivity = merge(earlier.connectivity, self.connectivity);
+        plan.methods.extend(self.plan.methods);
+        plan.methods.sort();
+        plan.methods.dedup();
+        Ok(Self { plan, rows, connectivity, ..self })
+    }
 }
 
 /// Data of an experiment.
 pub struct Data {
     /// The baseline.
     pub network: Network,
+    /// From raw numbers to its inputs; by default that of the files' format.
+    pub preprocessing: Option<Preprocessing>,
     /// Training inputs.
     pub train: Array,
     /// Test inputs.
@@ -117,6 +166,7 @@ struct Candidate {
     agreement: f64,
     bound: Option<f64>,
     gap: Option<f64>,
+    seconds: f64,
 }
 
 struct Lab<'a> {
@@ -128,15 +178,16 @@ struct Lab<'a> {
     cancel: &'a Cancel,
 }
 
-/// Runs everything; `tell` hears of every finished piece.
-pub fn run(
-    data: &Data,
-    plan: &Plan,
-    threads: Threads,
-    cancel: &Cancel,
-    mut tell: impl FnMut(&str),
-) -> anyhow::Result<Outcome> {
-    let test = Inputs::new(data.test.clone(), None, &Selection::all())?;
+/// Hears of every row as it comes, with all that there are.
+pub type Tell<'a> = dyn FnMut(&Outcome, &Row) -> anyhow::Result<()> + 'a;
+
+/// Runs everything; a long experiment that is stopped has told its rows so far.
+pub fn run(data: &Data, plan: &Plan, threads: Threads, cancel: &Cancel, tell: &mut Tell) -> anyhow::Result<Outcome> {
+    let known: Vec<&str> = std::iter::once(OURS).chain(rivals::all().iter().map(|r| r.id())).collect();
+    if let Some(unknown) = plan.methods.iter().find(|m| !known.contains(&m.as_str())) {
+        bail!("--methods: expected some of {}, got {unknown}", known.join(", "));
+    }
+    let test = Inputs::new(data.test.clone(), data.preprocessing.clone(), &Selection::all())?;
     let lab = Lab {
         data,
         baseline: ImplicitModel::from_network(&data.network)?,
@@ -147,42 +198,27 @@ pub fn run(
     };
     let mut out = Outcome {
         plan: plan.clone(),
-        baseline_accuracy: accuracy(&data.network.forward(&lab.test)?, data.labels.as_slice())?,
+        baseline_accuracy: accuracy(&lab.of_network(&lab.test)?, data.labels.as_slice())?,
         baseline_nonzeros: lab.baseline.sparsity().baseline_nonzeros,
         rows: Vec::new(),
         connectivity: Vec::new(),
-        seconds: Vec::new(),
     };
     for (k, &number) in plan.seeds.iter().enumerate() {
         let seed = lab.seed(number, plan)?;
-        let begin = std::time::Instant::now();
-        let ours = lab.ours(&seed, plan.samples, &plan.levels, &TrainSettings::default())?;
-        for (level, candidate) in plan.levels.iter().zip(ours) {
-            out.rows.push(lab.report(NAME_OF_OURS, number, *level, candidate)?);
+        if plan.methods.iter().any(|m| m == OURS) {
+            let ours = lab.ours(&seed, plan.samples, &plan.levels, &TrainSettings::default())?;
+            for (level, candidate) in plan.levels.iter().zip(ours) {
+                let row = lab.report(OURS, number, *level, candidate)?;
+                out.rows.push(row.clone());
+                tell(&out, &row)?;
+            }
         }
-        spend(&mut out.seconds, NAME_OF_OURS, begin, number, &mut tell);
-        lab.rivals(&seed, plan, &mut out, &mut tell)?;
+        lab.rivals(&seed, plan, &mut out, tell)?;
         if k < plan.connectivity_seeds {
-            lab.connectivities(&seed, plan, &mut out, &mut tell)?;
+            lab.connectivities(&seed, plan, &mut out, tell)?;
         }
     }
     Ok(out)
-}
-
-/// Adds the time since `begin` to a method's.
-fn spend(
-    seconds: &mut Vec<(String, f64)>,
-    name: &str,
-    begin: std::time::Instant,
-    seed: u64,
-    tell: &mut impl FnMut(&str),
-) {
-    let spent = begin.elapsed().as_secs_f64();
-    tell(&format!("seed {seed}: {name}, {spent:.0} s"));
-    match seconds.iter_mut().find(|(n, _)| n == name) {
-        Some((_, total)) => *total += spent,
-        None => seconds.push((name.into(), spent)),
-    }
 }
 
 impl Lab<'_> {
@@ -191,20 +227,37 @@ impl Lab<'_> {
         if total > self.data.train.samples() {
             bail!("samples: expected at most {} with {} held out", self.data.train.samples(), plan.held_out);
         }
-        let inputs = Inputs::new(self.data.train.clone(), None, &Selection::random(total, seed))?;
+        let selection = Selection::random(total, seed);
+        let inputs = Inputs::new(self.data.train.clone(), self.data.preprocessing.clone(), &selection)?;
         let all = inputs.rows(0..total)?;
         let held_out = InputSource::rows(&all, plan.samples..total)?;
-        let held_out_baseline = self.data.network.forward(&held_out)?;
+        let held_out_baseline = self.of_network(&held_out)?;
         Ok(Seed { seed, all, held_out, held_out_baseline })
     }
 
+    /// The baseline's outputs, a block of samples at a time.
+    fn of_network(&self, u: &Matrix<f32>) -> anyhow::Result<Matrix<f32>> {
+        let blocks = parallel::map(self.threads, u.rows().div_ceil(BLOCK), |block| {
+            let rows = block * BLOCK..((block + 1) * BLOCK).min(u.rows());
+            self.data.network.forward(&InputSource::rows(u, rows)?)
+        })?;
+        let values = blocks.into_iter().flat_map(Matrix::into_vec).collect();
+        Ok(Matrix::from_vec(u.rows(), self.baseline.shape().outputs, values)?)
+    }
+
+    /// A model's outputs; samples without equilibrium count as they come.
+    fn of_model(&self, model: &ImplicitModel, u: &Matrix<f32>) -> anyhow::Result<Matrix<f32>> {
+        let settings = EquilibriumSettings { threads: self.threads, ..Default::default() };
+        Ok(Equilibrium::new(model, settings)?.outputs(u)?.y)
+    }
+
     fn agreement(&self, seed: &Seed, model: &ImplicitModel) -> anyhow::Result<f64> {
-        Ok(agreement(&outputs(model, &seed.held_out, self.threads)?, &seed.held_out_baseline)?)
+        Ok(agreement(&self.of_model(model, &seed.held_out)?, &seed.held_out_baseline)?)
     }
 
     /// The one look at the test set.
     fn report(&self, method: &str, seed: u64, level: f64, candidate: Candidate) -> anyhow::Result<Row> {
-        let Candidate { model, choice, agreement, bound, gap } = candidate;
+        let Candidate { model, choice, agreement, bound, gap, seconds } = candidate;
         Ok(Row {
             method: method.into(),
             choice,
@@ -212,14 +265,15 @@ impl Lab<'_> {
             level,
             sparsity: model.sparsity().sparsity,
             agreement,
-            accuracy: accuracy(&outputs(&model, &self.test, self.threads)?, self.data.labels.as_slice())?,
+            accuracy: accuracy(&self.of_model(&model, &self.test)?, self.data.labels.as_slice())?,
             lambda_pf_upper: model.well_posedness().lambda_pf_upper,
             max_bound_distance: bound,
             max_relative_gap: gap,
+            seconds,
         })
     }
 
-    /// Our path: one model per level, ascending.
+    /// Our models: one per level, ascending.
     fn ours(
         &self,
         seed: &Seed,
@@ -229,7 +283,9 @@ impl Lab<'_> {
     ) -> anyhow::Result<Vec<Candidate>> {
         let network = &self.data.network;
         let training = InputSource::rows(&seed.all, 0..samples)?;
-        let mut weights = importance(network, &training, DRAWS, seed.seed, self.threads, self.cancel)?;
+        let begin = Instant::now();
+        let weighed = InputSource::rows(&training, 0..if self.has_maps() { samples.min(WEIGHED) } else { samples })?;
+        let mut weights = importance(network, &weighed, DRAWS, seed.seed, self.threads, self.cancel)?;
         // Under κ the baseline is first put into coordinates in which it satisfies κ itself.
         let moved = settings.kappa.map(|kappa| self.baseline.rescale(kappa)).transpose()?.map(|r| r.model);
         let baseline = moved.as_ref().unwrap_or(&self.baseline);
@@ -237,10 +293,8 @@ impl Lab<'_> {
             let factors = scaling.states.iter().copied().chain(std::iter::repeat(scaling.outputs));
             weights.iter_mut().zip(factors).for_each(|(w, f)| *w *= f * f);
         }
-        let equilibrium = simplicit::equilibrium::Equilibrium::new(
-            baseline,
-            simplicit::equilibrium::EquilibriumSettings { threads: Threads::one(), ..Default::default() },
-        )?;
+        let equilibrium =
+            Equilibrium::new(baseline, EquilibriumSettings { threads: Threads::one(), ..Default::default() })?;
         let all = match &moved {
             Some(_) => Collected::new(&equilibrium, &seed.all)?,
             None => Collected::new(network, &seed.all)?,
@@ -254,80 +308,86 @@ impl Lab<'_> {
             preprocessing: self.preprocessing.clone(),
         };
         let mut run = Run { threads: self.threads, cancel: self.cancel, keep: &Forget, progress: &mut |_| {} };
-        let trained = path(&input, Some(&judge), levels, settings, &mut run)?;
-        Ok(trained
+        // Over feature maps every fit of a path is a walk over all positions; a target of its own is reached in about two.
+        let trained = if self.has_maps() {
+            let to = |level: &f64| TrainSettings { target_sparsity: Some(*level), ..settings.clone() };
+            levels
+                .iter()
+                .map(|level| train(&input, &to(level), &mut run))
+                .collect::<simplicit::Result<Vec<Trained>>>()?
+        } else {
+            path(&input, Some(&judge), levels, settings, &mut run)?
+        };
+        let seconds = begin.elapsed().as_secs_f64() / levels.len().max(1) as f64;
+        trained
             .into_iter()
-            .map(|t| Candidate {
-                choice: String::new(),
-                agreement: t.report.agreement.unwrap_or(0.0),
-                bound: t.report.rows.iter().filter_map(|r| r.bound_distance).reduce(f64::max),
-                gap: t.report.max_relative_gap(),
-                model: t.model,
+            .map(|t| {
+                Ok(Candidate {
+                    choice: String::new(),
+                    agreement: t.report.agreement.map_or_else(|| self.agreement(seed, &t.model), Ok)?,
+                    bound: t.report.rows.iter().filter_map(|r| r.bound_distance).reduce(f64::max),
+                    gap: t.report.max_relative_gap(),
+                    model: t.model,
+                    seconds,
+                })
             })
-            .collect())
+            .collect()
     }
 
-    fn rivals(&self, seed: &Seed, plan: &Plan, out: &mut Outcome, tell: &mut impl FnMut(&str)) -> anyhow::Result<()> {
-        let groups = groups(&self.baseline)?;
-        let u = InputSource::rows(&seed.all, 0..plan.samples)?;
-        let samples = Samples::new(&self.data.network, u, self.threads)?;
-        let of_baseline = groups
-            .iter()
-            .map(|g| samples.statistics(g, samples.states(), self.threads, self.cancel))
-            .collect::<simplicit::Result<Vec<Statistics>>>()?;
-        for rival in rivals::all() {
-            let begin = std::time::Instant::now();
-            let prepared = groups
-                .iter()
-                .zip(&of_baseline)
-                .map(|(g, s)| rival.prepare(self.layer(g, s)))
-                .collect::<simplicit::Result<Vec<_>>>()?;
-            let bench =
-                Bench { lab: self, rival: rival.as_ref(), groups: &groups, samples: &samples, prepared: &prepared };
-            let cascades: &[bool] = if rival.fits() { &[false, true] } else { &[false] };
-            let mut found = vec![Found::default(); cascades.len()];
+    fn rivals(&self, seed: &Seed, plan: &Plan, out: &mut Outcome, tell: &mut Tell) -> anyhow::Result<()> {
+        let training = InputSource::rows(&seed.all, 0..plan.samples)?;
+        let source = Collected::new(&self.data.network, &training)?;
+        let input = TrainInput {
+            source: &source,
+            baseline: Some(&self.baseline),
+            importance: None,
+            preprocessing: self.preprocessing.clone(),
+        };
+        let shared = Shared::default();
+        for rival in rivals::all().into_iter().filter(|r| plan.methods.iter().any(|m| m == r.id())) {
+            let mut walk = Walk::new(&input, &self.baseline, rival.clone(), &shared, self.threads, self.cancel);
             for &level in &plan.levels {
-                let mut best: Option<Candidate> = None;
-                for (&cascade, found) in cascades.iter().zip(&mut found) {
-                    for global in [false, true] {
-                        let model = if global {
-                            bench.global(level, cascade, found)?
-                        } else {
-                            bench.uniform(level, cascade)?
-                        };
-                        let agreement = self.agreement(seed, &model)?;
-                        if best.as_ref().is_none_or(|b| agreement > b.agreement) {
-                            let choice = format!(
-                                "{}{}",
-                                if global { "global" } else { "uniform" },
-                                if cascade { ", cascade" } else { "" }
-                            );
-                            best = Some(Candidate { model, choice, agreement, bound: None, gap: None });
-                        }
-                    }
-                }
-                if let Some(best) = best {
-                    out.rows.push(self.report(rival.name(), seed.seed, level, best)?);
-                }
+                let best = self.best(seed, rival.as_ref(), &mut walk, level)?;
+                let row = self.report(rival.name(), seed.seed, level, best)?;
+                out.rows.push(row.clone());
+                tell(out, &row)?;
             }
-            spend(&mut out.seconds, rival.name(), begin, seed.seed, tell);
         }
         Ok(())
     }
 
-    fn layer<'b>(&'b self, group: &'b Group, statistics: &'b Statistics) -> Layer<'b> {
-        let (threads, cancel) = (self.threads, self.cancel);
-        Layer { statistics, weights: &group.weights, constant: group.constant, threads, cancel }
+    /// Of a rival's allocations, with and without a cascade, the one that the held-out samples prefer.
+    fn best(&self, seed: &Seed, rival: &dyn Rival, walk: &mut Walk, level: f64) -> anyhow::Result<Candidate> {
+        let begin = Instant::now();
+        let mut candidate = |allocation: Allocation, cascade: bool| -> anyhow::Result<Candidate> {
+            let model = walk.model(level, allocation, cascade)?;
+            let name = if allocation == Allocation::Global { "global" } else { "uniform" };
+            let choice = format!("{name}{}", if cascade { ", cascade" } else { "" });
+            let agreement = self.agreement(seed, &model)?;
+            Ok(Candidate { model, choice, agreement, bound: None, gap: None, seconds: 0.0 })
+        };
+        let better = |a: Candidate, b: Candidate| if b.agreement > a.agreement { b } else { a };
+        let (uniform, global) = (candidate(Allocation::Uniform, false)?, candidate(Allocation::Global, false)?);
+        let uniform_won = uniform.agreement >= global.agreement;
+        let mut best = better(uniform, global);
+        if rival.fits() {
+            // A cascade over feature maps costs a walk over all positions: there the better allocation alone.
+            if !self.has_maps() || uniform_won {
+                best = better(best, candidate(Allocation::Uniform, true)?);
+            }
+            if !self.has_maps() || !uniform_won {
+                best = better(best, candidate(Allocation::Global, true)?);
+            }
+        }
+        Ok(Candidate { seconds: begin.elapsed().as_secs_f64(), ..best })
+    }
+
+    fn has_maps(&self) -> bool {
+        !self.baseline.taps().is_empty()
     }
 
     /// The four connectivities at equal count, the cyclic ones with the best κ of those tried.
-    fn connectivities(
-        &self,
-        seed: &Seed,
-        plan: &Plan,
-        out: &mut Outcome,
-        tell: &mut impl FnMut(&str),
-    ) -> anyhow::Result<()> {
+    fn connectivities(&self, seed: &Seed, plan: &Plan, out: &mut Outcome, tell: &mut Tell) -> anyhow::Result<()> {
         for (name, connectivity, cyclic) in [
             ("baseline", Connectivity::Baseline, false),
             ("feedforward", Connectivity::Feedforward, false),
@@ -340,7 +400,7 @@ impl Lab<'_> {
             if levels.is_empty() {
                 continue;
             }
-            let begin = std::time::Instant::now();
+            let begin = Instant::now();
             let kappas: Vec<Option<f64>> =
                 if cyclic { plan.kappas.iter().map(|k| Some(*k)).collect() } else { vec![None] };
             let mut best: Vec<Option<Candidate>> = levels.iter().map(|_| None).collect();
@@ -354,75 +414,16 @@ impl Lab<'_> {
                     }
                 }
             }
+            let seconds = begin.elapsed().as_secs_f64() / levels.len() as f64;
             for (level, best) in levels.iter().zip(best) {
                 if let Some(best) = best {
-                    out.connectivity.push(self.report(name, seed.seed, *level, best)?);
+                    let best = Candidate { seconds, ..best };
+                    let row = self.report(name, seed.seed, *level, best)?;
+                    out.connectivity.push(row.clone());
+                    tell(out, &row)?;
                 }
             }
-            spend(&mut out.seconds, &format!("connectivity {name}"), begin, seed.seed, tell);
         }
         Ok(())
-    }
-}
-
-/// A rival on one seed's samples.
-struct Bench<'a> {
-    lab: &'a Lab<'a>,
-    rival: &'a dyn Rival,
-    groups: &'a [Group],
-    samples: &'a Samples,
-    prepared: &'a [Box<dyn Prepared + 'a>],
-}
-
-impl Bench<'_> {
-    /// Every group loses the same share.
-    fn uniform(&self, level: f64, cascade: bool) -> anyhow::Result<ImplicitModel> {
-        let budgets: Vec<Budget> = self
-            .groups
-            .iter()
-            .map(|g| Budget::Count(((1.0 - level) * g.removable() as f64).round() as usize))
-            .collect();
-        self.model(&budgets, cascade)
-    }
-
-    /// One price for all groups, found so that the model has the level.
-    fn global(&self, level: f64, cascade: bool, found: &mut Found) -> anyhow::Result<ImplicitModel> {
-        let mut best: Option<(f64, ImplicitModel)> = None;
-        for k in 0..TRIES {
-            let known = found.nearest(level).filter(|(_, s)| k == 0 && (s - level).abs() <= CLOSE);
-            let price = known.map(|(p, _)| p).or(found.next(level)).unwrap_or(self.rival.first_price());
-            let model = self.model(&vec![Budget::Price(price); self.groups.len()], cascade)?;
-            let sparsity = model.sparsity().sparsity;
-            let distance = (sparsity - level).abs();
-            if best.as_ref().is_none_or(|(d, _)| distance < *d) {
-                best = Some((distance, model));
-            }
-            if !found.add(price, sparsity) || distance <= CLOSE {
-                break;
-            }
-        }
-        match best {
-            Some((_, model)) => Ok(model),
-            None => bail!("a search without a model"),
-        }
-    }
-
-    fn model(&self, budgets: &[Budget], cascade: bool) -> anyhow::Result<ImplicitModel> {
-        let mut weights = Vec::with_capacity(self.groups.len());
-        let mut x = if cascade { self.samples.states().clone() } else { Matrix::zeros(0, 0) };
-        for (k, (group, budget)) in self.groups.iter().zip(budgets).enumerate() {
-            // The first group reads inputs alone: on its own states or the baseline's, it sees the same.
-            let rows = if cascade && k > 0 {
-                let statistics = self.samples.statistics(group, &x, self.lab.threads, self.lab.cancel)?;
-                self.rival.prepare(self.lab.layer(group, &statistics))?.rows(*budget)?
-            } else {
-                self.prepared[k].rows(*budget)?
-            };
-            if cascade {
-                self.samples.advance(group, &rows, &self.lab.baseline, &mut x, self.lab.threads)?;
-            }
-            weights.push(rows);
-        }
-        Ok(assemble(&self.lab.baseline, self.groups, &weights)?)
     }
 }

@@ -1,16 +1,17 @@
-//! `frontier`: ours and the rivals on FashionMNIST, from one command to the tables and the plot of the experiment's page.
+//! `frontier`: ours and the rivals on FashionMNIST or on a network and images of yours, from one command to the tables and
+//! the plot of the experiment's page.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Parser;
-use simplicit::arrays::{Array, Labels, Selection};
+use simplicit::arrays::{Array, Labels, Preprocessing, Selection};
 use simplicit::files::write_bytes_atomically;
 use simplicit::network::Network;
 use simplicit::parallel::{Cancel, Threads};
-use simplicit_bench::experiment::{Data, Outcome, Plan, run};
-use simplicit_bench::page;
+use simplicit_bench::experiment::{Data, OURS, Outcome, Plan, Row, run};
+use simplicit_bench::{page, rivals};
 
 /// Accuracy against sparsity: simplicit and its rivals on the same states, counter and held-out images
 #[derive(Debug, Parser)]
@@ -21,6 +22,24 @@ struct Args {
     /// Folder with the four FashionMNIST files (Debian: dataset-fashion-mnist)
     #[arg(long, value_name = "DIR", default_value = "/usr/share/datasets/fashion-mnist")]
     data: PathBuf,
+    /// Training inputs of the network instead of those in the folder
+    #[arg(long, value_name = "FILE", requires = "test", conflicts_with_all = ["data", "fast"])]
+    inputs: Option<PathBuf>,
+    /// Test inputs
+    #[arg(long, value_name = "FILE", requires = "inputs")]
+    test: Option<PathBuf>,
+    /// Their labels [default: those in the file of the test inputs, as CIFAR has them]
+    #[arg(long, value_name = "FILE", requires = "test")]
+    test_labels: Option<PathBuf>,
+    /// Subtracted after scaling: one number, or one per channel
+    #[arg(long, value_name = "M[,M…]", value_delimiter = ',', requires = "inputs", allow_hyphen_values = true)]
+    mean: Vec<f64>,
+    /// Divided by at the end: one number, or one per channel
+    #[arg(long, value_name = "S[,S…]", value_delimiter = ',', requires = "inputs")]
+    std: Vec<f64>,
+    /// Whose models: simplicit, magnitude, magnitude-refit, l1, second-order, admm [default: all]
+    #[arg(long, value_delimiter = ',')]
+    methods: Vec<String>,
     /// Training images per seed
     #[arg(long, value_name = "N", default_value_t = 20_000)]
     samples: usize,
@@ -51,19 +70,25 @@ struct Args {
     /// Page whose marked part is replaced; the plot is written beside it, with the ending .svg
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
-    /// Every row as JSON
+    /// Every row as JSON, written as they come
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the page from the JSON of an earlier run instead of running
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "fast"])]
-    from: Option<PathBuf>,
+    /// Keep the rows that the JSON has already, where they are not measured again
+    #[arg(long, requires = "json")]
+    merge: bool,
+    /// Write the page from the JSON of earlier runs instead of running; of the same row the last file's
+    #[arg(long, value_name = "FILE[,FILE…]", value_delimiter = ',', conflicts_with_all = ["merge", "fast"])]
+    from: Vec<PathBuf>,
 }
 
 impl Args {
     fn plan(&self) -> Plan {
+        let all = || std::iter::once(OURS).chain(rivals::all().iter().map(|r| r.id())).map(String::from).collect();
+        let methods = if self.methods.is_empty() { all() } else { self.methods.clone() };
         if self.fast {
             return Plan {
                 samples: 1000,
+                methods,
                 held_out: 200,
                 seeds: vec![0],
                 levels: vec![0.8],
@@ -75,6 +100,7 @@ impl Args {
         }
         Plan {
             samples: self.samples,
+            methods,
             held_out: self.held_out,
             seeds: (0..self.seeds).collect(),
             levels: sorted(&self.levels),
@@ -86,6 +112,19 @@ impl Args {
     }
 
     fn open(&self) -> anyhow::Result<Data> {
+        if let (Some(inputs), Some(test)) = (&self.inputs, &self.test) {
+            let train = Array::open(inputs)?;
+            let format = if train.is_image_file() { Preprocessing::bytes() } else { Preprocessing::identity() };
+            let or = |given: &[f64], default: Vec<f64>| if given.is_empty() { default } else { given.to_vec() };
+            let (mean, std) = (or(&self.mean, format.mean), or(&self.std, format.std));
+            return Ok(Data {
+                network: Network::from_onnx(&self.network)?,
+                preprocessing: Some(Preprocessing::new(format.scale, mean, std)?),
+                train,
+                test: Array::open(test)?,
+                labels: Labels::read(self.test_labels.as_ref().unwrap_or(test), &Selection::all())?,
+            });
+        }
         let names = if self.fast {
             ["fashion_train_images.idx.gz", "fashion_test_images.idx.gz", "fashion_test_labels.idx.gz"]
         } else {
@@ -95,6 +134,7 @@ impl Args {
         let [train, test, labels] = names.map(|name| if self.fast { bundle.join(name) } else { self.data.join(name) });
         Ok(Data {
             network: Network::from_onnx(&self.network)?,
+            preprocessing: None,
             train: Array::open(train)?,
             test: Array::open(test)?,
             labels: Labels::read(labels, &Selection::all())?,
@@ -108,22 +148,40 @@ fn sorted(levels: &[f64]) -> Vec<f64> {
     out
 }
 
+fn read(path: &Path) -> anyhow::Result<Outcome> {
+    let name = || path.display().to_string();
+    serde_json::from_slice(&std::fs::read(path).with_context(name)?).with_context(name)
+}
+
+fn write_json(path: &Path, outcome: &Outcome) -> anyhow::Result<()> {
+    Ok(write_bytes_atomically(path, (serde_json::to_string_pretty(outcome)? + "\n").as_bytes())?)
+}
+
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    let outcome: Outcome = match &args.from {
-        Some(path) => serde_json::from_slice(&std::fs::read(path).with_context(|| path.display().to_string())?)
-            .with_context(|| path.display().to_string())?,
+    let outcome = match args.from.split_first() {
+        Some((first, later)) => later.iter().try_fold(read(first)?, |earlier, path| read(path)?.over(earlier))?,
         None => {
             let threads = args.threads.map_or_else(Threads::available, Threads::new);
-            // Nothing can be done if even stderr is closed.
-            run(&args.open()?, &args.plan(), threads, &Cancel::new(), |line| {
-                let _ = writeln!(std::io::stderr(), "{line}");
-            })?
+            let earlier = args.json.as_deref().filter(|path| args.merge && path.exists()).map(read).transpose()?;
+            let merged = |outcome: Outcome| match &earlier {
+                Some(earlier) => outcome.over(earlier.clone()),
+                None => Ok(outcome),
+            };
+            let mut tell = |so_far: &Outcome, row: &Row| -> anyhow::Result<()> {
+                // Nothing can be done if even stderr is closed.
+                let _ = writeln!(std::io::stderr(), "{}", page::line(row));
+                if let Some(json) = &args.json {
+                    write_json(json, &merged(so_far.clone())?)?;
+                }
+                Ok(())
+            };
+            merged(run(&args.open()?, &args.plan(), threads, &Cancel::new(), &mut tell)?)?
         }
     };
     let markdown = page::markdown(&outcome);
     if let Some(json) = &args.json {
-        write_bytes_atomically(json, (serde_json::to_string_pretty(&outcome)? + "\n").as_bytes())?;
+        write_json(json, &outcome)?;
     }
     if let Some(path) = &args.page {
         let svg = path.with_extension("svg");

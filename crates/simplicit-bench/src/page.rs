@@ -4,11 +4,13 @@ use std::fmt::Write;
 
 use simplicit_cli::report::{Chart, Series};
 
-use crate::experiment::{Outcome, Row};
+use crate::experiment::{OURS, Outcome, Row};
 
 /// Where the generated part begins and ends in a page.
 const BEGIN: &str = "<!-- written by the command: begin -->";
 const END: &str = "<!-- written by the command: end -->";
+/// Distance from a level that is not worth mentioning.
+const MET: f64 = 0.002;
 
 /// The page with its generated part replaced; `None` if the two marks are not there.
 pub fn fill(page: &str, generated: &str) -> Option<String> {
@@ -45,6 +47,23 @@ fn points((mean, spread): (f64, Option<f64>)) -> String {
     format!("{mean:+.2}{spread}").replace('-', "−")
 }
 
+/// Where a model is not at its level.
+fn missed<'a>(rows: impl Iterator<Item = &'a Row>, level: f64) -> String {
+    let furthest = rows.map(|r| r.sparsity).max_by(|a, b| (a - level).abs().total_cmp(&(b - level).abs()));
+    furthest.filter(|s| (s - level).abs() > MET).map_or_else(String::new, |s| format!(" (at {:.1} %)", 100.0 * s))
+}
+
+/// One row, as it comes.
+pub fn line(row: &Row) -> String {
+    let Row { method, choice, seed, level, sparsity, accuracy, agreement, seconds, .. } = row;
+    let [level, sparsity, accuracy, agreement] = [level, sparsity, accuracy, agreement].map(|v| 100.0 * v);
+    let choice = if choice.is_empty() { String::new() } else { format!(" ({choice})") };
+    format!(
+        "seed {seed}, {level:.0} %: {method}{choice} has {accuracy:.2} % at {sparsity:.2} %, agrees on {agreement:.2} %, \
+         took {seconds:.0} s"
+    )
+}
+
 /// Tables and sentences, in Markdown.
 pub fn markdown(outcome: &Outcome) -> String {
     let Outcome { plan, rows, baseline_accuracy, .. } = outcome;
@@ -68,28 +87,37 @@ pub fn markdown(outcome: &Outcome) -> String {
         let cells: Vec<String> = names
             .iter()
             .map(|m| match change(at(rows, m, level), *baseline_accuracy) {
-                Some(c) if c.0 == best => format!("**{}**", points(c)),
-                Some(c) => points(c),
+                Some(c) if c.0 == best => format!("**{}**{}", points(c), missed(at(rows, m, level), level)),
+                Some(c) => format!("{}{}", points(c), missed(at(rows, m, level), level)),
                 None => "–".into(),
             })
             .collect();
         let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
     }
     let _ = writeln!(out, "\n{}", verdict(outcome));
+    let rivals: Vec<&str> = names.iter().copied().filter(|m| *m != OURS).collect();
     let _ = writeln!(
         out,
         "What the rivals' held-out images chose (the most frequent choice of allocation per level):\n\n| sparsity | {} |",
-        names.iter().skip(1).copied().collect::<Vec<_>>().join(" | ")
+        rivals.join(" | ")
     );
-    let _ = writeln!(out, "|---|{}", "---|".repeat(names.len().saturating_sub(1)));
+    let _ = writeln!(out, "|---|{}", "---|".repeat(rivals.len()));
     for &level in &plan.levels {
-        let cells: Vec<String> = names.iter().skip(1).map(|m| most_frequent(at(rows, m, level))).collect();
+        let cells: Vec<String> = rivals.iter().map(|m| most_frequent(at(rows, m, level))).collect();
         let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
     }
     certificates(outcome, &mut out);
     connectivity(outcome, &mut out);
-    let spent: Vec<String> = outcome.seconds.iter().map(|(name, s)| format!("{name} {s:.0} s")).collect();
-    let _ = writeln!(out, "Wall-clock time for all seeds and levels, choosing included: {}.", spent.join(", "));
+    let time = |rows: &[Row], name: &str| rows.iter().filter(|r| r.method == name).map(|r| r.seconds).sum::<f64>();
+    let spent = names.iter().map(|m| format!("{m} {:.0} s", time(rows, m)));
+    let of_connectivity = &outcome.connectivity;
+    let connected = methods(of_connectivity);
+    let spent = spent.chain(connected.iter().map(|m| format!("connectivity {m} {:.0} s", time(of_connectivity, m))));
+    let _ = writeln!(
+        out,
+        "Wall-clock time for all seeds and levels, choosing included: {}.",
+        spent.collect::<Vec<_>>().join(", ")
+    );
     out
 }
 
@@ -103,7 +131,7 @@ fn most_frequent<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
 fn verdict(outcome: &Outcome) -> String {
     let Outcome { plan, rows, baseline_accuracy, .. } = outcome;
     let names = methods(rows);
-    let Some((ours, rivals)) = names.split_first() else { return String::new() };
+    let Some((ours, rivals)) = names.split_first().filter(|(first, _)| **first == OURS) else { return String::new() };
     let mut behind = Vec::new();
     for &level in &plan.levels {
         let Some((own, _)) = change(at(rows, ours, level), *baseline_accuracy) else { continue };
@@ -123,8 +151,10 @@ fn verdict(outcome: &Outcome) -> String {
 }
 
 fn certificates(outcome: &Outcome, out: &mut String) {
-    let ours: Vec<&Row> = outcome.rows.iter().filter(|r| r.max_relative_gap.is_some()).collect();
-    let gap = ours.iter().filter_map(|r| r.max_relative_gap).fold(0.0, f64::max);
+    let Some(gap) = outcome.rows.iter().filter_map(|r| r.max_relative_gap).reduce(f64::max) else {
+        out.push('\n');
+        return;
+    };
     let _ = writeln!(out, "\nCertificates of ours: largest relative gap of any row's bound {gap:.1e}.\n");
 }
 
@@ -145,17 +175,12 @@ fn connectivity(outcome: &Outcome, out: &mut String) {
     for &level in &plan.connectivity_levels {
         let cell = |m: &&str| {
             let Some(c) = change(at(rows, m, level), *baseline_accuracy) else { return "–".to_string() };
-            let missed = at(rows, m, level).map(|r| (r.sparsity - level).abs()).fold(0.0, f64::max);
             let lambda = at(rows, m, level).map(|r| r.lambda_pf_upper).fold(0.0, f64::max);
             let mut text = points(c);
             if lambda > 0.0 {
                 let _ = write!(text, ", {}, λ_pf ≤ {lambda:.2}", most_frequent(at(rows, m, level)));
             }
-            if missed > 0.002 {
-                let reached = at(rows, m, level).map(|r| r.sparsity).fold(1.0, f64::min);
-                let _ = write!(text, " (at {:.1} %)", 100.0 * reached);
-            }
-            text
+            text + &missed(at(rows, m, level), level)
         };
         let cells: Vec<String> = names.iter().map(cell).collect();
         let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
@@ -211,6 +236,7 @@ mod tests {
             lambda_pf_upper: if method == "full" { 0.5 } else { 0.0 },
             max_bound_distance: None,
             max_relative_gap: None,
+            seconds: 1.6,
         }
     }
 
@@ -218,6 +244,7 @@ mod tests {
     fn tables_and_verdict_say_who_is_ahead_where() {
         let plan = crate::experiment::Plan {
             samples: 10,
+            methods: vec![OURS.into()],
             held_out: 5,
             seeds: vec![0, 1],
             levels: vec![0.5, 0.9],
@@ -238,12 +265,25 @@ mod tests {
                 row("rival", 0, 0.9, 0.85),
             ],
             connectivity: vec![row("baseline", 0, 0.36, 0.88), row("full", 0, 0.36, 0.86)],
-            seconds: vec![("simplicit".into(), 3.2)],
         };
         let text = markdown(&outcome);
         assert!(text.contains("| 50 % | **−0.50 ± 0.50** | −2.00 |"), "{text}");
         assert!(text.contains("at every level but: 90 % (rival by 5.00)."), "{text}");
         assert!(text.contains("| 36 % | +0.00 | −2.00, κ = 0.5, λ_pf ≤ 0.50 |"), "{text}");
+        assert!(text.contains("choosing included: simplicit 5 s, rival 3 s, connectivity baseline 2 s,"), "{text}");
         assert!(plot(&outcome).contains("rival"));
+        // Measured again, some rows give way and a level is added; rows of other samples are refused.
+        let mut later = outcome.clone();
+        later.plan.levels = vec![0.5, 0.7];
+        later.rows = vec![row("simplicit", 0, 0.5, 0.89), row("simplicit", 0, 0.7, 0.88)];
+        later.connectivity.clear();
+        let merged = later.clone().over(outcome.clone()).unwrap();
+        assert_eq!(merged.plan.levels, [0.5, 0.7, 0.9]);
+        assert_eq!((merged.rows.len(), merged.connectivity.len()), (6, 2));
+        let text = markdown(&merged);
+        assert!(text.contains("| 50 % | **+0.00 ± 1.00** | −2.00 |"), "{text}");
+        assert!(text.contains("| 70 % | **+0.00** | – |"), "{text}");
+        later.plan.samples = 11;
+        assert!(later.over(outcome).unwrap_err().to_string().contains("samples"));
     }
 }

@@ -40,4 +40,18 @@ fn one_command_from_images_to_page() {
     assert_eq!(std::fs::read_to_string(&page).unwrap(), text);
     let svg = std::fs::read_to_string(page.with_extension("svg")).unwrap();
     assert_eq!(svg.matches("<text x=\"76\"").count(), 6, "all in the key; a curve may lie below the plot");
+    // One method measured again: its row gives way, the others stay, and all come out as before.
+    let measured = |method: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_frontier"));
+        command.args(["--fast", "--threads", "1", "--network", network, "--methods", method, "--merge", "--json"]);
+        command.arg(&json).output().unwrap()
+    };
+    assert!(measured("magnitude").status.success());
+    let mut again: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let again = again["rows"].as_array_mut().unwrap();
+    assert_ne!(again[1]["seconds"], rows[1]["seconds"]);
+    again[1]["seconds"] = rows[1]["seconds"].clone();
+    assert_eq!(again, rows);
+    let said = String::from_utf8(measured("magic").stderr).unwrap();
+    assert!(said.contains("--methods: expected some of simplicit, magnitude, magnitude-refit"), "{said}");
 }

@@ -104,7 +104,8 @@
 //! # }
 //! ```
 //!
-//! A penalty of your own is a small trait: see `docs/add-a-penalty.md`.
+//! A penalty of your own is a small trait (`docs/add-a-penalty.md`), and so is a way of your own to find rows
+//! (`docs/add-a-row-method.md`).
 
 pub mod arrays;
 pub mod attack;
@@ -133,4 +134,7 @@ pub use error::{Error, InfeasibleRow, Result};
 mod documents {
     #[doc = include_str!("../../../docs/add-a-penalty.md")]
     struct AddAPenalty;
+
+    #[doc = include_str!("../../../docs/add-a-row-method.md")]
+    struct AddARowMethod;
 }

@@ -12,10 +12,11 @@ const STEPS: usize = 300;
 const LOOK: usize = 3;
 
 /// Price: of a weight, over the energy of the group.
+#[derive(Debug)]
 pub struct Admm;
 
-struct Seen<'a> {
-    layer: Layer<'a>,
+struct Seen {
+    constant: Option<usize>,
     normalised: Normalised,
     energy: f64,
     values: Vec<f64>,
@@ -27,6 +28,10 @@ impl Rival for Admm {
         "cardinality by ADMM (ALPS)"
     }
 
+    fn id(&self) -> &'static str {
+        "admm"
+    }
+
     fn first_price(&self) -> f64 {
         1e-6
     }
@@ -35,18 +40,19 @@ impl Rival for Admm {
         true
     }
 
-    fn prepare<'a>(&self, layer: Layer<'a>) -> Result<Box<dyn Prepared + 'a>> {
+    fn prepare(&self, layer: &Layer) -> Result<Box<dyn Prepared>> {
         let normalised = Normalised::new(layer.statistics);
         let Some((values, vectors)) = symmetric_eigen(&normalised.gram) else {
             return Err(Error::shape("Gram matrix", "finite entries", "a NaN"));
         };
-        Ok(Box::new(Seen { layer, energy: layer.energy().max(f64::MIN_POSITIVE), normalised, values, vectors }))
+        let (constant, energy) = (layer.constant, layer.energy().max(f64::MIN_POSITIVE));
+        Ok(Box::new(Seen { constant, normalised, energy, values, vectors }))
     }
 }
 
-impl Seen<'_> {
+impl Seen {
     fn is_constant(&self, j: usize) -> bool {
-        self.layer.constant == Some(self.normalised.live[j])
+        self.constant == Some(self.normalised.live[j])
     }
 
     /// The smallest |t| that stays.
@@ -70,19 +76,19 @@ impl Seen<'_> {
     }
 }
 
-impl Prepared for Seen<'_> {
-    fn rows(&self, budget: Budget) -> Result<Vec<Vec<f64>>> {
-        let (d, r) = (self.normalised.live.len(), self.layer.weights.rows());
+impl Prepared for Seen {
+    fn rows(&self, layer: &Layer, budget: Budget) -> Result<Vec<Vec<f64>>> {
+        let (d, r) = (self.normalised.live.len(), layer.weights.rows());
         let h = self.normalised.cross.as_slice();
         let mut v: Vec<f64> = (0..r * d)
-            .map(|e| self.layer.weights[(e / d, self.normalised.live[e % d])] * self.normalised.rms[e % d])
+            .map(|e| layer.weights[(e / d, self.normalised.live[e % d])] * self.normalised.rms[e % d])
             .collect();
         let (mut dual, mut m, mut rotated) = (vec![0.0; r * d], vec![0.0; r * d], vec![0.0; r * d]);
         let mut sizes = Vec::with_capacity(r * d);
         let mut support = vec![true; r * d];
         let mut rho = FIRST_RHO;
         for step in 0..STEPS {
-            self.layer.cancel.check()?;
+            layer.cancel.check()?;
             for e in 0..r * d {
                 m[e] = h[e] + rho * (v[e] - dual[e]);
             }
@@ -117,7 +123,7 @@ impl Prepared for Seen<'_> {
         }
         let supports: Vec<Vec<f64>> = (0..r)
             .map(|k| {
-                let mut row = vec![0.0; self.layer.weights.cols()];
+                let mut row = vec![0.0; layer.weights.cols()];
                 for (j, &name) in self.normalised.live.iter().enumerate() {
                     row[name] = v[k * d + j];
                 }
@@ -126,9 +132,9 @@ impl Prepared for Seen<'_> {
             .collect();
         // Equal sizes at the threshold may leave a weight too many.
         let supports = match budget {
-            Budget::Count(count) => self.layer.largest(&supports, count, |k, j| supports[k][j].abs()),
+            Budget::Count(count) => layer.largest(&supports, count, |k, j| supports[k][j].abs()),
             Budget::Price(_) => supports,
         };
-        self.layer.refit(&supports)
+        layer.refit(&supports)
     }
 }

@@ -5,19 +5,19 @@ use simplicit::Result;
 use super::{Budget, Layer, Prepared, Rival};
 
 /// Largest |w| stay. Price: the smallest |w| that stays.
+#[derive(Debug, Clone, Copy)]
 pub struct Magnitude {
     /// Least squares on the support.
     pub refit: bool,
 }
 
-struct Seen<'a> {
-    layer: Layer<'a>,
-    refit: bool,
-}
-
 impl Rival for Magnitude {
     fn name(&self) -> &'static str {
         if self.refit { "magnitude + refit" } else { "magnitude" }
+    }
+
+    fn id(&self) -> &'static str {
+        if self.refit { "magnitude-refit" } else { "magnitude" }
     }
 
     fn first_price(&self) -> f64 {
@@ -28,21 +28,24 @@ impl Rival for Magnitude {
         self.refit
     }
 
-    fn prepare<'a>(&self, layer: Layer<'a>) -> Result<Box<dyn Prepared + 'a>> {
-        Ok(Box::new(Seen { layer, refit: self.refit }))
+    fn prepare(&self, _: &Layer) -> Result<Box<dyn Prepared>> {
+        Ok(Box::new(*self))
     }
 }
 
-impl Prepared for Seen<'_> {
-    fn rows(&self, budget: Budget) -> Result<Vec<Vec<f64>>> {
-        let weights = self.layer.weights;
+impl Prepared for Magnitude {
+    fn rows(&self, layer: &Layer, budget: Budget) -> Result<Vec<Vec<f64>>> {
+        let weights = &layer.weights;
         let rows: Vec<Vec<f64>> = (0..weights.rows()).map(|k| weights.row(k).to_vec()).collect();
         let score = |k: usize, j: usize| weights[(k, j)].abs();
         let count = match budget {
             Budget::Count(count) => count,
-            Budget::Price(least) => weights.as_slice().iter().filter(|w| w.abs() >= least).count(),
+            Budget::Price(least) => {
+                let stays = |k: usize, j: usize| Some(j) != layer.constant && score(k, j) >= least;
+                (0..weights.rows()).map(|k| (0..weights.cols()).filter(|&j| stays(k, j)).count()).sum()
+            }
         };
-        let kept = self.layer.largest(&rows, count, score);
-        if self.refit { self.layer.refit(&kept) } else { Ok(kept) }
+        let kept = layer.largest(&rows, count, score);
+        if self.refit { layer.refit(&kept) } else { Ok(kept) }
     }
 }

@@ -1,5 +1,5 @@
 //! The methods we are compared with. Each is a function from a group's statistics, the baseline's weights and a budget to
-//! rows of weights; everything else (statistics, refit, counting, allocation over groups) is shared.
+//! rows of weights; everything else (groups, cascade, statistics, refit, counting) is the library's own walk.
 
 mod admm;
 mod l1;
@@ -11,20 +11,24 @@ pub use l1::LayerwiseL1;
 pub use magnitude::Magnitude;
 pub use second_order::SecondOrder;
 
-use simplicit::Result;
+use std::sync::Arc;
+
 use simplicit::linalg::Matrix;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::{RowProblem, Units};
 use simplicit::solver::{Design, Refit};
 use simplicit::statistics::Statistics;
+use simplicit::train::RowGroup;
+use simplicit::{Error, Result};
 
 /// What a rival sees of one group.
-#[derive(Clone, Copy)]
 pub struct Layer<'a> {
     /// Of the group's features and targets.
     pub statistics: &'a Statistics,
+    /// The same, as the solver and the refit want it.
+    pub design: &'a Design<'a>,
     /// The baseline's weights, rows × features.
-    pub weights: &'a Matrix,
+    pub weights: Matrix,
     /// The feature that is the constant: never removed, never counted in a budget.
     pub constant: Option<usize>,
     /// Who works.
@@ -43,36 +47,60 @@ pub enum Budget {
 }
 
 /// A method.
-pub trait Rival {
+pub trait Rival: std::fmt::Debug + Send + Sync {
     /// Its name in the table.
     fn name(&self) -> &'static str;
+    /// Its name on the command line.
+    fn id(&self) -> &'static str;
     /// A price at which a search may start.
     fn first_price(&self) -> f64;
     /// Whether weights are fitted to the features, so that running group by group on the model's own states (the
     /// cascade) makes a difference.
     fn fits(&self) -> bool;
     /// Everything about a group that does not depend on the budget.
-    fn prepare<'a>(&self, layer: Layer<'a>) -> Result<Box<dyn Prepared + 'a>>;
+    fn prepare(&self, layer: &Layer) -> Result<Box<dyn Prepared>>;
 }
 
 /// A method that has seen a group.
-pub trait Prepared {
-    /// One weight per feature for every row; zeros are exact.
-    fn rows(&self, budget: Budget) -> Result<Vec<Vec<f64>>>;
+pub trait Prepared: Send + Sync {
+    /// One weight per feature for every row of the same group; zeros are exact.
+    fn rows(&self, layer: &Layer, budget: Budget) -> Result<Vec<Vec<f64>>>;
 }
 
 /// All of them, in the order of the table.
-pub fn all() -> Vec<Box<dyn Rival>> {
+pub fn all() -> Vec<Arc<dyn Rival>> {
     vec![
-        Box::new(Magnitude { refit: false }),
-        Box::new(Magnitude { refit: true }),
-        Box::new(LayerwiseL1),
-        Box::new(SecondOrder),
-        Box::new(Admm),
+        Arc::new(Magnitude { refit: false }),
+        Arc::new(Magnitude { refit: true }),
+        Arc::new(LayerwiseL1),
+        Arc::new(SecondOrder),
+        Arc::new(Admm),
     ]
 }
 
-impl Layer<'_> {
+impl<'a> Layer<'a> {
+    /// Of a group in the library's walk. Rivals prune what is there: a connection that the baseline lacks within a layer
+    /// is not theirs to leave out again.
+    pub fn new(group: &RowGroup<'a>) -> Result<Self> {
+        let RowGroup { statistics, design, threads, cancel, .. } = *group;
+        let entry = |k: usize, j: usize| group.problems[k].weights.as_ref().map_or(1.0, |w| w[j]);
+        let (rows, d) = (group.problems.len(), design.features());
+        if (0..rows).any(|k| (0..d).any(|j| entry(k, j).is_infinite())) {
+            return Err(Error::unsupported(
+                format!("a rival on layer {:?}, in which the baseline has zeros,", group.name),
+                "give a network without zeros",
+            ));
+        }
+        let weights = Matrix::from_fn(rows, d, |k, j| group.problems[k].start.as_ref().map_or(0.0, |start| start[j]));
+        let constant = (0..d).find(|&j| rows > 0 && entry(0, j) == 0.0);
+        Ok(Self { statistics, design, weights, constant, threads, cancel })
+    }
+
+    /// Weights that may be removed.
+    pub fn removable(&self) -> usize {
+        self.weights.rows() * (self.weights.cols() - usize::from(self.constant.is_some()))
+    }
+
     /// Mean square of all targets together: the unit in which groups of different size are compared.
     fn energy(&self) -> f64 {
         let s = self.statistics;
@@ -81,8 +109,7 @@ impl Layer<'_> {
 
     /// Least squares on the non-zeros of every row.
     fn refit(&self, supports: &[Vec<f64>]) -> Result<Vec<Vec<f64>>> {
-        let design = Design::new(self.statistics)?;
-        Refit::default().rows(&design, &normalised(&design), supports, self.threads, self.cancel)
+        Refit::default().rows(self.design, &normalised(self.design), supports, self.threads, self.cancel)
     }
 
     /// Keeps the `count` weights with the largest score, ties in order; the constant stays.

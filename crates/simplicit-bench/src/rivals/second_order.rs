@@ -13,10 +13,10 @@ const DAMPING: f64 = 1e-4;
 const PACK: f64 = 0.2;
 
 /// Price: the loss of a removal over the energy of the group.
+#[derive(Debug)]
 pub struct SecondOrder;
 
-struct Seen<'a> {
-    layer: Layer<'a>,
+struct Seen {
     energy: f64,
     /// Per row: features in the order they go, each with the rise of the mean squared mismatch.
     traces: Vec<Vec<(usize, f64)>>,
@@ -27,6 +27,10 @@ impl Rival for SecondOrder {
         "greedy second-order (OBC)"
     }
 
+    fn id(&self) -> &'static str {
+        "second-order"
+    }
+
     fn first_price(&self) -> f64 {
         1e-6
     }
@@ -35,7 +39,7 @@ impl Rival for SecondOrder {
         true
     }
 
-    fn prepare<'a>(&self, layer: Layer<'a>) -> Result<Box<dyn Prepared + 'a>> {
+    fn prepare(&self, layer: &Layer) -> Result<Box<dyn Prepared>> {
         let normalised = Normalised::new(layer.statistics);
         let d = normalised.live.len();
         let mut factor = Cholesky::with_capacity(d);
@@ -56,7 +60,7 @@ impl Rival for SecondOrder {
             factor.solve(&mut w, 1);
             Ok(trace(inverse.as_slice().to_vec(), w, &normalised.live, layer.constant))
         })?;
-        Ok(Box::new(Seen { layer, energy: layer.energy().max(f64::MIN_POSITIVE), traces }))
+        Ok(Box::new(Seen { energy: layer.energy().max(f64::MIN_POSITIVE), traces }))
     }
 }
 
@@ -100,7 +104,7 @@ fn trace(mut inverse: Vec<f64>, mut w: Vec<f64>, live: &[usize], constant: Optio
     }
 }
 
-impl Seen<'_> {
+impl Seen {
     /// How many go from every row so that `count` stay in the group: always the cheapest removal next, as each row's
     /// order allows.
     fn removals(&self, count: usize) -> Vec<usize> {
@@ -138,8 +142,8 @@ impl Ord for Next {
     }
 }
 
-impl Prepared for Seen<'_> {
-    fn rows(&self, budget: Budget) -> Result<Vec<Vec<f64>>> {
+impl Prepared for Seen {
+    fn rows(&self, layer: &Layer, budget: Budget) -> Result<Vec<Vec<f64>>> {
         let removed = match budget {
             Budget::Count(count) => self.removals(count),
             Budget::Price(most) => {
@@ -153,16 +157,16 @@ impl Prepared for Seen<'_> {
             .iter()
             .zip(removed)
             .map(|(trace, removed)| {
-                let mut row = vec![0.0; self.layer.weights.cols()];
+                let mut row = vec![0.0; layer.weights.cols()];
                 trace[removed..].iter().for_each(|(j, _)| row[*j] = 1.0);
-                if let Some(j) = self.layer.constant {
+                if let Some(j) = layer.constant {
                     row[j] = 1.0;
                 }
                 row
             })
             .collect();
         // The updates of the removals are least squares on what is left; done afresh, nothing accumulates.
-        self.layer.refit(&supports)
+        layer.refit(&supports)
     }
 }
 
@@ -172,6 +176,7 @@ mod tests {
     use simplicit::linalg::Matrix;
     use simplicit::parallel::{Cancel, Threads};
     use simplicit::random::Random;
+    use simplicit::solver::Design;
     use simplicit::statistics::Statistics;
 
     use super::*;
@@ -204,9 +209,11 @@ mod tests {
         let statistics = Statistics::of(&features, &targets).unwrap();
         let n = Normalised::new(&statistics);
         let cancel = Cancel::new();
+        let design = Design::new(&statistics).unwrap();
         let layer = Layer {
             statistics: &statistics,
-            weights: &weights,
+            design: &design,
+            weights,
             constant: Some(5),
             threads: Threads::one(),
             cancel: &cancel,
@@ -233,9 +240,9 @@ mod tests {
             }
         }
         // A count over both rows is met exactly, the constants beside it.
-        let seen = SecondOrder.prepare(layer).unwrap();
+        let seen = SecondOrder.prepare(&layer).unwrap();
         for count in [0, 3, 9, 22] {
-            assert_eq!(layer.count(&seen.rows(Budget::Count(count)).unwrap()), count);
+            assert_eq!(layer.count(&seen.rows(&layer, Budget::Count(count)).unwrap()), count);
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::build::{Build, Evidence, Row, RowReport};
 use super::emphasis::Emphasis;
 use super::gather::{self, Walks};
+use super::method::{self, RowGroup};
 use super::plan::{Group, Plan};
 use super::problems::{problems, reads_states};
 use super::solve::{bound, solve};
@@ -178,8 +179,7 @@ pub(super) fn fit(
     let mut built = Build::new(plan);
     let cyclic = plan.cyclic;
     // Without a group to gather for there is nothing to walk for.
-    let known = |g: &Group| !pass.on_own_states(g, settings.cascade) && pass.kept.contains_key(&pass.key(g, "", false));
-    if plan.has_taps() && !plan.groups().all(known) {
+    if plan.has_taps() && !pass.needs_no_walk(run)? {
         pass.walks = Some(Walks::new(input, settings, plan, run)?);
     }
     for layer in &plan.states {
@@ -218,7 +218,7 @@ pub(super) fn certified(
     mut found: Fitted,
     run: &mut Run,
 ) -> Result<Fitted> {
-    if let Objective::Convex(_) = settings.objective {
+    if !matches!(settings.objective, Objective::Cardinality) {
         return Ok(found);
     }
     for group in workshop.plan.groups() {
@@ -285,8 +285,23 @@ impl Pass<'_> {
         let problems = problems(self.plan, input, settings, strength, group, &design, self.emphasis);
         let place = format!("{key} at {strength:e}{}", self.emphasis.tag());
         let first_output = self.plan.outputs.rows.start;
-        let solved = solve(&design, &statistics, settings, strength, &problems, &group.name, &place, run)
-            .map_err(|e| named(e, group, first_output))?;
+        let solved = match &settings.objective {
+            Objective::Method(method) => {
+                let (threads, cancel) = (run.threads, run.cancel);
+                let group = RowGroup {
+                    name: &group.name,
+                    statistics: &statistics,
+                    design: &design,
+                    problems: &problems,
+                    strength,
+                    threads,
+                    cancel,
+                };
+                method::rows(method.as_ref(), &group, run)?
+            }
+            _ => solve(&design, &statistics, settings, strength, &problems, &group.name, &place, run)
+                .map_err(|e| named(e, group, first_output))?,
+        };
         let places = group.places();
         let mut weights = Vec::with_capacity(solved.len());
         for ((k, row), problem) in solved.into_iter().enumerate().zip(&problems) {
@@ -323,6 +338,22 @@ impl Pass<'_> {
         Ok(())
     }
 
+    /// Whether the statistics of all groups are the baseline's and known, from an earlier strength or an earlier run.
+    fn needs_no_walk(&mut self, run: &Run) -> Result<bool> {
+        for group in self.plan.groups() {
+            if self.on_own_states(group, self.settings.cascade) {
+                return Ok(false);
+            }
+            let key = self.key(group, "", false);
+            if self.kept.contains_key(&key) {
+                continue;
+            }
+            let Some(statistics) = found_again(group, &key, run)? else { return Ok(false) };
+            self.kept.insert(key, Arc::new(statistics));
+        }
+        Ok(true)
+    }
+
     /// The group's statistics, found again or from one pass over the samples.
     fn gather(
         &mut self,
@@ -332,19 +363,26 @@ impl Pass<'_> {
         key: &str,
         run: &mut Run,
     ) -> Result<Statistics> {
-        let key = format!("{key} statistics");
-        if let Some(bytes) = run.keep.get(&key)?
-            && let Some(statistics) = Statistics::from_bytes(&bytes, group.features(), group.rows.len())
-        {
+        if let Some(statistics) = found_again(group, key, run)? {
             return Ok(statistics);
         }
         let statistics = match &self.walks {
             Some(walks) => walks.statistics(self.settings, group, run)?,
             None => gather::gather(self.input, self.settings, group, own_states.then_some(built), self.inputs, run)?,
         };
-        run.keep.put(&key, &statistics.to_bytes())?;
+        run.keep.put(&statistics_key(key), &statistics.to_bytes())?;
         Ok(statistics)
     }
+}
+
+fn statistics_key(key: &str) -> String {
+    format!("{key} statistics")
+}
+
+/// A group's statistics as an earlier run kept them.
+fn found_again(group: &Group, key: &str, run: &Run) -> Result<Option<Statistics>> {
+    let bytes = run.keep.get(&statistics_key(key))?;
+    Ok(bytes.and_then(|bytes| Statistics::from_bytes(&bytes, group.features(), group.rows.len())))
 }
 
 fn row_name(i: usize, first_output: usize) -> String {

@@ -17,6 +17,7 @@ mod joint_importance;
 mod keep;
 mod linearised;
 mod max_drop;
+mod method;
 mod output_metric;
 mod output_refit;
 mod path;
@@ -34,6 +35,7 @@ pub use delegate::{Delegate, RowsTask, StatisticsTask};
 pub use importance::importance;
 pub use keep::{Forget, Keep};
 pub use max_drop::train_to_max_drop;
+pub use method::{RowGroup, RowMethod};
 pub use output_refit::OutputRefit;
 pub use path::path;
 pub use search::Found;
@@ -56,6 +58,8 @@ pub enum Objective {
     Convex(Arc<dyn Penalty>),
     /// The number of non-zeros, at a price each.
     Cardinality,
+    /// Rows by a method of your own; bounds and gaps are then nobody's.
+    Method(Arc<dyn RowMethod>),
 }
 
 /// How to train. Every field has the default of [`TrainSettings::default`].
@@ -250,6 +254,7 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         let wants = |what: &str, got: String| Err(Error::setting("exact matching", what, got));
         match &settings.objective {
             Objective::Cardinality => return wants("a convex penalty", "cardinality".into()),
+            Objective::Method(_) => return wants("a convex penalty", "a row method".into()),
             _ if settings.rounds != 1 => return wants("one round", format!("{} rounds", settings.rounds)),
             _ if settings.refit => return wants("no refit", "a refit".into()),
             _ if settings.cascade => return wants("no cascade", "a cascade".into()),

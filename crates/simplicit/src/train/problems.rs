@@ -26,7 +26,7 @@ pub(super) fn problems(
     let largest = input.importance.map(|w| w.iter().copied().fold(0.0, f64::max));
     let factor = match settings.objective {
         Objective::Convex(_) => strength,
-        Objective::Cardinality => 1.0,
+        Objective::Cardinality | Objective::Method(_) => 1.0,
     };
     let lambda = match settings.matching {
         Matching::Exact => 1.0,

@@ -100,6 +100,12 @@ pub(super) fn solve_block(
             return Ok(rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect());
         }
         Objective::Convex(penalty) => penalty.as_ref(),
+        Objective::Method(_) => {
+            return Err(Error::unsupported(
+                "a block of rows of a row method",
+                "it solves whole groups, where it was given",
+            ));
+        }
     };
     if settings.matching == Matching::Exact {
         let rows = solver::solve_rows_exactly(design, penalty, problems, &settings.solver, one, cancel, |_| {})?;
