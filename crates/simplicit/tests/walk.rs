@@ -163,6 +163,14 @@ fn what_we_export_comes_back_the_same_and_cycles_are_refused() {
     for (a, b) in theirs.as_slice().iter().zip(ours.as_slice()) {
         assert!((a - b).abs() <= 1e-4 * b.abs().max(1.0), "{a} against {b}");
     }
+    // Outputs that a layered scaling divided come out in the baseline's units.
+    let network = Network::from_onnx(data("fashion_fc.onnx")).unwrap();
+    let scaled = ImplicitModel::from_network_scaled(&network, 1.5).unwrap();
+    assert!(scaled.metadata().scaling.as_ref().unwrap().outputs > 2.0);
+    let back = Network::from_onnx_bytes(&to_onnx(&scaled, OnnxSettings::default()).unwrap()).unwrap();
+    for (a, b) in back.forward(&u).unwrap().as_slice().iter().zip(network.forward(&u).unwrap().as_slice()) {
+        assert!((a - b).abs() <= 1e-4 * b.abs().max(1.0), "{a} against {b}");
+    }
     // A cycle becomes a Loop in double precision, which no network has.
     let mut random = Random::new(3);
     let mut parts = ModelParts {

@@ -123,3 +123,84 @@ pub(super) fn joint_importance(
     }
     Ok(out)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Activation;
+    use crate::network::{Network, Shape, Window};
+    use crate::parallel::Cancel;
+    use crate::states::Collected;
+    use crate::train::{Forget, importance};
+
+    fn network() -> Network {
+        let mut random = Random::new(5);
+        let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| 0.4 * random.normal() as f32);
+        Network::builder(Shape::map(2, 6, 6))
+            .and_then(|b| b.convolution(weights(4, 18), Window::square(3, 1, 1), Some(vec![0.1; 4])))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.max_pool(Window::square(2, 2, 0)))
+            .and_then(|b| b.convolution(weights(5, 36), Window::square(3, 1, 1), Some(vec![0.2; 5])))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.global_average())
+            .and_then(|b| b.linear(weights(3, 5), None))
+            .and_then(|b| b.build())
+            .unwrap()
+    }
+
+    #[test]
+    fn a_layer_counts_by_what_its_errors_do_together() {
+        let (network, cancel) = (network(), Cancel::new());
+        let mut random = Random::new(6);
+        let u = Matrix::from_fn(70, 72, |_, _| random.normal() as f32);
+        let weights = importance(&network, &u, 4, 1, Threads::one(), &cancel).unwrap();
+        let baseline = ImplicitModel::from_network(&network).unwrap();
+        // Errors that are known: a constant in every channel of the layer before the average, nothing elsewhere.
+        let shift = [0.3f32, -0.1, 0.2, 0.05, -0.4];
+        let mut parts = baseline.clone().into_parts();
+        parts.state_bias[..5].iter_mut().zip(shift).for_each(|(b, d)| *b += d);
+        let rough = ImplicitModel::new(parts).unwrap();
+        let source = Collected::new(&network, &u).unwrap();
+        let input = TrainInput {
+            source: &source,
+            baseline: Some(&baseline),
+            importance: Some(&weights),
+            preprocessing: Default::default(),
+        };
+        let joint = |threads: usize| {
+            let run = Run { threads: Threads::new(threads), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
+            joint_importance(&input, &baseline, &rough, &weights, &run).unwrap()
+        };
+        let got = joint(1);
+        assert_eq!(got, joint(2));
+        // The same from the network's own gradients, which share no code with the model's.
+        let mut together = 0.0;
+        for block in 0..u.rows().div_ceil(SAMPLES) {
+            let rows = block * SAMPLES..((block + 1) * SAMPLES).min(u.rows());
+            let part = Matrix::from_fn(rows.len(), 72, |s, j| u[(rows.start + s, j)]);
+            let trace = network.trace(&part).unwrap();
+            let probabilities = softmax(trace.outputs());
+            let mut random = Random::new(block as u64);
+            for _ in 0..DRAWS {
+                let mut v = probabilities.clone();
+                for s in 0..v.rows() {
+                    let drawn = draw(probabilities.row(s), random.uniform());
+                    v.row_mut(s)[drawn] -= 1.0;
+                }
+                let dz = trace.backward(&v).unwrap().dz;
+                for s in 0..v.rows() {
+                    let sum: f64 = (0..45).map(|i| f64::from(dz[(s, i)] * shift[i / 9])).sum();
+                    together += sum * sum / DRAWS as f64;
+                }
+            }
+        }
+        let alone: f64 = (0..5).map(|i| weights[i] * f64::from(shift[i]).powi(2)).sum::<f64>() * u.rows() as f64;
+        let ratio = together / alone;
+        // Nine positions with errors of one sign: the diagonal sees much less.
+        assert!(ratio > 2.0, "{ratio}");
+        for i in 0..5 {
+            assert!((got[i] / weights[i] / ratio - 1.0).abs() < 1e-3, "{} {ratio}", got[i] / weights[i]);
+        }
+        assert_eq!(got[5..], weights[5..], "layers without errors keep their weights");
+    }
+}

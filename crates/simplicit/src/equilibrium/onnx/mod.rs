@@ -57,7 +57,7 @@ pub fn to_onnx(model: &ImplicitModel, settings: OnnxSettings) -> Result<Vec<u8>>
             "an ONNX graph needs at least one of each",
         ));
     }
-    let graph = if !model.taps().is_empty() && model.layers_are_acyclic() {
+    let mut graph = if !model.taps().is_empty() && model.layers_are_acyclic() {
         layers::graph(model)?
     } else {
         // Residual sums of a model with cycles are entries of A like any other.
@@ -66,6 +66,21 @@ pub fn to_onnx(model: &ImplicitModel, settings: OnnxSettings) -> Result<Vec<u8>>
         })?;
         stages(&plain, settings)?
     };
+    // Outputs in the baseline's units, as everywhere.
+    let factor = model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
+    if factor != 1.0
+        && let Some(last) = graph.node.last_mut()
+    {
+        last.op_type = "Mul".into();
+        last.input.push("output_factor".into());
+        graph.initializer.push(TensorProto {
+            name: "output_factor".into(),
+            dims: vec![1],
+            data_type: Some(data_type::FLOAT),
+            raw_data: Some(factor.to_le_bytes().to_vec()),
+            ..Default::default()
+        });
+    }
     Ok(ModelProto {
         ir_version: Some(IR_VERSION),
         producer_name: "simplicit".into(),
