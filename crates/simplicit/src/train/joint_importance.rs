@@ -2,7 +2,7 @@
 //!
 //! The Fisher diagonal counts the error at every position of every channel as if it were alone. Errors of pruned taps are
 //! not: they keep their sign over an image, and whatever averages over a map adds them up. On ResNet-20 the diagonal
-//! sees a ninth of what the errors before the global average do, and a search that trusts it prunes there too much.
+//! sees a fifth of what the errors before the global average do, and a search that trusts it prunes there too much.
 //!
 //! A rough model has errors of the right kind. For every layer, R = E(Σ g·e)² / Σ_i λ_i·E(e_i²), with g = ∂ log p(y|u)/∂z
 //! at the baseline and e the layer's errors on the baseline's states, is what the diagonal misses; the layer's weights
