@@ -73,6 +73,25 @@ impl SelectionArgs {
     }
 }
 
+/// Which inputs, and how they are read.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct InputArgs {
+    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
+    #[arg(long, value_name = "FILE")]
+    pub(crate) inputs: PathBuf,
+    #[command(flatten)]
+    pub(crate) selection: SelectionArgs,
+    #[command(flatten)]
+    preprocessing: PreprocessingArgs,
+}
+
+impl InputArgs {
+    /// The samples chosen, with `own` preprocessing unless flags override it.
+    pub(crate) fn open(&self, own: Option<&Preprocessing>) -> anyhow::Result<Inputs> {
+        open_inputs(&self.inputs, &self.preprocessing, own, &self.selection.selection())
+    }
+}
+
 /// Inputs from a file, with a model's own preprocessing unless flags override it.
 pub(crate) fn open_inputs(
     path: &Path,

@@ -12,7 +12,7 @@ use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 use simplicit::states::InputSource;
 
-use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
+use crate::args::{InputArgs, JsonArgs, RunArgs, number};
 use crate::baseline::{Baseline, Kind};
 use crate::exit::Outcome;
 use crate::progress::Watcher;
@@ -65,14 +65,11 @@ pub(crate) struct AttackArgs {
     /// The baseline, for transferred attacks: an ONNX network, or another model
     #[arg(long, value_name = "FILE")]
     network: Option<PathBuf>,
-    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
-    #[arg(long, value_name = "FILE")]
-    inputs: PathBuf,
-    /// Labels, in the same formats; a CIFAR file is its own
+    /// Labels, in the formats of the inputs; a CIFAR file is its own
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
     #[command(flatten)]
-    selection: SelectionArgs,
+    data: InputArgs,
     /// Largest changes, in raw·scale units
     #[arg(long, value_name = "E[,E…]", value_delimiter = ',', value_parser = number, default_value = "1/255,2/255", help_heading = "The attack")]
     epsilon: Vec<f64>,
@@ -98,8 +95,6 @@ pub(crate) struct AttackArgs {
     #[arg(long, value_name = "N", default_value_t = 300, help_heading = "The attack")]
     queries: usize,
     #[command(flatten)]
-    preprocessing: PreprocessingArgs,
-    #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
     json: JsonArgs,
@@ -119,9 +114,8 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     }
     let own = model.as_ref().map(ImplicitModel::preprocessing);
     let own = own.or(baseline.as_ref().and_then(Baseline::preprocessing));
-    let selection = args.selection.selection();
-    let inputs = open_inputs(&args.inputs, &args.preprocessing, own, &selection)?;
-    let labels = Labels::read(&args.labels, &selection)?;
+    let inputs = args.data.open(own)?;
+    let labels = Labels::read(&args.labels, &args.data.selection.selection())?;
     stopwatch.lap("load");
     let of_model = model.as_ref().map(ModelClassifier::new).transpose()?;
     let of_baseline = baseline.as_ref().map(classifier).transpose()?;
@@ -149,7 +143,7 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         iterations: args.iterations,
         restarts: args.restarts,
         queries: args.queries,
-        seed: args.selection.seed,
+        seed: args.data.selection.seed,
     };
     let input = AttackInput {
         target,
@@ -166,7 +160,7 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     watcher.finish();
     let mut results = model.as_ref().map_or_else(Results::new, Results::of_model);
     results.accuracy = Some(report.clean_accuracy);
-    results.seed = Some(args.selection.seed);
+    results.seed = Some(args.data.selection.seed);
     results.threads = Some(threads.get());
     results.samples = Some(samples);
     results.seconds = stopwatch.seconds();

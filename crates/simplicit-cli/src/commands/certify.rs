@@ -9,7 +9,7 @@ use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 use simplicit::states::InputSource;
 
-use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
+use crate::args::{InputArgs, JsonArgs, RunArgs, number};
 use crate::exit::Outcome;
 use crate::measure::Runner;
 use crate::progress::Watcher;
@@ -47,22 +47,17 @@ pub(crate) struct CertifyArgs {
     /// The model
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
-    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
-    #[arg(long, value_name = "FILE")]
-    inputs: PathBuf,
-    /// Labels, in the same formats; a CIFAR file is its own
+    /// Labels, in the formats of the inputs; a CIFAR file is its own
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
     #[command(flatten)]
-    selection: SelectionArgs,
+    data: InputArgs,
     /// Largest changes, in raw·scale units
     #[arg(long, value_name = "E[,E…]", value_delimiter = ',', value_parser = number, default_value = "1/255,2/255", help_heading = "The certificate")]
     epsilon: Vec<f64>,
     /// The tightest bound to try
     #[arg(long, value_name = "B", default_value = "linear", help_heading = "The certificate")]
     bound: BoundKind,
-    #[command(flatten)]
-    preprocessing: PreprocessingArgs,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -75,9 +70,8 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
     let model = ImplicitModel::load(&args.model)?;
-    let selection = args.selection.selection();
-    let inputs = open_inputs(&args.inputs, &args.preprocessing, Some(model.preprocessing()), &selection)?;
-    let labels = Labels::read(&args.labels, &selection)?;
+    let inputs = args.data.open(Some(model.preprocessing()))?;
+    let labels = Labels::read(&args.labels, &args.data.selection.selection())?;
     let samples = inputs.samples();
     labels.require(samples, model.shape().outputs)?;
     stopwatch.lap("load");
@@ -101,7 +95,7 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     results.accuracy = Some(report.clean_accuracy);
     results.not_converged = Some(report.not_converged as u64);
     results.milliseconds = Some(milliseconds);
-    results.seed = Some(args.selection.seed);
+    results.seed = Some(args.data.selection.seed);
     results.threads = Some(threads.get());
     results.samples = Some(samples);
     results.seconds = stopwatch.seconds();

@@ -6,7 +6,7 @@ use clap::Args;
 use simplicit::parallel::Cancel;
 use simplicit::states::{Collected, StateSource, StatesMetadata, write_states};
 
-use crate::args::{PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
+use crate::args::{InputArgs, RunArgs};
 use crate::baseline::Baseline;
 use crate::exit::{Outcome, say};
 use crate::progress::Watcher;
@@ -28,16 +28,11 @@ pub(crate) struct CollectArgs {
     /// An ONNX network, or a model, whose equilibrium states are then collected
     #[arg(long, value_name = "FILE")]
     network: PathBuf,
-    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
-    #[arg(long, value_name = "FILE")]
-    inputs: PathBuf,
     /// The states file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     #[command(flatten)]
-    selection: SelectionArgs,
-    #[command(flatten)]
-    preprocessing: PreprocessingArgs,
+    data: InputArgs,
     #[command(flatten)]
     run: RunArgs,
 }
@@ -46,8 +41,7 @@ pub(crate) fn run(args: &CollectArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     require_writable([args.out.as_path()])?;
     let watcher = Watcher::new(args.run.progress);
     let baseline = Baseline::open(&args.network)?;
-    let selection = args.selection.selection();
-    let inputs = open_inputs(&args.inputs, &args.preprocessing, baseline.preprocessing(), &selection)?;
+    let inputs = args.data.open(baseline.preprocessing())?;
     let source = Collected::new(baseline.map(), &inputs)?;
     let metadata = StatesMetadata {
         baseline_nonzeros: Some(baseline.size().0),

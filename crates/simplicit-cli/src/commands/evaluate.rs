@@ -9,7 +9,7 @@ use simplicit::evaluate::{accuracy, agreement, equilibrium_error};
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
-use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
+use crate::args::{InputArgs, JsonArgs, RunArgs};
 use crate::baseline::Baseline;
 use crate::exit::Outcome;
 use crate::measure::Runner;
@@ -34,16 +34,11 @@ pub(crate) struct EvaluateArgs {
     /// The baseline: an ONNX network, or another model
     #[arg(long, value_name = "FILE")]
     network: Option<PathBuf>,
-    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
-    #[arg(long, value_name = "FILE")]
-    inputs: PathBuf,
-    /// Labels, in the same formats; a CIFAR file is its own [default: none, and no accuracy]
+    /// Labels, in the formats of the inputs; a CIFAR file is its own [default: none, and no accuracy]
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     #[command(flatten)]
-    selection: SelectionArgs,
-    #[command(flatten)]
-    preprocessing: PreprocessingArgs,
+    data: InputArgs,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -62,12 +57,11 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     }
     let own = model.as_ref().map(ImplicitModel::preprocessing);
     let own = own.or(baseline.as_ref().and_then(Baseline::preprocessing));
-    let selection = args.selection.selection();
-    let inputs = open_inputs(&args.inputs, &args.preprocessing, own, &selection)?;
-    let labels = args.labels.as_ref().map(|path| Labels::read(path, &selection)).transpose()?;
+    let inputs = args.data.open(own)?;
+    let labels = args.labels.as_ref().map(|path| Labels::read(path, &args.data.selection.selection())).transpose()?;
     stopwatch.lap("load");
     let mut results = model.as_ref().map_or_else(Results::new, Results::of_model);
-    results.seed = Some(args.selection.seed);
+    results.seed = Some(args.data.selection.seed);
     results.threads = Some(threads.get());
     if let Some(baseline) = &baseline {
         let (nonzeros, multiply_adds) = baseline.size();

@@ -7,7 +7,7 @@ use simplicit::arrays::write_npy;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
-use crate::args::{PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
+use crate::args::{InputArgs, RunArgs};
 use crate::exit::{Outcome, say};
 use crate::measure::Runner;
 use crate::progress::Watcher;
@@ -29,16 +29,11 @@ pub(crate) struct PredictArgs {
     /// The model
     #[arg(long, value_name = "FILE")]
     model: PathBuf,
-    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
-    #[arg(long, value_name = "FILE")]
-    inputs: PathBuf,
     /// The outputs to write, a float32 .npy with one sample a row
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     #[command(flatten)]
-    selection: SelectionArgs,
-    #[command(flatten)]
-    preprocessing: PreprocessingArgs,
+    data: InputArgs,
     #[command(flatten)]
     run: RunArgs,
 }
@@ -47,8 +42,7 @@ pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     require_writable([args.out.as_path()])?;
     let watcher = Watcher::new(args.run.progress);
     let model = ImplicitModel::load(&args.model)?;
-    let selection = args.selection.selection();
-    let inputs = open_inputs(&args.inputs, &args.preprocessing, Some(model.preprocessing()), &selection)?;
+    let inputs = args.data.open(Some(model.preprocessing()))?;
     watcher.phase("outputs");
     let measured = Runner::of_model(&model, args.run.threads())?.run(&inputs, cancel, &watcher)?;
     write_npy(&args.out, &measured.outputs)?;

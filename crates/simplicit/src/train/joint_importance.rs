@@ -42,7 +42,7 @@ pub(super) fn joint_importance(
     let scale = baseline.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
     let rows: Vec<std::ops::Range<usize>> = (0..layers)
         .map(|k| layout.row_range(k))
-        .chain([layout.rows()..layout.rows() + baseline.shape().outputs])
+        .chain(std::iter::once(layout.rows()..layout.rows() + baseline.shape().outputs))
         .collect();
     let samples = input.source.samples();
     let mut together = vec![0.0; targets.len()];
