@@ -95,17 +95,7 @@ pub fn markdown(outcome: &Outcome) -> String {
         let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
     }
     let _ = writeln!(out, "\n{}", verdict(outcome));
-    let rivals: Vec<&str> = names.iter().copied().filter(|m| *m != OURS).collect();
-    let _ = writeln!(
-        out,
-        "What the rivals' held-out images chose (the most frequent choice of allocation per level):\n\n| sparsity | {} |",
-        rivals.join(" | ")
-    );
-    let _ = writeln!(out, "|---|{}", "---|".repeat(rivals.len()));
-    for &level in &plan.levels {
-        let cells: Vec<String> = rivals.iter().map(|m| most_frequent(at(rows, m, level))).collect();
-        let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
-    }
+    choices(outcome, &mut out);
     certificates(outcome, &mut out);
     connectivity(outcome, &mut out);
     let time = |rows: &[Row], name: &str| rows.iter().filter(|r| r.method == name).map(|r| r.seconds).sum::<f64>();
@@ -121,6 +111,25 @@ pub fn markdown(outcome: &Outcome) -> String {
     out
 }
 
+/// What was chosen for the rivals, as a table.
+fn choices(outcome: &Outcome, out: &mut String) {
+    let rivals: Vec<&str> = methods(&outcome.rows).into_iter().filter(|m| *m != OURS).collect();
+    if rivals.is_empty() {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "What the rivals' held-out images chose (the most frequent choice of allocation per level):\n\n| sparsity | {} |",
+        rivals.join(" | ")
+    );
+    let _ = writeln!(out, "|---|{}", "---|".repeat(rivals.len()));
+    for &level in &outcome.plan.levels {
+        let cells: Vec<String> = rivals.iter().map(|m| most_frequent(at(&outcome.rows, m, level))).collect();
+        let _ = writeln!(out, "| {:.0} % | {} |", 100.0 * level, cells.join(" | "));
+    }
+    out.push('\n');
+}
+
 fn most_frequent<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     let choices: Vec<&str> = rows.map(|r| r.choice.as_str()).collect();
     let count = |c: &str| choices.iter().filter(|d| **d == c).count();
@@ -131,7 +140,12 @@ fn most_frequent<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
 fn verdict(outcome: &Outcome) -> String {
     let Outcome { plan, rows, baseline_accuracy, .. } = outcome;
     let names = methods(rows);
-    let Some((ours, rivals)) = names.split_first().filter(|(first, _)| **first == OURS) else { return String::new() };
+    let Some((ours, rivals)) = names.split_first().filter(|(first, rest)| **first == OURS && !rest.is_empty()) else {
+        return String::new();
+    };
+    let measured = |level: &f64| names.iter().all(|m| at(rows, m, *level).next().is_some());
+    let scope =
+        if plan.levels.iter().all(measured) { "every level" } else { "every level at which both were measured" };
     let mut behind = Vec::new();
     for &level in &plan.levels {
         let Some((own, _)) = change(at(rows, ours, level), *baseline_accuracy) else { continue };
@@ -144,18 +158,15 @@ fn verdict(outcome: &Outcome) -> String {
         }
     }
     if behind.is_empty() {
-        format!("{ours} is ahead of every rival at every level.\n")
+        format!("{ours} is ahead of every rival at {scope}.\n")
     } else {
-        format!("{ours} is ahead of every rival at every level but: {}.\n", behind.join(", "))
+        format!("{ours} is ahead of every rival at {scope} but: {}.\n", behind.join(", "))
     }
 }
 
 fn certificates(outcome: &Outcome, out: &mut String) {
-    let Some(gap) = outcome.rows.iter().filter_map(|r| r.max_relative_gap).reduce(f64::max) else {
-        out.push('\n');
-        return;
-    };
-    let _ = writeln!(out, "\nCertificates of ours: largest relative gap of any row's bound {gap:.1e}.\n");
+    let Some(gap) = outcome.rows.iter().filter_map(|r| r.max_relative_gap).reduce(f64::max) else { return };
+    let _ = writeln!(out, "Certificates of ours: largest relative gap of any row's bound {gap:.1e}.\n");
 }
 
 fn connectivity(outcome: &Outcome, out: &mut String) {
@@ -283,6 +294,7 @@ mod tests {
         let text = markdown(&merged);
         assert!(text.contains("| 50 % | **+0.00 ± 1.00** | −2.00 |"), "{text}");
         assert!(text.contains("| 70 % | **+0.00** | – |"), "{text}");
+        assert!(text.contains("at every level at which both were measured but: 90 %"), "{text}");
         later.plan.samples = 11;
         assert!(later.over(outcome).unwrap_err().to_string().contains("samples"));
     }
