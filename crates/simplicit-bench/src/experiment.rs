@@ -22,6 +22,9 @@ const DRAWS: usize = 4;
 const CLOSE: f64 = 0.001;
 /// Models of a search for one level.
 const TRIES: usize = 16;
+/// κ of the coordinates that cyclic models are trained in: the baseline satisfies it, and a smaller κ forbids the
+/// baseline itself, so that a model has to find another way.
+const COORDINATES: f64 = 0.99;
 /// Largest level that cyclic connectivities are trained to.
 const CYCLIC_UP_TO: f64 = 0.5;
 const NAME_OF_OURS: &str = "simplicit";
@@ -43,7 +46,7 @@ pub struct Plan {
     pub connectivity_seeds: usize,
     /// Training samples of that comparison: cyclic models cost more.
     pub connectivity_samples: usize,
-    /// κ tried for the cyclic ones; the best on the held-out samples is reported.
+    /// κ of the cyclic ones, a row each.
     pub kappas: Vec<f64>,
 }
 
@@ -230,8 +233,7 @@ impl Lab<'_> {
         let network = &self.data.network;
         let training = InputSource::rows(&seed.all, 0..samples)?;
         let mut weights = importance(network, &training, DRAWS, seed.seed, self.threads, self.cancel)?;
-        // Under κ the baseline is first put into coordinates in which it satisfies κ itself.
-        let moved = settings.kappa.map(|kappa| self.baseline.rescale(kappa)).transpose()?.map(|r| r.model);
+        let moved = settings.kappa.map(|_| self.baseline.rescale(COORDINATES)).transpose()?.map(|r| r.model);
         let baseline = moved.as_ref().unwrap_or(&self.baseline);
         if let Some(scaling) = &baseline.metadata().scaling {
             let factors = scaling.states.iter().copied().chain(std::iter::repeat(scaling.outputs));
@@ -320,7 +322,7 @@ impl Lab<'_> {
         Layer { statistics, weights: &group.weights, constant: group.constant, threads, cancel }
     }
 
-    /// The four connectivities at equal count, the cyclic ones with the best κ of those tried.
+    /// The four connectivities at equal count, the cyclic ones with every κ.
     fn connectivities(
         &self,
         seed: &Seed,
@@ -343,20 +345,12 @@ impl Lab<'_> {
             let begin = std::time::Instant::now();
             let kappas: Vec<Option<f64>> =
                 if cyclic { plan.kappas.iter().map(|k| Some(*k)).collect() } else { vec![None] };
-            let mut best: Vec<Option<Candidate>> = levels.iter().map(|_| None).collect();
             for kappa in kappas {
                 let settings = TrainSettings { connectivity: connectivity.clone(), kappa, ..TrainSettings::default() };
+                let name = kappa.map_or_else(|| name.to_string(), |k| format!("{name}, κ = {k}"));
                 let candidates = self.ours(seed, plan.connectivity_samples, &levels, &settings)?;
-                for (best, mut candidate) in best.iter_mut().zip(candidates) {
-                    candidate.choice = kappa.map_or_else(String::new, |k| format!("κ = {k}"));
-                    if best.as_ref().is_none_or(|b| candidate.agreement > b.agreement) {
-                        *best = Some(candidate);
-                    }
-                }
-            }
-            for (level, best) in levels.iter().zip(best) {
-                if let Some(best) = best {
-                    out.connectivity.push(self.report(name, seed.seed, *level, best)?);
+                for (level, candidate) in levels.iter().zip(candidates) {
+                    out.connectivity.push(self.report(&name, seed.seed, *level, candidate)?);
                 }
             }
             spend(&mut out.seconds, &format!("connectivity {name}"), begin, seed.seed, tell);
