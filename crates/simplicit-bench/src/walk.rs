@@ -162,18 +162,21 @@ impl<'a> Walk<'a> {
             self.on_the_baselines_states(level)?;
         }
         let mut best = Best::new(level);
-        let mut aim = level;
+        let (mut aim, mut last, mut parallel) = (level, f64::INFINITY, true);
         for k in 0..TRIES {
             let known = self.flat.nearest(level).filter(|_| k == 0).map(|(p, _)| p);
-            let parallel = || if k < PARALLEL { self.flat.next(aim) } else { self.cascaded.next(level) };
-            let Some(price) = known.or_else(parallel) else { break };
+            let next = || if parallel { self.flat.next(aim) } else { self.cascaded.next(level) };
+            let Some(price) = known.or_else(next) else { break };
             let model = self.fit(Ask::Price(price), true)?;
             let sparsity = model.sparsity().sparsity;
-            aim += level - sparsity;
             let fresh = self.cascaded.add(price, sparsity);
-            if best.take(model) || !fresh {
+            if best.take(model) || !(fresh || parallel) {
                 break;
             }
+            // That curve knows the way only where it has points.
+            let distance = (sparsity - level).abs();
+            parallel = parallel && k + 1 < PARALLEL && distance < last;
+            (aim, last) = (aim + level - sparsity, distance);
         }
         best.model()
     }
