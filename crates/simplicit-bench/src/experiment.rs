@@ -26,7 +26,7 @@ const TRIES: usize = 16;
 /// baseline itself, so that a model has to find another way.
 const COORDINATES: f64 = 0.99;
 /// Largest level that cyclic connectivities are trained to.
-const CYCLIC_UP_TO: f64 = 0.5;
+pub(crate) const CYCLIC_UP_TO: f64 = 0.5;
 const NAME_OF_OURS: &str = "simplicit";
 
 /// What is run.
@@ -44,7 +44,7 @@ pub struct Plan {
     pub connectivity_levels: Vec<f64>,
     /// Seeds of that comparison.
     pub connectivity_seeds: usize,
-    /// Training samples of that comparison: cyclic models cost more.
+    /// Training samples of that comparison up to the largest level of cyclic models, which cost more.
     pub connectivity_samples: usize,
     /// κ of the cyclic ones, a row each.
     pub kappas: Vec<f64>,
@@ -336,21 +336,23 @@ impl Lab<'_> {
             ("no-self-loop", Connectivity::NoSelfLoop, true),
             ("full", Connectivity::Full, true),
         ] {
-            // All states are one group there, fitted several times over: by far the dearest models.
-            let wanted = |l: &&f64| !cyclic || **l <= CYCLIC_UP_TO;
-            let levels: Vec<f64> = plan.connectivity_levels.iter().filter(wanted).copied().collect();
-            if levels.is_empty() {
-                continue;
-            }
             let begin = std::time::Instant::now();
             let kappas: Vec<Option<f64>> =
                 if cyclic { plan.kappas.iter().map(|k| Some(*k)).collect() } else { vec![None] };
-            for kappa in kappas {
-                let settings = TrainSettings { connectivity: connectivity.clone(), kappa, ..TrainSettings::default() };
-                let name = kappa.map_or_else(|| name.to_string(), |k| format!("{name}, κ = {k}"));
-                let candidates = self.ours(seed, plan.connectivity_samples, &levels, &settings)?;
-                for (level, candidate) in levels.iter().zip(candidates) {
-                    out.connectivity.push(self.report(&name, seed.seed, *level, candidate)?);
+            // All states of a cyclic model are one group, fitted several times over: by far the dearest models.
+            let (low, high): (Vec<f64>, Vec<f64>) =
+                plan.connectivity_levels.iter().partition(|level| **level <= CYCLIC_UP_TO);
+            let high = if cyclic { Vec::new() } else { high };
+            let parts = [(low, plan.connectivity_samples), (high, plan.samples)];
+            for (levels, samples) in parts.iter().filter(|(levels, _)| !levels.is_empty()) {
+                for &kappa in &kappas {
+                    let settings =
+                        TrainSettings { connectivity: connectivity.clone(), kappa, ..TrainSettings::default() };
+                    let name = kappa.map_or_else(|| name.to_string(), |k| format!("{name}, κ = {k}"));
+                    let candidates = self.ours(seed, *samples, levels, &settings)?;
+                    for (level, candidate) in levels.iter().zip(candidates) {
+                        out.connectivity.push(self.report(&name, seed.seed, *level, candidate)?);
+                    }
                 }
             }
             spend(&mut out.seconds, &format!("connectivity {name}"), begin, seed.seed, tell);

@@ -80,7 +80,7 @@ impl Args {
             levels: sorted(&self.levels),
             connectivity_levels: sorted(&self.connectivity_levels),
             connectivity_seeds: self.connectivity_seeds,
-            connectivity_samples: self.samples.min(10_000),
+            connectivity_samples: self.samples.min(5_000),
             kappas: self.kappas.clone(),
         }
     }
