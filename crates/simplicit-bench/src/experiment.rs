@@ -28,7 +28,7 @@ const BLOCK: usize = 256;
 /// baseline itself, so that a model has to find another way.
 const COORDINATES: f64 = 0.99;
 /// Largest level that cyclic connectivities are trained to.
-const CYCLIC_UP_TO: f64 = 0.5;
+pub(crate) const CYCLIC_UP_TO: f64 = 0.5;
 /// Our name in the table and on the command line.
 pub const OURS: &str = "simplicit";
 
@@ -49,7 +49,7 @@ pub struct Plan {
     pub connectivity_levels: Vec<f64>,
     /// Seeds of that comparison.
     pub connectivity_seeds: usize,
-    /// Training samples of that comparison: cyclic models cost more.
+    /// Training samples of that comparison up to the largest level of cyclic models, which cost more.
     pub connectivity_samples: usize,
     /// κ of the cyclic ones, a row each.
     pub kappas: Vec<f64>,
@@ -396,24 +396,26 @@ impl Lab<'_> {
             ("no-self-loop", Connectivity::NoSelfLoop, true),
             ("full", Connectivity::Full, true),
         ] {
-            // All states are one group there, fitted several times over: by far the dearest models.
-            let wanted = |l: &&f64| !cyclic || **l <= CYCLIC_UP_TO;
-            let levels: Vec<f64> = plan.connectivity_levels.iter().filter(wanted).copied().collect();
-            if levels.is_empty() {
-                continue;
-            }
             let kappas: Vec<Option<f64>> =
                 if cyclic { plan.kappas.iter().map(|k| Some(*k)).collect() } else { vec![None] };
-            for kappa in kappas {
-                let begin = Instant::now();
-                let settings = TrainSettings { connectivity: connectivity.clone(), kappa, ..TrainSettings::default() };
-                let name = kappa.map_or_else(|| name.to_string(), |k| format!("{name}, κ = {k}"));
-                let candidates = self.ours(seed, plan.connectivity_samples, &levels, &settings)?;
-                let seconds = begin.elapsed().as_secs_f64() / levels.len() as f64;
-                for (level, candidate) in levels.iter().zip(candidates) {
-                    let row = self.report(&name, seed.seed, *level, Candidate { seconds, ..candidate })?;
-                    out.connectivity.push(row.clone());
-                    tell(out, &row)?;
+            // All states of a cyclic model are one group, fitted several times over: by far the dearest models.
+            let (low, high): (Vec<f64>, Vec<f64>) =
+                plan.connectivity_levels.iter().partition(|level| **level <= CYCLIC_UP_TO);
+            let high = if cyclic { Vec::new() } else { high };
+            let parts = [(low, plan.connectivity_samples), (high, plan.samples)];
+            for (levels, samples) in parts.iter().filter(|(levels, _)| !levels.is_empty()) {
+                for &kappa in &kappas {
+                    let begin = Instant::now();
+                    let settings =
+                        TrainSettings { connectivity: connectivity.clone(), kappa, ..TrainSettings::default() };
+                    let name = kappa.map_or_else(|| name.to_string(), |k| format!("{name}, κ = {k}"));
+                    let candidates = self.ours(seed, *samples, levels, &settings)?;
+                    let seconds = begin.elapsed().as_secs_f64() / levels.len() as f64;
+                    for (level, candidate) in levels.iter().zip(candidates) {
+                        let row = self.report(&name, seed.seed, *level, Candidate { seconds, ..candidate })?;
+                        out.connectivity.push(row.clone());
+                        tell(out, &row)?;
+                    }
                 }
             }
         }

@@ -56,7 +56,7 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_value = "0.25,0.36,0.8,0.9")]
     connectivity_levels: Vec<f64>,
     /// κ of the cyclic ones, a row each, in coordinates in which the baseline needs 0.99
-    #[arg(long, value_delimiter = ',', default_value = "0.99,0.8")]
+    #[arg(long, value_delimiter = ',', default_value = "0.8")]
     kappas: Vec<f64>,
     /// Seeds of that comparison; 0 leaves it out
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -106,7 +106,7 @@ impl Args {
             levels: sorted(&self.levels),
             connectivity_levels: sorted(&self.connectivity_levels),
             connectivity_seeds: self.connectivity_seeds,
-            connectivity_samples: self.samples.min(10_000),
+            connectivity_samples: self.samples.min(5_000),
             kappas: self.kappas.clone(),
         }
     }

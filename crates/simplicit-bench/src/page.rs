@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use simplicit_cli::report::{Chart, Series};
 
-use crate::experiment::{OURS, Outcome, Row};
+use crate::experiment::{CYCLIC_UP_TO, OURS, Outcome, Row};
 
 /// Where the generated part begins and ends in a page.
 const BEGIN: &str = "<!-- written by the command: begin -->";
@@ -176,10 +176,13 @@ fn connectivity(outcome: &Outcome, out: &mut String) {
     }
     let _ = writeln!(
         out,
-        "Connectivities at equal count ({} training images, {} seed(s); the cyclic ones in coordinates in which the \
-         baseline needs κ = 0.99): change of test accuracy in points, and where there are cycles the certified upper \
+        "Connectivities at equal count ({} training images up to {:.0} %, {} beyond, {} seed(s); the cyclic ones in \
+         coordinates in which the baseline needs κ = 0.99): change of test accuracy in points, and where there are cycles the certified upper \
          bound on λ_pf.\n",
-        plan.connectivity_samples, plan.connectivity_seeds
+        plan.connectivity_samples,
+        100.0 * CYCLIC_UP_TO,
+        plan.samples,
+        plan.connectivity_seeds
     );
     let names = methods(rows);
     let _ = writeln!(out, "| sparsity | {} |", names.join(" | "));
