@@ -22,6 +22,18 @@ impl Default for Refit {
     }
 }
 
+/// The upper half of Ĝ + ridge on a set of features.
+pub(super) fn fill(design: &Design, set: &[usize], ridge: f64, a: &mut [f64]) {
+    let k = set.len();
+    for (r, &i) in set.iter().enumerate() {
+        let line = design.gram().row(i);
+        for (s, &j) in set.iter().enumerate().skip(r) {
+            a[r * k + s] = line[j];
+        }
+        a[r * k + r] += ridge;
+    }
+}
+
 impl Refit {
     /// Weights (stored coordinates) of every row, refitted on the non-zeros of `supports`.
     pub fn rows(
@@ -57,15 +69,7 @@ impl Refit {
         let mut factor = Cholesky::with_capacity(k);
         let mut ridge = self.ridge;
         loop {
-            let done = factor.factor(k, |a| {
-                for (r, &i) in support.iter().enumerate() {
-                    let line = design.gram().row(i);
-                    for (s, &j) in support.iter().enumerate().skip(r) {
-                        a[r * k + s] = line[j];
-                    }
-                    a[r * k + r] += ridge;
-                }
-            });
+            let done = factor.factor(k, |a| fill(design, support, ridge, a));
             if done || ridge > 1.0 {
                 break;
             }

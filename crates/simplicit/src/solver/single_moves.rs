@@ -7,6 +7,7 @@
 
 use super::canonical::Row;
 use super::design::Design;
+use super::refit::fill;
 use crate::linalg::{Cholesky, axpy, dot};
 
 /// Entries outside with the largest residuals that are looked at more closely.
@@ -26,16 +27,7 @@ impl Inverse {
     fn new(design: &Design, row: &Row, set: Vec<usize>, ridge: f64) -> Option<Self> {
         let k = set.len();
         let mut factor = Cholesky::with_capacity(k);
-        let done = factor.factor(k, |a| {
-            for (r, &i) in set.iter().enumerate() {
-                let line = design.gram().row(i);
-                for (s, &j) in set.iter().enumerate().skip(r) {
-                    a[r * k + s] = line[j];
-                }
-                a[r * k + r] += ridge;
-            }
-        });
-        if !done {
+        if !factor.factor(k, |a| fill(design, &set, ridge, a)) {
             return None;
         }
         let inverse = factor.inverse();

@@ -48,12 +48,7 @@ pub fn importance(
                 }
             }
             for _ in 0..draws {
-                let mut cotangent = probabilities.clone();
-                for i in 0..u.rows() {
-                    let drawn = draw(probabilities.row(i), random.uniform());
-                    cotangent.row_mut(i)[drawn] -= 1.0;
-                }
-                let gradient = trace.backward(&cotangent)?;
+                let gradient = trace.backward(&drawn(&probabilities, 1.0, &mut random))?;
                 for i in 0..u.rows() {
                     let mut gradient = gradient.dz.row(i).iter();
                     for (sum, &units) in of_states.iter_mut().zip(&units) {
@@ -93,7 +88,19 @@ pub(super) fn softmax(logits: &Matrix<f32>) -> Matrix<f32> {
     out
 }
 
-pub(super) fn draw(probabilities: &[f32], uniform: f64) -> usize {
+/// −∂ log p(y|u)/∂(outputs) for one y drawn per row, where the logits are `scale` times the outputs.
+pub(super) fn drawn(probabilities: &Matrix<f32>, scale: f32, random: &mut Random) -> Matrix<f32> {
+    let mut out = probabilities.clone();
+    for i in 0..out.rows() {
+        let y = draw(probabilities.row(i), random.uniform());
+        let row = out.row_mut(i);
+        row[y] -= 1.0;
+        row.iter_mut().for_each(|v| *v *= scale);
+    }
+    out
+}
+
+fn draw(probabilities: &[f32], uniform: f64) -> usize {
     let mut left = uniform;
     for (k, p) in probabilities.iter().enumerate() {
         left -= f64::from(*p);

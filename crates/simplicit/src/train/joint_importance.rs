@@ -8,7 +8,7 @@
 //! at the baseline and e the layer's errors on the baseline's states, is what the diagonal misses; the layer's weights
 //! are multiplied by it.
 
-use super::importance::{draw, softmax};
+use super::importance::{drawn, softmax};
 use super::walk::SAMPLES;
 use super::{Run, TrainInput};
 use crate::Result;
@@ -89,12 +89,7 @@ pub(super) fn joint_importance(
             let mut random = Random::new(block as u64);
             let mut together = vec![0.0; targets.len()];
             for _ in 0..DRAWS {
-                let mut v = probabilities.clone();
-                for s in 0..v.rows() {
-                    let drawn = draw(probabilities.row(s), random.uniform());
-                    v.row_mut(s)[drawn] -= 1.0;
-                    v.row_mut(s).iter_mut().for_each(|v| *v *= scale);
-                }
+                let v = drawn(&probabilities, scale, &mut random);
                 let cotangents = gradient.pre_activations(&solution.z, &u, &v)?;
                 for ((together, errors), &target) in together.iter_mut().zip(&errors).zip(&targets) {
                     for s in 0..errors.rows() {
@@ -182,11 +177,7 @@ mod tests {
             let probabilities = softmax(trace.outputs());
             let mut random = Random::new(block as u64);
             for _ in 0..DRAWS {
-                let mut v = probabilities.clone();
-                for s in 0..v.rows() {
-                    let drawn = draw(probabilities.row(s), random.uniform());
-                    v.row_mut(s)[drawn] -= 1.0;
-                }
+                let v = drawn(&probabilities, 1.0, &mut random);
                 let dz = trace.backward(&v).unwrap().dz;
                 for s in 0..v.rows() {
                     let sum: f64 = (0..45).map(|i| f64::from(dz[(s, i)] * shift[i / 9])).sum();

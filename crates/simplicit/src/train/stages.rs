@@ -5,7 +5,7 @@
 //! settled on, the row problems start from a residual of zero there, and row weights are those of its own outputs. Any
 //! connection that was allowed at first may come back.
 
-use super::importance::{draw, softmax};
+use super::importance::{drawn, softmax};
 use super::linearised::{Samples, Support, gates};
 use super::{Delegate, Keep, Objective, Run, TrainInput, TrainSettings};
 use crate::Result;
@@ -154,12 +154,7 @@ fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &Trai
             let mut random = Random::new(block as u64);
             let mut sum = vec![0.0; shape.states + shape.outputs];
             for _ in 0..DRAWS {
-                let mut v = probabilities.clone();
-                for s in 0..v.rows() {
-                    let drawn = draw(probabilities.row(s), random.uniform());
-                    v.row_mut(s)[drawn] -= 1.0;
-                    v.row_mut(s).iter_mut().for_each(|v| *v *= scale);
-                }
+                let v = drawn(&probabilities, scale, &mut random);
                 let r = support.adjoint(&m, &v, &none, &at);
                 for s in 0..v.rows() {
                     let row = r.row(s).iter().chain(v.row(s));
