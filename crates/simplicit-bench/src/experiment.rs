@@ -1,5 +1,6 @@
 //! The protocol: samples by seed, everything chosen on held-out training inputs, the test set read once per reported row.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::bail;
@@ -12,8 +13,9 @@ use simplicit::model::ImplicitModel;
 use simplicit::network::Network;
 use simplicit::parallel::{self, Cancel, Threads};
 use simplicit::problem::Connectivity;
+use simplicit::problem::penalty::L1;
 use simplicit::states::{Collected, InputSource, StateSlice};
-use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, path, train};
+use simplicit::train::{Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, path, train};
 
 use crate::rivals::{self, Rival};
 use crate::walk::{Allocation, Shared, Walk};
@@ -29,6 +31,8 @@ const BLOCK: usize = 256;
 const COORDINATES: f64 = 0.99;
 /// Largest level that cyclic connectivities are trained to.
 pub(crate) const CYCLIC_UP_TO: f64 = 0.5;
+/// β where a search for the level begins, as the command line's.
+const BETA: f64 = 3e-4;
 /// Our name in the table and on the command line.
 pub const OURS: &str = "simplicit";
 
@@ -388,8 +392,16 @@ impl Lab<'_> {
         !self.baseline.taps().is_empty()
     }
 
-    /// The four connectivities at equal count, the cyclic ones with every κ.
+    /// The four connectivities at equal count, the cyclic ones with every κ; up to their largest level with ℓ1 as well,
+    /// which does not begin at the baseline's weights.
     fn connectivities(&self, seed: &Seed, plan: &Plan, out: &mut Outcome, tell: &mut Tell) -> anyhow::Result<()> {
+        let (low, high): (Vec<f64>, Vec<f64>) =
+            plan.connectivity_levels.iter().partition(|level| **level <= CYCLIC_UP_TO);
+        let l1 = TrainSettings {
+            objective: Objective::Convex(Arc::new(L1::new(BETA)?)),
+            strength: 1.0,
+            ..TrainSettings::default()
+        };
         for (name, connectivity, cyclic) in [
             ("baseline", Connectivity::Baseline, false),
             ("feedforward", Connectivity::Feedforward, false),
@@ -399,20 +411,18 @@ impl Lab<'_> {
             let kappas: Vec<Option<f64>> =
                 if cyclic { plan.kappas.iter().map(|k| Some(*k)).collect() } else { vec![None] };
             // All states of a cyclic model are one group, fitted several times over: by far the dearest models.
-            let (low, high): (Vec<f64>, Vec<f64>) =
-                plan.connectivity_levels.iter().partition(|level| **level <= CYCLIC_UP_TO);
-            let high = if cyclic { Vec::new() } else { high };
-            let parts = [(low, plan.connectivity_samples), (high, plan.samples)];
-            for (levels, samples) in parts.iter().filter(|(levels, _)| !levels.is_empty()) {
-                for &kappa in &kappas {
-                    let begin = Instant::now();
-                    let settings =
-                        TrainSettings { connectivity: connectivity.clone(), kappa, ..TrainSettings::default() };
-                    let name = kappa.map_or_else(|| name.to_string(), |k| format!("{name}, κ = {k}"));
-                    let candidates = self.ours(seed, *samples, levels, &settings)?;
-                    let seconds = begin.elapsed().as_secs_f64() / levels.len() as f64;
-                    for (level, candidate) in levels.iter().zip(candidates) {
-                        let row = self.report(&name, seed.seed, *level, Candidate { seconds, ..candidate })?;
+            let high = if cyclic { &[][..] } else { &high };
+            for (penalty, settings, levels, samples) in [
+                ("", TrainSettings::default(), &low[..], plan.connectivity_samples),
+                ("", TrainSettings::default(), high, plan.samples),
+                (", ℓ1", l1.clone(), &low, plan.connectivity_samples),
+            ] {
+                for &kappa in kappas.iter().filter(|_| !levels.is_empty()) {
+                    let settings = TrainSettings { connectivity: connectivity.clone(), kappa, ..settings.clone() };
+                    let bound = kappa.map_or_else(String::new, |k| format!(", κ = {k}"));
+                    let name = format!("{name}{bound}{penalty}");
+                    for (level, candidate) in levels.iter().zip(self.ours(seed, samples, levels, &settings)?) {
+                        let row = self.report(&name, seed.seed, *level, candidate)?;
                         out.connectivity.push(row.clone());
                         tell(out, &row)?;
                     }

@@ -59,7 +59,7 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_value = "0.8")]
     kappas: Vec<f64>,
     /// Seeds of that comparison; 0 leaves it out
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 3)]
     connectivity_seeds: usize,
     /// The embedded bundle's files, few images, one level, one seed: for the tests
     #[arg(long)]

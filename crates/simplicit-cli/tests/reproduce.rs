@@ -23,7 +23,7 @@ fn fashion_mnist_from_nothing_to_tables_and_pictures() {
     let ids: Vec<&str> = results["items"].as_array().unwrap().iter().map(|i| i["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["figure-2", "figure-3", "figure-4", "table-2", "table-3", "figure-5", "figure-6"]);
     let page = std::fs::read_to_string(d.join("r/results.md")).unwrap();
-    for picture in ["figure-2.svg", "figure-3.svg", "figure-4.svg", "figure-6.svg"] {
+    for picture in ["figure-2.svg", "figure-3.svg", "figure-4.svg", "figure-5.svg", "figure-6.svg"] {
         assert!(page.contains(picture) && d.join("r").join(picture).is_file(), "{picture}");
     }
     // No cell of a table is empty: every step gave what its item shows.

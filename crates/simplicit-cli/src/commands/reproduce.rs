@@ -12,7 +12,7 @@ use crate::embedded;
 use crate::exit::{Outcome, say};
 use crate::interrupt::set_how_to_go_on;
 use crate::progress::Watcher;
-use crate::reproduce::{Cifar, Experiment, Fashion, Found, Laboratory, Page};
+use crate::reproduce::{Cifar, Experiment, Fashion, Files, Found, Laboratory, Page, cifar};
 
 const HELP: &str = "\
 Writes results.md (tables, what the paper says, what was found), results.json and one SVG per
@@ -78,15 +78,9 @@ pub(crate) fn run(args: &ReproduceArgs, cancel: &Cancel) -> anyhow::Result<Outco
                 let folder = args.data.clone().unwrap_or_else(|| PathBuf::from(DEBIAN));
                 one_of(&folder, &["train-images-idx3-ubyte.gz", "train-images-idx3-ubyte"], "--fast needs no files")?
             };
-            Box::new(Fashion {
-                network,
-                inputs,
-                test_inputs,
-                test_labels,
-                models: steps_directory.clone(),
-                fast: args.fast,
-                threads,
-            })
+            let models = steps_directory.clone();
+            let files = Files { network, inputs, test_inputs, test_labels, models, preprocessing: "" };
+            Box::new(Fashion { files, fast: args.fast, threads })
         }
         Which::Cifar100 => {
             let Some(folder) = &args.data else {
@@ -95,13 +89,16 @@ pub(crate) fn run(args: &ReproduceArgs, cancel: &Cancel) -> anyhow::Result<Outco
                 )
             };
             let hint = "get the binary version from the data set's home page and unpack it";
-            Box::new(Cifar {
+            let test = one_of(folder, &["test.bin.gz", "test.bin"], hint)?;
+            let files = Files {
                 network: write(&data.join("resnet20_cifar100.onnx"), embedded::RESNET)?,
                 inputs: one_of(folder, &["train.bin.gz", "train.bin"], hint)?,
-                test: one_of(folder, &["test.bin.gz", "test.bin"], hint)?,
+                test_inputs: test.clone(),
+                test_labels: test,
                 models: steps_directory.clone(),
-                fast: args.fast,
-            })
+                preprocessing: cifar::PREPROCESSING,
+            };
+            Box::new(Cifar { files, fast: args.fast })
         }
     };
     let watcher = Watcher::new(args.run.progress);

@@ -17,6 +17,7 @@ mod svg;
 mod text;
 
 pub use chart::{Chart, Series};
+pub use pattern::patterns;
 
 use simplicit::equilibrium::SampleDiagnostics;
 use simplicit::evaluate::{ClassChange, LayerError};

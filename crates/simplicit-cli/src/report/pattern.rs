@@ -1,10 +1,12 @@
 //! The pattern of M = (A B; C D), before and after, as in the paper's last figure.
 
+use std::fmt::Write;
+
 use simplicit::linalg::Csr;
 use simplicit::model::{ImplicitModel, TapWeights, Target};
 
 use super::png::Image;
-use super::text::{count, percent};
+use super::text::{count, escape, percent};
 use super::{Input, figure as framed};
 
 /// Larger patterns are shown in square blocks of entries, one pixel each.
@@ -59,6 +61,33 @@ pub(super) fn figure(input: &Input) -> String {
          feedback.{blocks} Zoom with the buttons or the keys + − 0; before and after move together."
     );
     framed("Non-zeros of M", &format!("<div class=\"toolbar\">{key}{controls}</div>{views}"), &caption)
+}
+
+/// The patterns of some models one below the other, as an SVG of its own.
+pub fn patterns(models: &[(String, ImplicitModel)], alt: &str) -> String {
+    const TITLE: usize = 24;
+    let (mut body, mut top, mut width) = (String::new(), 0, 0);
+    for (title, model) in models {
+        let image = if has_shared(model) { taps_image(&tap_blocks(model)) } else { image(model) };
+        let _ = write!(
+            body,
+            "<text x=\"2\" y=\"{}\">{}</text><image x=\"0\" y=\"{}\" width=\"{}\" height=\"{}\" href=\"{}\"/>",
+            top + TITLE - 8,
+            escape(title),
+            top + TITLE,
+            image.width,
+            image.height,
+            image.data_address()
+        );
+        top += TITLE + image.height;
+        width = width.max(image.width);
+    }
+    let alt = escape(alt);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {top}\" width=\"{width}\" role=\"img\" \
+         aria-label=\"{alt}\"><style>svg{{font-family:system-ui,sans-serif;background:#fff}}\
+         text{{fill:#5c6877;font-size:14px}}image{{image-rendering:pixelated}}</style>{body}</svg>\n"
+    )
 }
 
 /// Whether M is made of tap blocks, which as a matrix would be millions of equal entries.

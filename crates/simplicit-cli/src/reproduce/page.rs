@@ -9,10 +9,16 @@ use serde_json::json;
 use super::{Found, Step};
 use crate::results::Staged;
 
-/// A chart and the words for those who cannot see it.
+/// A drawing and the words for those who cannot see it.
 pub(crate) struct Picture {
-    pub(crate) chart: Chart,
+    pub(crate) svg: String,
     pub(crate) alt: String,
+}
+
+impl Picture {
+    pub(super) fn chart(chart: &Chart, alt: &str) -> Self {
+        Self { svg: chart.svg(alt), alt: alt.into() }
+    }
 }
 
 /// One figure or table of the paper, ours beside it.
@@ -46,7 +52,7 @@ impl Page<'_> {
         let mut files = Staged::default();
         for item in self.items {
             if let Some(picture) = &item.picture {
-                files.stage(&directory.join(format!("{}.svg", item.id)), picture.chart.svg(&picture.alt).as_bytes())?;
+                files.stage(&directory.join(format!("{}.svg", item.id)), picture.svg.as_bytes())?;
             }
         }
         files.stage(&directory.join("results.json"), self.json()?.as_bytes())?;

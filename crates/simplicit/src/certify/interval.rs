@@ -124,8 +124,7 @@ impl Group {
         };
         let mut output_error = through(&error, None);
         for ((i, e), m) in outputs.iter().zip(&mut output_error).zip(through(&x, Some(&inputs))) {
-            let length = |m: &Csr<f32>| m.indptr()[i + 1] - m.indptr()[*i];
-            let terms = (length(model.c()) + length(model.d()) + 1) as f64;
+            let terms = stages.output_terms(*i);
             for l in 0..LANES {
                 e[l] += (terms + 2.0) * SINGLE * m[l] + terms * f64::from(f32::MIN_POSITIVE);
                 e[l] *= 1.0 + 1e-9;

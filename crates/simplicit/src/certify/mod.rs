@@ -24,6 +24,8 @@
 //!   (I−|A|)⁻¹(|A||x| + |B||u| + |b|), because slopes are at most 1; of N roundings on its way none is larger than 2⁻⁵³
 //!   of it, so N·2⁻⁵² times that sum covers them all.
 //! - Inputs are float32: ε is taken 2⁻²³ larger than asked.
+//! - Shared weights are entries here, one for each position that uses them; those behind a mean are rounded once more. A
+//!   run takes means first and sums block by block: both only add to t.
 
 mod interval;
 mod linear;
@@ -37,7 +39,7 @@ use crate::attack::check_epsilon;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::evaluate::predictions;
 use crate::linalg::Matrix;
-use crate::model::ImplicitModel;
+use crate::model::{ImplicitModel, TapBlock};
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::InputSource;
 use crate::{Error, Result};
@@ -131,7 +133,11 @@ pub fn certify(
             format!("{} values, preprocessing of {}", inputs.features(), per_feature.std.len()),
         ));
     }
-    let certifier = Certifier::new(model, per_feature)?;
+    let plain = model.unrolled("a certificate")?;
+    let mut certifier = Certifier::new(&plain, per_feature)?;
+    if !model.taps().is_empty() {
+        certifier.run_with(model)?;
+    }
     // Largest first: what holds there holds at every smaller ε.
     let mut order: Vec<usize> = (0..settings.epsilon.len()).collect();
     order.sort_by(|&a, &b| settings.epsilon[b].total_cmp(&settings.epsilon[a]));
@@ -209,19 +215,28 @@ struct Certifier<'a> {
 
 impl<'a> Certifier<'a> {
     fn new(model: &'a ImplicitModel, per_feature: &'a PerFeature) -> Result<Self> {
-        model.require_no_taps("a certificate")?;
-        let settings = EquilibriumSettings { threads: Threads::one(), ..EquilibriumSettings::default() };
         let stages = Stages::new(model)?;
         let inverse: Vec<f64> = per_feature.std.iter().map(|s| 1.0 / s).collect();
         Ok(Self {
             model,
             per_feature,
-            equilibrium: Equilibrium::new(model, settings)?,
+            equilibrium: Equilibrium::new(model, one_thread())?,
             reach: Reach::new(&stages, &inverse),
             stages,
             c: model.c().to_dense().cast(),
             d: model.d().to_dense().cast(),
         })
+    }
+
+    /// What is run is the model before its shared weights became entries.
+    fn run_with(&mut self, model: &ImplicitModel) -> Result<()> {
+        self.equilibrium = Equilibrium::new(model, one_thread())?;
+        // Entries of several blocks may have become one, and a mean rounds before its weight does: no product of a row is
+        // rounded more often than in the longest block, its means, and once for every block.
+        let own = |b: &TapBlock| b.columns() + b.maps.iter().map(|m| m.terms() + 2).sum::<usize>();
+        let longest = model.taps().iter().map(own).max().unwrap_or(0);
+        self.stages.more_roundings = (longest + model.taps().len() + 4) as f64;
+        Ok(())
     }
 
     fn block(&self, u: &Matrix<f32>, labels: &[u32], descending: &[f64], bound: Bound) -> Result<Vec<Verdict>> {
@@ -307,6 +322,10 @@ impl<'a> Certifier<'a> {
             least > group.needed(label, j, lane)
         })
     }
+}
+
+fn one_thread() -> EquilibriumSettings {
+    EquilibriumSettings { threads: Threads::one(), ..EquilibriumSettings::default() }
 }
 
 /// ε with the rounding of float32 inputs.

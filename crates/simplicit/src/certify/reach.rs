@@ -27,6 +27,8 @@ pub(super) struct Stages<'a> {
     pub(super) activations: Vec<Activation>,
     /// Stage of every state.
     pub(super) stage_of: Vec<usize>,
+    /// Roundings of a run's row beside those of its terms: where weights are shared and means are taken.
+    pub(super) more_roundings: f64,
 }
 
 impl<'a> Stages<'a> {
@@ -36,13 +38,22 @@ impl<'a> Stages<'a> {
         stages.iter().enumerate().for_each(|(k, stage)| stage.units.iter().for_each(|&i| stage_of[i] = k));
         let layers = model.layout().layers();
         let activations = layers.iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect();
-        Ok(Self { model, stages, activations, stage_of })
+        Ok(Self { model, stages, activations, stage_of, more_roundings: 0.0 })
     }
 
     /// Terms of state i's row.
     pub(super) fn terms(&self, i: usize) -> f64 {
+        self.roundings(self.model.a(), self.model.b(), i)
+    }
+
+    /// Terms of output i's row.
+    pub(super) fn output_terms(&self, i: usize) -> f64 {
+        self.roundings(self.model.c(), self.model.d(), i)
+    }
+
+    fn roundings(&self, states: &Csr<f32>, inputs: &Csr<f32>, i: usize) -> f64 {
         let length = |m: &Csr<f32>| m.indptr()[i + 1] - m.indptr()[i];
-        (length(self.model.a()) + length(self.model.b()) + 1) as f64
+        (length(states) + length(inputs) + 1) as f64 + self.more_roundings
     }
 
     /// Larger than one by more than any sum here can lose to rounding.

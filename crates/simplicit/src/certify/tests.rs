@@ -3,6 +3,7 @@ use crate::attack::{AttackInput, AttackSettings, Classifier, ModelClassifier, at
 use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::Csr;
 use crate::model::ModelParts;
+use crate::model::unrolled_tests::convolutional;
 use crate::random::Random;
 
 const INPUTS: usize = 10;
@@ -70,14 +71,21 @@ fn random_model(r: &mut Random, cycles: bool, size: f64) -> ImplicitModel {
 }
 
 fn per_feature() -> PerFeature {
-    let std = (0..INPUTS).map(|k| 0.5 + 0.1 * k as f64).collect();
-    PerFeature { scale: 1.0, mean: vec![0.25; INPUTS], std }
+    features(INPUTS)
+}
+
+fn features(inputs: usize) -> PerFeature {
+    let std = (0..inputs).map(|k| 0.5 + 0.1 * (k % INPUTS) as f64).collect();
+    PerFeature { scale: 1.0, mean: vec![0.25; inputs], std }
 }
 
 /// u of raw samples in [0, 1], some values at the ends.
 fn samples(r: &mut Random, count: usize) -> Matrix<f32> {
-    let p = per_feature();
-    Matrix::from_fn(count, INPUTS, |_, k| {
+    samples_of(r, count, &per_feature())
+}
+
+fn samples_of(r: &mut Random, count: usize, p: &PerFeature) -> Matrix<f32> {
+    Matrix::from_fn(count, p.std.len(), |_, k| {
         let raw = (1.4 * r.uniform() - 0.2).clamp(0.0, 1.0);
         ((raw - p.mean[k]) / p.std[k]) as f32
     })
@@ -85,7 +93,46 @@ fn samples(r: &mut Random, count: usize) -> Matrix<f32> {
 
 fn report(model: &ImplicitModel, u: &Matrix<f32>, labels: &[u32], epsilon: &[f64], threads: usize) -> CertifyReport {
     let settings = CertifySettings { epsilon: epsilon.to_vec(), bound: Bound::Linear };
-    certify(model, u, labels, &per_feature(), &settings, Threads::new(threads), &Cancel::new(), |_| {}).unwrap()
+    let features = features(u.cols());
+    certify(model, u, labels, &features, &settings, Threads::new(threads), &Cancel::new(), |_| {}).unwrap()
+}
+
+/// Attacks a model's samples with everything; what is certified, and how many are fooled, per ε.
+fn nothing_beats(r: &mut Random, model: &ImplicitModel, epsilon: &[f64], round: usize) -> (Vec<usize>, usize) {
+    let target = ModelClassifier::new(model).unwrap();
+    let features = features(model.shape().inputs);
+    let u = samples_of(r, 24, &features);
+    let labels = crate::evaluate::predictions(&target.logits(&u).unwrap());
+    let proved = report(model, &u, &labels, epsilon, 1);
+    let input = AttackInput {
+        target: &target,
+        baseline: None,
+        inputs: &u,
+        labels: &labels,
+        per_feature: &features,
+        sample_shape: &[u.cols()],
+    };
+    let settings = AttackSettings { epsilon: epsilon.to_vec(), iterations: 10, queries: 40, ..Default::default() };
+    let attacked = attack(&input, &settings, Threads::one(), &Cancel::new(), |_| {}).unwrap();
+    let (mut certified, mut fooled) = (vec![0; epsilon.len()], 0);
+    for s in 0..u.rows() {
+        for (e, &size) in epsilon.iter().enumerate() {
+            certified[e] += usize::from(proved.certified[s][e]);
+            fooled += usize::from(attacked.fooled[s][e]);
+            assert!(!(proved.certified[s][e] && attacked.fooled[s][e]), "round {round} sample {s} ε {size}");
+            if !proved.certified[s][e] {
+                continue;
+            }
+            let points = Matrix::from_fn(40, u.cols(), |turn, k| {
+                let (low, high) = crate::attack::limits(u[(s, k)], features.mean[k], features.std[k], size);
+                let at = if turn < 30 { f64::from(u8::from(r.uniform() < 0.5)) } else { r.uniform() };
+                (low + at * (high - low)) as f32
+            });
+            let wrong = crate::evaluate::predictions(&target.logits(&points).unwrap());
+            assert!(wrong.iter().all(|p| *p == labels[s]), "round {round} sample {s} ε {size}");
+        }
+    }
+    (certified, fooled)
 }
 
 /// No attack, no corner and no random point of the box beats a certificate.
@@ -93,44 +140,18 @@ fn report(model: &ImplicitModel, u: &Matrix<f32>, labels: &[u32], epsilon: &[f64
 fn nothing_beats_a_certificate() {
     let mut r = Random::new(7);
     let epsilon = [0.004, 0.015, 0.05, 0.15];
-    let (mut certified, mut fooled) = ([[0usize; 4]; 2], 0);
-    for round in 0..40 {
-        let cycles = round % 2 == 1;
-        let model = random_model(&mut r, cycles, 0.7);
-        let target = ModelClassifier::new(&model).unwrap();
-        let u = samples(&mut r, 24);
-        let labels = crate::evaluate::predictions(&target.logits(&u).unwrap());
-        let proved = report(&model, &u, &labels, &epsilon, 1);
-        let features = per_feature();
-        let input = AttackInput {
-            target: &target,
-            baseline: None,
-            inputs: &u,
-            labels: &labels,
-            per_feature: &features,
-            sample_shape: &[INPUTS],
+    let (mut certified, mut fooled) = ([[0usize; 4]; 3], 0);
+    for round in 0..60 {
+        let kind = round % 3;
+        let model = match kind {
+            2 => ImplicitModel::from_network(&convolutional(round as u64, 3.0)).unwrap(),
+            _ => random_model(&mut r, kind == 1, 0.7),
         };
-        let settings = AttackSettings { epsilon: epsilon.to_vec(), iterations: 10, queries: 40, ..Default::default() };
-        let attacked = attack(&input, &settings, Threads::one(), &Cancel::new(), |_| {}).unwrap();
-        for s in 0..u.rows() {
-            for (e, &size) in epsilon.iter().enumerate() {
-                certified[usize::from(cycles)][e] += usize::from(proved.certified[s][e]);
-                fooled += usize::from(attacked.fooled[s][e]);
-                assert!(!(proved.certified[s][e] && attacked.fooled[s][e]), "round {round} sample {s} ε {size}");
-                if !proved.certified[s][e] {
-                    continue;
-                }
-                let points = Matrix::from_fn(40, INPUTS, |turn, k| {
-                    let (low, high) = crate::attack::limits(u[(s, k)], features.mean[k], features.std[k], size);
-                    let at = if turn < 30 { f64::from(u8::from(r.uniform() < 0.5)) } else { r.uniform() };
-                    (low + at * (high - low)) as f32
-                });
-                let wrong = crate::evaluate::predictions(&target.logits(&points).unwrap());
-                assert!(wrong.iter().all(|p| *p == labels[s]), "round {round} sample {s} ε {size}");
-            }
-        }
+        let found = nothing_beats(&mut r, &model, &epsilon, round);
+        certified[kind].iter_mut().zip(&found.0).for_each(|(c, f)| *c += f);
+        fooled += found.1;
     }
-    // The test says something: many are certified, many are fooled, of acyclic and of cyclic models.
+    // The test says something: many are certified, many are fooled, of acyclic, cyclic and convolutional models.
     for kind in certified {
         assert!(kind[0] > 300 && kind[1] > 150 && kind[2] > 20, "{certified:?}");
     }

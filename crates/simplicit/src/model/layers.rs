@@ -1,6 +1,4 @@
-//! What reads what, layer by layer, and the residual sums of a model without shared weights as plain entries.
-
-use std::borrow::Cow;
+//! What reads what, layer by layer.
 
 use super::{Components, ImplicitModel, ModelParts, TapBlock, TapWeights, Target, components};
 use crate::layout::{Layout, MapShape};
@@ -118,62 +116,6 @@ impl ImplicitModel {
             format!("{what} of a model with shared weights, poolings or residual sums"),
             "not yet; it needs every weight as an entry of A, B, C or D",
         ))
-    }
-
-    /// The same model with its residual sums as entries of A, B, C and D; `None` if weights are shared or pooled, whose
-    /// entries would be too many.
-    pub(crate) fn without_taps(&self) -> Option<Cow<'_, Self>> {
-        if self.taps().is_empty() {
-            return Some(Cow::Borrowed(self));
-        }
-        if !self.taps().iter().all(TapBlock::is_plain_residual) {
-            return None;
-        }
-        let n = self.shape().states;
-        let layout = self.layout();
-        // Rows of (A B) then (C D): the entries to add, by column.
-        let mut more: Vec<Vec<(usize, f32)>> = vec![Vec::new(); n + self.shape().outputs];
-        for block in self.taps() {
-            let first = match block.target {
-                Target::Layer(k) => layout.range(k).start,
-                Target::Output => n,
-            };
-            let from = match block.source {
-                Source::Layer(k) => layout.range(k).start,
-                Source::Input => n,
-            };
-            for unit in 0..block.output.size() {
-                more[first + unit].push((from + unit, block.unit_factor(unit)));
-            }
-        }
-        let sum = |m: &Csr<f32>, first: usize, offset: usize| {
-            Csr::from_rows(
-                m.cols(),
-                (0..m.rows()).map(|i| {
-                    let columns = offset..offset + m.cols();
-                    let extra = more[first + i].iter().filter(|(j, _)| columns.contains(j));
-                    let mut row: Vec<(usize, f32)> = m.row(i).chain(extra.map(|(j, v)| (j - offset, *v))).collect();
-                    row.sort_by_key(|(j, _)| *j);
-                    row.dedup_by(|later, kept| {
-                        let same = later.0 == kept.0;
-                        if same {
-                            kept.1 += later.1;
-                        }
-                        same
-                    });
-                    row
-                }),
-            )
-        };
-        let mut parts = self.parts.clone();
-        (parts.a, parts.b) = (sum(self.a(), 0, 0), sum(self.b(), 0, n));
-        (parts.c, parts.d) = (sum(self.c(), n, 0), sum(self.d(), n, n));
-        parts.taps.clear();
-        // One bias per unit.
-        parts.state_bias = self.unit_bias();
-        let dense = layout.layers().iter().map(|l| crate::layout::Layer { map: None, ..l.clone() });
-        parts.layout = Layout::new(dense.collect());
-        Some(Cow::Owned(Self { shape: self.shape, parts }))
     }
 
     /// ‖A‖∞, for tap blocks bounded by the ℓ1 norms of their rows; residual sums included.

@@ -12,7 +12,11 @@ mod reduce;
 mod rescale;
 mod sparsity;
 mod taps;
+mod unroll;
 mod well_posedness;
+
+#[cfg(test)]
+pub(crate) use unroll::tests as unrolled_tests;
 
 pub use components::{Components, components};
 pub use factorise::Factorised;

@@ -154,6 +154,24 @@ impl FixedMap {
         }
     }
 
+    /// A mean as a matrix over the positions of a channel: for every position out, positions in and their shares. Of a
+    /// maximum, which is none, nothing.
+    pub(crate) fn means(self) -> Vec<Vec<(usize, f64)>> {
+        let (_, _, height, width) = self.geometry();
+        let mut rows = vec![Vec::new(); height * width];
+        if self.is_linear() {
+            let mut shares = vec![0.0; rows.len()];
+            self.for_divisors(|to, divisor| shares[to] = 1.0 / f64::from(divisor));
+            self.for_taps(|from, to| rows[to].push((from, shares[to])));
+        }
+        rows
+    }
+
+    /// Values that one result reads.
+    pub(crate) fn window_size(self) -> usize {
+        self.geometry().1.area()
+    }
+
     /// Values summed for one result.
     pub(crate) fn terms(self) -> usize {
         match self {
