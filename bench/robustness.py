@@ -24,6 +24,7 @@ PLAIN = f"--penalty l1 --rounds 1 --refit off {SPARSE}"
 # Name, flags of train (None: the baseline itself, converted).
 MODELS = [
     ("baseline", None),
+    ("default", SPARSE),
     # Without the refit in the output metric, so that what differs is the lever.
     ("cardinality", f"{SPARSE} --output-refit 0"),
     ("l1-refit", f"--penalty l1 --output-refit 0 {SPARSE}"),
@@ -33,16 +34,16 @@ MODELS = [
     ("cardinality-robust-3", f"{SPARSE} --robust 3"),
     ("l1-kappa-0.9", f"{PLAIN} --rescale --kappa 0.9"),
     ("l1-kappa-0.9-robust-3", f"{PLAIN} --rescale --kappa 0.9 --robust 3"),
+    ("full-kappa-0.8", f"{PLAIN} --connectivity full --rescale --kappa 0.8"),
+    ("full-kappa-0.4", f"{PLAIN} --connectivity full --rescale --kappa 0.4"),
     ("cyclic-kappa-0.5", f"{PLAIN} --connectivity no-self-loop --kappa 0.5"),
 ]
 # Strength of l1 instead of equal sparsity.
 MODELS += [(f"l1-beta-{beta}", f"--penalty l1 --rounds 1 --refit off --beta {beta}") for beta in ["1e-4", "1e-2"]]
-# Cycles iterate: these models are attacked with fewer steps.
-LIGHT = {"cyclic-kappa-0.5": ["--restarts", 1, "--iterations", 10, "--queries", 50]}
 
 
-def run(*words):
-    words = [str(PROGRAM), *map(str, words)]
+def run(program, *words):
+    words = [str(program), *map(str, words)]
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise SystemExit(f"{' '.join(words)}: {done.stderr}")
@@ -52,24 +53,24 @@ def results(path):
     return json.loads(path.read_text())
 
 
-def measure(out, name, flags, samples):
+def measure(program, out, name, flags, samples):
     model = out / f"{name}.safetensors"
     if not model.exists():
         if flags is None:
-            run("convert", "--network", NETWORK, "--scale", "1/255", "--out", model)
+            run(program, "convert", "--network", NETWORK, "--scale", "1/255", "--out", model)
         else:
             images = DATA / "fashion_train_images.idx.gz"
-            run("train", "--network", NETWORK, "--inputs", images, *flags.split(), "--out", model)
+            run(program, "train", "--network", NETWORK, "--inputs", images, *flags.split(), "--out", model)
     some = ["--samples", samples] if samples else []
     files = {kind: out / f"{name}.{kind}.json" for kind in ["certify", "attack", "paper"]}
     if not files["certify"].exists():
-        run("certify", "--model", model, *TEST, "--epsilon", EPSILON, *some, "--json", files["certify"])
+        run(program, "certify", "--model", model, *TEST, "--epsilon", EPSILON, *some, "--json", files["certify"])
     if not files["attack"].exists():
         attack = ["attack", "--model", model, "--network", NETWORK, *TEST, "--epsilon", EPSILON]
-        run(*attack, *some, *LIGHT.get(name, []), "--json", files["attack"])
+        run(program, *attack, *some, "--json", files["attack"])
     if not files["paper"].exists():
         paper = ["attack", "--model", model, "--network", NETWORK, *TEST, "--epsilon", "1/255,2/255"]
-        run(*paper, "--gradient", "baseline", "--method", "fgsm", "--pixels", 0.5, *some, "--json", files["paper"])
+        run(program, *paper, "--gradient", "baseline", "--method", "fgsm", "--pixels", 0.5, *some, "--json", files["paper"])
     return {kind: results(path) for kind, path in files.items()}
 
 
@@ -127,6 +128,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--samples", type=int, default=0, help="test images (default: all)")
+    parser.add_argument("--program", default=PROGRAM, help="a program other than that of the last build")
     parser.add_argument("--only", default="", help="names of models, separated by commas")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -135,7 +137,7 @@ def main():
     for name, flags in MODELS:
         if name in wanted:
             print(name, flush=True)
-            found.append((name, flags, measure(args.out, name, flags, args.samples)))
+            found.append((name, flags, measure(args.program, args.out, name, flags, args.samples)))
     (args.out / "tables.md").write_text(tables(found))
     (args.out / "robustness.svg").write_text(curves(found, ["baseline", "cardinality-robust-3", "l1", "l1-robust-1", "cyclic-kappa-0.5"]))
 

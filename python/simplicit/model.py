@@ -486,7 +486,8 @@ def _from_bytes(data: bytes) -> ImplicitModel:
 
 
 def _csr(matrix: Any) -> scipy.sparse.csr_array:
-    sparse = scipy.sparse.csr_array(matrix, dtype=np.float32)
+    # A copy: what is put in order here is the caller's, or lent by a model and read-only.
+    sparse = scipy.sparse.csr_array(matrix, dtype=np.float32, copy=True)
     sparse.sum_duplicates()
     sparse.eliminate_zeros()
     return sparse

@@ -63,6 +63,17 @@ def test_matrices_are_lent_not_copied(cyclic):
     assert data.tolist() == [0.5, 0.5]
 
 
+def test_a_model_from_the_matrices_of_another(cyclic):
+    parts = [cyclic.A, cyclic.B, cyclic.C, cyclic.D]
+    again = ImplicitModel.from_arrays(*parts, cyclic.b, cyclic.d, layout=cyclic.layout)
+    u = np.random.default_rng(0).normal(size=(5, cyclic.n_inputs))
+    np.testing.assert_array_equal(again.predict(u), cyclic.predict(u))
+    # What is given stays as it is, also where it is not in order.
+    given = scipy.sparse.csr_array((np.array([1.0, 2.0, 0.0], np.float32), [1, 0, 1], [0, 2, 3]), shape=(2, 2))
+    ImplicitModel.from_arrays(np.zeros((2, 2)), given, np.eye(2), np.zeros((2, 2)))
+    assert given.nnz == 3 and given.indices.tolist() == [1, 0, 1]
+
+
 def test_files_pickles_and_equality(cyclic, tmp_path):
     path = tmp_path / "model.safetensors"
     cyclic.save(path)

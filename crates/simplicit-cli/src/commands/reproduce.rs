@@ -106,7 +106,8 @@ pub(crate) fn run(args: &ReproduceArgs, cancel: &Cancel) -> anyhow::Result<Outco
     let found = Laboratory::new(&steps_directory, threads, cancel, &watcher).run(&steps)?;
     let items = experiment.items(&found)?;
     let name = args.experiment.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
-    let command = format!("simplicit reproduce {name}{} --out DIR", if args.fast { " --fast" } else { "" });
+    let (data, fast) = (args.data.as_ref().map_or("", |_| " --data DATA"), if args.fast { " --fast" } else { "" });
+    let command = format!("simplicit reproduce {name}{data}{fast} --out DIR");
     let seconds = seconds(&found);
     Page { title: experiment.title(), items: &items, steps: &steps, found: &found, command: &command, seconds }
         .write(&args.out)?;

@@ -7,6 +7,9 @@ use crate::linalg::{Csr, vectorised};
 
 /// Substitutions in a cycle before what is left is bounded by the box.
 pub(super) const TURNS: usize = 12;
+/// Most intervals of a stage times weights on their way that are narrowed: some seconds for one sample. Larger stages keep
+/// their boxes.
+const WORK: usize = 1 << 31;
 /// Functions substituted side by side.
 const WIDTH: usize = 32;
 
@@ -52,7 +55,10 @@ impl<'a> Substitution<'a> {
         }
         for (k, stage) in stages.stages.iter().enumerate() {
             // The first layer's intervals are as narrow as can be; an exact line cannot be improved upon.
-            let open: Vec<usize> = stage.units.iter().copied().filter(|&i| self.may_narrow(i)).collect();
+            let mut open: Vec<usize> = stage.units.iter().copied().filter(|&i| self.may_narrow(i)).collect();
+            if open.len().saturating_mul(stages.weights_passed[k]) > WORK {
+                open.clear();
+            }
             for part in open.chunks(WIDTH / 2) {
                 self.clear();
                 for (r, &i) in part.iter().enumerate() {

@@ -270,9 +270,10 @@ impl<'a> Certifier<'a> {
                         continue;
                     }
                     let label = labels[s] as usize;
-                    if self.global(&group, lane, solution.y.row(s), label, epsilon) {
+                    let y = solution.y.row(s);
+                    if self.global(&group, lane, y, label, epsilon) {
                         verdicts[s].by[e] = Some(Bound::Global);
-                    } else if verdicts[s].by[e] != Some(Bound::Interval) {
+                    } else if verdicts[s].by[e] != Some(Bound::Interval) && !hopeless(&group, lane, y, label) {
                         open.push((lane, s, label));
                     }
                 }
@@ -322,6 +323,16 @@ impl<'a> Certifier<'a> {
             least > group.needed(label, j, lane)
         })
     }
+}
+
+/// Whether even the clean input's outputs are closer to each other than the slacks: no bound over a box can do better than
+/// at its centre. So it is in deep networks, whose slacks grow with every layer.
+fn hopeless(group: &Group, lane: usize, y: &[f32], label: usize) -> bool {
+    (0..y.len()).filter(|&j| j != label).any(|j| {
+        let most =
+            f64::from(y[label]) - f64::from(y[j]) + group.output_error[label][lane] + group.output_error[j][lane];
+        most * (1.0 + 1e-9) <= group.needed(label, j, lane)
+    })
 }
 
 fn one_thread() -> EquilibriumSettings {

@@ -27,6 +27,8 @@ pub(super) struct Stages<'a> {
     pub(super) activations: Vec<Activation>,
     /// Stage of every state.
     pub(super) stage_of: Vec<usize>,
+    /// Weights that a substitution from a stage passes.
+    pub(super) weights_passed: Vec<usize>,
     /// Roundings of a run's row beside those of its terms: where weights are shared and means are taken.
     pub(super) more_roundings: f64,
 }
@@ -38,7 +40,19 @@ impl<'a> Stages<'a> {
         stages.iter().enumerate().for_each(|(k, stage)| stage.units.iter().for_each(|&i| stage_of[i] = k));
         let layers = model.layout().layers();
         let activations = layers.iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect();
-        Ok(Self { model, stages, activations, stage_of, more_roundings: 0.0 })
+        let length = |m: &Csr<f32>, i: usize| m.indptr()[i + 1] - m.indptr()[i];
+        let mut entries = 0;
+        let weights_passed = stages
+            .iter()
+            .map(|stage: &Stage| {
+                let own: usize = stage.units.iter().map(|&i| length(model.a(), i) + length(model.b(), i)).sum();
+                let before = entries;
+                entries += own;
+                // A cycle is substituted into itself.
+                before + if stage.cycle.is_some() { super::linear::TURNS * own } else { 0 }
+            })
+            .collect();
+        Ok(Self { model, stages, activations, stage_of, weights_passed, more_roundings: 0.0 })
     }
 
     /// Terms of state i's row.

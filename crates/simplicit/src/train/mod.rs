@@ -23,6 +23,7 @@ mod output_refit;
 mod path;
 mod plan;
 mod problems;
+mod rough;
 mod row_blocks;
 mod search;
 mod solve;

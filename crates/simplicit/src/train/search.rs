@@ -1,14 +1,12 @@
 //! The strength that hits a target sparsity, by whole models: allocation over layers is the method's own.
 
 use super::fit::{self, Fitted, Workshop};
-use super::joint_importance::joint_importance;
 use super::output_refit::refitted;
+use super::rough::rough;
 use super::stages;
-use super::{Forget, Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
+use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
 use crate::Result;
 use crate::model::ImplicitModel;
-use crate::solver::CardinalitySettings;
-use crate::states::StateSlice;
 
 /// Accepted distance from the target, half of the 0.2 points promised.
 pub(super) const CLOSE: f64 = 0.001;
@@ -18,13 +16,6 @@ const NEAR: f64 = 0.02;
 pub(super) const MAX_MODELS: usize = 24;
 /// First factor between two strengths while the target is not yet between two models.
 const STRIDE: f64 = 4.0;
-/// The same for rough models, their accepted distance, and how many of them.
-const ROUGH_CLOSE: f64 = 0.01;
-const MAX_ROUGH: usize = 8;
-/// Samples a rough model sees.
-const ROUGH_SAMPLES: usize = 500;
-/// Sparsity per unit of log strength, within which a slope is believed.
-const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
 
 /// What has been found out about strength and sparsity, which grows with it, nearly always.
 #[derive(Debug, Clone, Default)]
@@ -221,13 +212,13 @@ fn told(fitted: &Fitted, strength: f64, run: &mut Run) -> f64 {
 
 /// Where a search begins, and how fast sparsity grows with log strength if that is known.
 #[derive(Debug, Clone, Copy)]
-struct Start {
-    strength: f64,
-    slope: Option<f64>,
+pub(super) struct Start {
+    pub(super) strength: f64,
+    pub(super) slope: Option<f64>,
 }
 
 /// Models at changing strengths until one is close to the target: all of them as (strength, sparsity).
-fn seek(
+pub(super) fn seek(
     target: f64,
     start: Start,
     close: f64,
@@ -243,70 +234,6 @@ fn seek(
         }
     }
     Ok(found.in_order())
-}
-
-/// The start of a search whose models are expensive: the same search over rough models, which are fitted to the
-/// baseline's states of some samples, gathered once. Where rows are weighted, the first of two such searches gives the
-/// errors from which the weights of the second, and of all that follows, are made.
-fn rough(
-    input: &TrainInput,
-    settings: &TrainSettings,
-    target: f64,
-    run: &mut Run,
-) -> Result<(Start, Option<Vec<f64>>)> {
-    let samples = input.source.samples().min(ROUGH_SAMPLES);
-    let few = StateSlice::new(input.source, 0..samples)?;
-    let input = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
-    let settings = TrainSettings {
-        cascade: false,
-        cardinality: CardinalitySettings { steps: 90, growth: 1.057, ..settings.cardinality.clone() },
-        ..settings.clone()
-    };
-    let mut workshop = Workshop::new(&input, &settings)?;
-    let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &Forget, progress: run.progress };
-    let start = Start { strength: settings.strength, slope: None };
-    let (start, model) = rough_search(&mut workshop, &input, &settings, start, target, &mut run)?;
-    let (Some(baseline), Some(weights)) = (input.baseline, input.importance) else { return Ok((start, None)) };
-    let joint = joint_importance(&input, baseline, &model, weights, &run)?;
-    let input = TrainInput { importance: Some(&joint), preprocessing: input.preprocessing.clone(), ..input };
-    let (start, _) = rough_search(&mut workshop, &input, &settings, start, target, &mut run)?;
-    Ok((start, Some(joint)))
-}
-
-fn rough_search(
-    workshop: &mut Workshop,
-    input: &TrainInput,
-    settings: &TrainSettings,
-    start: Start,
-    target: f64,
-    run: &mut Run,
-) -> Result<(Start, ImplicitModel)> {
-    let mut nearest: Option<(f64, ImplicitModel)> = None;
-    let mut path = seek(target, start, ROUGH_CLOSE, MAX_ROUGH, |strength| {
-        let model = fit::fit(workshop, input, settings, strength, false, run)?.model;
-        let sparsity = model.sparsity().sparsity;
-        let distance = (sparsity - target).abs();
-        if nearest.as_ref().is_none_or(|(so_far, _)| distance < *so_far) {
-            nearest = Some((distance, model));
-        }
-        Ok(sparsity)
-    })?;
-    // At least one model was fitted.
-    let Some((_, model)) = nearest else { return Err(crate::Error::Cancelled) };
-    path.sort_by(|a, b| (a.1 - target).abs().total_cmp(&(b.1 - target).abs()));
-    let slope = match path[..] {
-        [a, b, ..] if a.0 != b.0 => Some((a.1 - b.1) / (a.0.ln() - b.0.ln())).filter(|s| SLOPES.contains(s)),
-        _ => start.slope,
-    };
-    let start = match path.first() {
-        // The little that is left to the target goes by the slope too.
-        Some(&(strength, sparsity)) => {
-            let step = slope.map_or(0.0, |s| (target - sparsity) / s);
-            Start { strength: strength * step.exp(), slope }
-        }
-        None => start,
-    };
-    Ok((start, model))
 }
 
 #[cfg(test)]
