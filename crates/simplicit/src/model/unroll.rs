@@ -167,7 +167,7 @@ pub(crate) mod tests {
             .unwrap()
             .activation(Activation::Relu)
             .unwrap()
-            .average_pool(overlapping, seed % 2 == 0)
+            .average_pool(overlapping, seed.is_multiple_of(2))
             .unwrap();
         let pooled = start.here();
         start
