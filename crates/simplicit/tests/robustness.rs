@@ -31,10 +31,14 @@ struct Setting {
 }
 
 fn setting(samples: usize) -> Setting {
+    setting_of("fashion_fc.onnx", samples)
+}
+
+fn setting_of(network: &str, samples: usize) -> Setting {
     let (inputs, u) = images("fashion_test_images.idx.gz", samples);
     let labels = Labels::read(data("fashion_test_labels.idx.gz"), &Selection::all()).unwrap();
     Setting {
-        network: Network::from_onnx(data("fashion_fc.onnx")).unwrap(),
+        network: Network::from_onnx(data(network)).unwrap(),
         inputs,
         u,
         labels: labels.as_slice()[..samples].to_vec(),
@@ -95,10 +99,23 @@ fn no_attack_beats_a_certificate_of_a_real_model() {
     let models =
         [ImplicitModel::from_network(&setting.network).unwrap(), setting.train(&l1(1e-3)), setting.train(&cyclic)];
     assert!(models[1].well_posedness().acyclic && !models[2].well_posedness().acyclic);
+    certificates_hold(&setting, &models, &epsilon);
+}
+
+#[test]
+fn no_attack_beats_a_certificate_of_real_convolutions() {
+    let setting = setting_of("fashion_cnn.onnx", 160);
+    let epsilon: Vec<f64> = [0.25, 1.0, 4.0].iter().map(|k| k / 255.0).collect();
+    let models = [ImplicitModel::from_network(&setting.network).unwrap(), setting.train(&l1(1e-3))];
+    assert!(models[1].sparsity().sparsity > 0.1, "{:?}", models[1].sparsity());
+    certificates_hold(&setting, &models, &epsilon);
+}
+
+fn certificates_hold(setting: &Setting, models: &[ImplicitModel], epsilon: &[f64]) {
     for (k, model) in models.iter().enumerate() {
-        let proved = setting.certify(model, &epsilon);
+        let proved = setting.certify(model, epsilon);
         let settings = AttackSettings {
-            epsilon: epsilon.clone(),
+            epsilon: epsilon.to_vec(),
             gradients: vec![Gradient::Baseline, Gradient::Model],
             iterations: 10,
             queries: 50,

@@ -89,10 +89,11 @@ pub(crate) fn run(args: &ReproduceArgs, cancel: &Cancel) -> anyhow::Result<Outco
                 )
             };
             let hint = "get the binary version from the data set's home page and unpack it";
+            let inputs = one_of(folder, &["train.bin.gz", "train.bin"], hint)?;
             let test = one_of(folder, &["test.bin.gz", "test.bin"], hint)?;
             let files = Files {
                 network: write(&data.join("resnet20_cifar100.onnx"), embedded::RESNET)?,
-                inputs: one_of(folder, &["train.bin.gz", "train.bin"], hint)?,
+                inputs,
                 test_inputs: test.clone(),
                 test_labels: test,
                 models: steps_directory.clone(),
