@@ -3,6 +3,18 @@
 use super::{Matrix, Scalar};
 use crate::{Error, Result};
 
+/// Puts the entries of a row in order; those of one column add up.
+pub(crate) fn add_up<T: Copy + std::ops::AddAssign>(row: &mut Vec<(usize, T)>) {
+    row.sort_by_key(|(j, _)| *j);
+    row.dedup_by(|later, kept| {
+        let same = later.0 == kept.0;
+        if same {
+            kept.1 += later.1;
+        }
+        same
+    });
+}
+
 /// A sparse matrix by rows; indices ascend within a row and no stored value is zero.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Csr<T = f32> {

@@ -12,6 +12,7 @@ mod stencil;
 pub mod tiles;
 
 pub use csr::Csr;
+pub(crate) use csr::add_up;
 pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, singular_values, symmetric_eigen, vectorised};
 pub use matrix::{Matrix, Scalar};
 pub use rounding::toward_zero;

@@ -2,7 +2,7 @@
 
 use super::{ImplicitModel, ModelMetadata, ModelParts, Scaling, TapBlock, TapWeights};
 use crate::layout::{Activation, Layer, Layout, MapShape};
-use crate::linalg::{Csr, Matrix};
+use crate::linalg::{Csr, Matrix, add_up};
 use crate::network::{Network, Shape, Source, Term, Weights, Window};
 use crate::states::StateMap;
 use crate::{Error, Result};
@@ -100,16 +100,7 @@ impl ImplicitModel {
                 rows[row].extend(from.clone().zip(values).filter(|(_, v)| **v != 0.0).map(|(j, v)| (j, *v)));
             }
         }
-        for row in &mut rows {
-            row.sort_by_key(|(j, _)| *j);
-            row.dedup_by(|later, kept| {
-                let same = later.0 == kept.0;
-                if same {
-                    kept.1 += later.1;
-                }
-                same
-            });
-        }
+        rows.iter_mut().for_each(add_up);
         let part = |rows: &[Vec<(usize, f32)>], from: usize, cols: usize| {
             Csr::from_rows(
                 cols,

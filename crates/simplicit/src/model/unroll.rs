@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::layout::{Layer, Layout};
-use crate::linalg::Csr;
+use crate::linalg::{Csr, add_up};
 use crate::network::{FixedMap, Source};
 use crate::{Error, Result};
 
@@ -117,14 +117,7 @@ impl ImplicitModel {
                     let extra = more[first + i].iter().filter(|(j, _)| columns.contains(j));
                     let own = m.row(i).map(|(j, v)| (j, f64::from(v)));
                     let mut row: Vec<(usize, f64)> = own.chain(extra.map(|(j, v)| (j - offset, *v))).collect();
-                    row.sort_by_key(|(j, _)| *j);
-                    row.dedup_by(|later, kept| {
-                        let same = later.0 == kept.0;
-                        if same {
-                            kept.1 += later.1;
-                        }
-                        same
-                    });
+                    add_up(&mut row);
                     row.into_iter().map(|(j, v)| (j, v as f32)).collect::<Vec<_>>()
                 }),
             )
