@@ -45,6 +45,7 @@ impl Group {
     ) -> Self {
         let stages = &certifier.stages;
         let model = stages.model;
+        let rounded = stages.magnitudes.as_ref().unwrap_or(model);
         let shape = model.shape();
         let n = shape.states;
         let tolerance = EquilibriumSettings::default().tolerance;
@@ -66,9 +67,8 @@ impl Group {
             for &i in &stage.units {
                 magnitude[i] = [f64::from(model.state_bias()[i]).abs(); LANES];
             }
-            add_magnitudes(model.b(), &stage.units, |_| true, &inputs, &mut magnitude);
-            stages.add_from_states(k, false, &x, &mut magnitude);
-            stages.add_from_states(k, true, &x, &mut magnitude);
+            add_magnitudes(rounded.b(), &stage.units, |_| true, &inputs, &mut magnitude);
+            add_magnitudes(rounded.a(), &stage.units, |_| true, &x, &mut magnitude);
             let single = if stage.cycle.is_some() { 2.0 * f64::EPSILON } else { SINGLE };
             for &i in &stage.units {
                 let terms = stages.terms(i);
@@ -114,9 +114,9 @@ impl Group {
         let outputs: Vec<usize> = (0..shape.outputs).collect();
         let through = |states: &[Lane], inputs: Option<&[Lane]>| {
             let mut out = vec![[0.0; LANES]; shape.outputs];
-            add_magnitudes(model.c(), &outputs, |_| true, states, &mut out);
+            add_magnitudes(rounded.c(), &outputs, |_| true, states, &mut out);
             if let Some(inputs) = inputs {
-                add_magnitudes(model.d(), &outputs, |_| true, inputs, &mut out);
+                add_magnitudes(rounded.d(), &outputs, |_| true, inputs, &mut out);
                 let bias = model.output_bias();
                 out.iter_mut().zip(bias).for_each(|(o, b)| o.iter_mut().for_each(|o| *o += f64::from(b.abs())));
             }

@@ -25,7 +25,8 @@
 //!   of it, so N·2⁻⁵² times that sum covers them all.
 //! - Inputs are float32: ε is taken 2⁻²³ larger than asked.
 //! - Shared weights are entries here, one for each position that uses them; those behind a mean are rounded once more. A
-//!   run takes means first and sums block by block: both only add to t.
+//!   run takes means first and sums block by block: both only add to t. Parts of an entry that cancel are rounded all
+//!   the same, so |A| and |B| are there the sums of their magnitudes.
 
 mod interval;
 mod linear;
@@ -235,6 +236,7 @@ impl<'a> Certifier<'a> {
         // rounded more often than in the longest block, its means, and once for every block.
         let own = |b: &TapBlock| b.columns() + b.maps.iter().map(|m| m.terms() + 2).sum::<usize>();
         let longest = model.taps().iter().map(own).max().unwrap_or(0);
+        self.stages.magnitudes = Some(model.unrolled_magnitudes());
         self.stages.more_roundings = (longest + model.taps().len() + 4) as f64;
         Ok(())
     }

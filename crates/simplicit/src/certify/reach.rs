@@ -29,6 +29,8 @@ pub(super) struct Stages<'a> {
     pub(super) stage_of: Vec<usize>,
     /// Weights that a substitution from a stage passes.
     pub(super) weights_passed: Vec<usize>,
+    /// What a run's rows round by, where that is more than the model's own magnitudes.
+    pub(super) magnitudes: Option<ImplicitModel>,
     /// Roundings of a run's row beside those of its terms: where weights are shared and means are taken.
     pub(super) more_roundings: f64,
 }
@@ -52,7 +54,7 @@ impl<'a> Stages<'a> {
                 before + if stage.cycle.is_some() { super::linear::TURNS * own } else { 0 }
             })
             .collect();
-        Ok(Self { model, stages, activations, stage_of, weights_passed, more_roundings: 0.0 })
+        Ok(Self { model, stages, activations, stage_of, weights_passed, magnitudes: None, more_roundings: 0.0 })
     }
 
     /// Terms of state i's row.

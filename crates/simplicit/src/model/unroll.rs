@@ -68,7 +68,7 @@ impl ImplicitModel {
         if self.taps().is_empty() {
             return Some(Cow::Borrowed(self));
         }
-        self.taps().iter().all(TapBlock::is_plain_residual).then(|| Cow::Owned(self.with_entries()))
+        self.taps().iter().all(TapBlock::is_plain_residual).then(|| Cow::Owned(self.with_entries(|v| v)))
     }
 
     /// The same model with every shared weight an entry for each position that uses it, rounded to single precision
@@ -90,10 +90,16 @@ impl ImplicitModel {
                 format!("at most {MOST}; take a smaller or sparser model"),
             ));
         }
-        Ok(Cow::Owned(self.with_entries()))
+        Ok(Cow::Owned(self.with_entries(|v| v)))
     }
 
-    fn with_entries(&self) -> Self {
+    /// The unrolled model with the magnitudes of all parts of an entry added up: what a run rounds by. Parts of an entry
+    /// may cancel, as a residual sum and a tap of the same source do; their roundings do not.
+    pub(crate) fn unrolled_magnitudes(&self) -> Self {
+        self.with_entries(f64::abs)
+    }
+
+    fn with_entries(&self, part: impl Fn(f64) -> f64) -> Self {
         let n = self.shape().states;
         let layout = self.layout();
         // Rows of (A B) then (C D): the entries to add, by column.
@@ -107,7 +113,7 @@ impl ImplicitModel {
                 Source::Layer(k) => layout.range(k).start,
                 Source::Input => n,
             };
-            block.for_entries(|row, unit, value| more[first + row].push((from + unit, value)));
+            block.for_entries(|row, unit, value| more[first + row].push((from + unit, part(value))));
         }
         let sum = |m: &Csr<f32>, first: usize, offset: usize| {
             Csr::from_rows(
@@ -115,7 +121,7 @@ impl ImplicitModel {
                 (0..m.rows()).map(|i| {
                     let columns = offset..offset + m.cols();
                     let extra = more[first + i].iter().filter(|(j, _)| columns.contains(j));
-                    let own = m.row(i).map(|(j, v)| (j, f64::from(v)));
+                    let own = m.row(i).map(|(j, v)| (j, part(f64::from(v))));
                     let mut row: Vec<(usize, f64)> = own.chain(extra.map(|(j, v)| (j - offset, *v))).collect();
                     add_up(&mut row);
                     row.into_iter().map(|(j, v)| (j, v as f32)).collect::<Vec<_>>()
@@ -196,6 +202,29 @@ pub(crate) mod tests {
             let first = model.taps().iter().find(|b| b.source == Source::Input).unwrap();
             assert_eq!(plain.b().nonzeros() as u64, first.multiply_adds());
         }
+    }
+
+    #[test]
+    fn parts_that_cancel_keep_their_magnitudes() {
+        let start = Network::builder(Shape::map(1, 2, 2)).unwrap();
+        let input = start.here();
+        let network = start
+            .convolution(Matrix::from_fn(1, 1, |_, _| -0.75), Window::square(1, 1, 0), None)
+            .unwrap()
+            .plus(input)
+            .unwrap()
+            .activation(Activation::Relu)
+            .unwrap()
+            .flatten()
+            .unwrap()
+            .linear(Matrix::from_fn(2, 4, |_, _| 1.0), None)
+            .unwrap()
+            .build()
+            .unwrap();
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let entries = |m: &ImplicitModel| m.b().row(0).collect::<Vec<_>>();
+        assert_eq!(entries(&model.unrolled("a test").unwrap()), [(0, 0.25)]);
+        assert_eq!(entries(&model.unrolled_magnitudes()), [(0, 1.75)]);
     }
 
     #[test]
