@@ -162,7 +162,7 @@ fn spent() -> PyErr {
 }
 
 fn window(kernel: [usize; 2], stride: [usize; 2], padding: [usize; 4]) -> Window {
-    Window { kernel, stride, padding }
+    Window { kernel, stride, padding, dilation: [1; 2] }
 }
 
 #[pymethods]

@@ -43,7 +43,11 @@ fn bias(rows: usize, seed: u64) -> Option<Vec<f32>> {
 fn network() -> Network {
     let start = Network::builder(Shape::map(1, 28, 28))
         .unwrap()
-        .convolution(random(4, 9, 1), Window { kernel: [3, 3], stride: [2, 2], padding: [1, 0, 0, 1] }, bias(4, 2))
+        .convolution(
+            random(4, 9, 1),
+            Window { kernel: [3, 3], stride: [2, 2], padding: [1, 0, 0, 1], dilation: [1; 2] },
+            bias(4, 2),
+        )
         .unwrap()
         .activation(Activation::Relu)
         .unwrap();

@@ -38,11 +38,15 @@ fn bias(rows: usize, seed: u64) -> Option<Vec<f32>> {
 fn small() -> Network {
     let start = Network::builder(Shape::map(1, 28, 28))
         .unwrap()
-        .convolution(random(4, 9, 1), Window { kernel: [3, 3], stride: [2, 2], padding: [1, 0, 0, 1] }, bias(4, 2))
+        .convolution(
+            random(4, 9, 1),
+            Window { kernel: [3, 3], stride: [2, 2], padding: [1, 0, 0, 1], dilation: [1; 2] },
+            bias(4, 2),
+        )
         .unwrap()
         .activation(Activation::Relu)
         .unwrap()
-        .max_pool(Window { kernel: [3, 2], stride: [2, 2], padding: [1, 0, 0, 0] })
+        .max_pool(Window { kernel: [3, 2], stride: [2, 2], padding: [1, 0, 0, 0], dilation: [1; 2] })
         .unwrap();
     let here = start.shape();
     let pooled = start.here();
@@ -66,13 +70,17 @@ fn small() -> Network {
         .unwrap();
     let skip = joined.here();
     joined
-        .convolution(random(6, 6 * 6, 9), Window { kernel: [2, 3], stride: [1, 1], padding: [1, 1, 0, 1] }, None)
+        .convolution(
+            random(6, 6 * 6, 9),
+            Window { kernel: [2, 3], stride: [1, 1], padding: [1, 1, 0, 1], dilation: [1; 2] },
+            None,
+        )
         .unwrap()
         .plus(skip)
         .unwrap()
         .activation(Activation::Tanh)
         .unwrap()
-        .average_pool(Window { kernel: [2, 2], stride: [1, 2], padding: [0, 1, 1, 0] }, false)
+        .average_pool(Window { kernel: [2, 2], stride: [1, 2], padding: [0, 1, 1, 0], dilation: [1; 2] }, false)
         .unwrap()
         .flatten()
         .unwrap()
@@ -370,7 +378,7 @@ fn cycles_and_misfits_are_refused() {
     wrong.window.padding = [0; 4];
     assert!(build(vec![wrong]).unwrap_err().to_string().contains("2 × 3 × 3"));
     let mut huge = block(1, 0);
-    huge.window = Window { kernel: [1 << 40, 3], stride: [1, 1], padding: [1 << 39, 1, 1 << 39, 1] };
+    huge.window = Window { kernel: [1 << 40, 3], stride: [1, 1], padding: [1 << 39, 1, 1 << 39, 1], dilation: [1; 2] };
     assert!(build(vec![huge]).is_err());
 }
 

@@ -23,12 +23,14 @@ pub(super) struct Packing {
 impl Packing {
     pub(super) fn new(input: MapShape, window: Window, output: MapShape) -> Self {
         let output = [output.height, output.width];
+        // Checked when the block was made.
+        let extent = window.extent().unwrap_or(window.kernel);
         let per_axis = |f: &dyn Fn(usize) -> usize| [f(0), f(1)];
         Self {
             input,
             window,
-            phases: per_axis(&|axis| window.stride[axis].min(window.kernel[axis])),
-            grid: per_axis(&|axis| output[axis] + (window.kernel[axis] - 1) / window.stride[axis]),
+            phases: per_axis(&|axis| window.stride[axis].min(extent[axis])),
+            grid: per_axis(&|axis| output[axis] + (extent[axis] - 1) / window.stride[axis]),
             output,
         }
     }
@@ -102,9 +104,8 @@ impl Packing {
 
     /// Channel and phase of a tap's column, and how far down and to the right its phase's grid is read.
     fn place(&self, column: usize) -> (usize, [usize; 2]) {
-        let [kh, kw] = self.window.kernel;
         let [sy, sx] = self.window.stride;
-        let (c, dy, dx) = (column / (kh * kw), column / kw % kh, column % kw);
+        let (c, [dy, dx]) = self.window.tap(column);
         ((c * self.phases[0] + dy % sy) * self.phases[1] + dx % sx, [dy / sy, dx / sx])
     }
 
@@ -121,7 +122,7 @@ impl Packing {
     /// The shape in which [`Packing::transposed`] reads the cotangent of the result: so many rows and columns of zeros
     /// above and to the left, so many rows and columns in all.
     fn margins(&self) -> ([usize; 2], [usize; 2]) {
-        let before = [0, 1].map(|axis| (self.window.kernel[axis] - 1) / self.window.stride[axis]);
+        let before = [0, 1].map(|axis| self.grid[axis] - self.output[axis]);
         (before, [0, 1].map(|axis| self.grid[axis] + before[axis]))
     }
 

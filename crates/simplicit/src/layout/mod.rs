@@ -1,8 +1,10 @@
 //! Which rows of Z and X belong to which layer, and what its activation is.
 
 mod activation;
+mod operator;
 
 pub use activation::Activation;
+pub use operator::{Operand, Operator, Source};
 
 use serde::{Deserialize, Serialize};
 
@@ -49,22 +51,30 @@ pub struct Layer {
     /// The feature map these units form, for convolutions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub map: Option<MapShape>,
+    /// What computes the layer where it is no sum with an activation: it then has neither rows nor a bias.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operator: Option<Operator>,
 }
 
 impl Layer {
     /// A dense layer.
     pub fn dense(name: impl Into<String>, size: usize, activation: Activation) -> Self {
-        Self { name: name.into(), size, activation, map: None }
+        Self { name: name.into(), size, activation, map: None, operator: None }
     }
 
-    /// Rows of the model for this layer, one bias each: channels of a map, units of a dense layer.
+    /// Rows of the model for this layer, one bias each: channels of a map, units of a dense layer, none of an operator's.
     pub fn rows(&self) -> usize {
-        self.map.map_or(self.size, |m| m.channels)
+        if self.operator.is_some() { 0 } else { self.map.map_or(self.size, |m| m.channels) }
+    }
+
+    /// A layer that an operator computes.
+    pub fn operator(name: impl Into<String>, size: usize, operator: Operator) -> Self {
+        Self { operator: Some(operator), ..Self::dense(name, size, Activation::Identity) }
     }
 
     /// A feature map.
     pub fn map(name: impl Into<String>, shape: MapShape, activation: Activation) -> Self {
-        Self { name: name.into(), size: shape.size(), activation, map: Some(shape) }
+        Self { name: name.into(), size: shape.size(), activation, map: Some(shape), operator: None }
     }
 }
 

@@ -120,7 +120,7 @@ impl TapEntry {
                 TapWeights::Taps(csr(tensors, &name, self.output.channels, columns)?)
             }
         };
-        let window = Window { kernel: self.kernel, stride: self.stride, padding: self.padding };
+        let window = Window { kernel: self.kernel, stride: self.stride, padding: self.padding, dilation: [1; 2] };
         let block =
             TapBlock { target, source, maps: self.maps, window, input: self.input, output: self.output, weights };
         if block.letter() != self.letter {

@@ -276,13 +276,19 @@ impl ImplicitModel {
 fn tap_block(target: Target, sum: Shape, term: &Term) -> Result<TapBlock> {
     let as_map = |shape: Shape| match shape {
         Shape::Map(map) => map,
-        Shape::Vector(channels) => MapShape { channels, height: 1, width: 1 },
+        other => MapShape { channels: other.size(), height: 1, width: 1 },
     };
     let pooled = term.maps.last().map(|map| map.output()).transpose()?;
     let plain = Window::square(1, 1, 0);
     let (window, input, output, weights) = match &term.weights {
-        Weights::Taps { weights, window, input, output } => {
-            (*window, *input, *output, TapWeights::Taps(Csr::from_dense(weights)))
+        Weights::Taps { weights, window, groups, input, output } => {
+            // Columns count all input channels; those of other groups hold nothing.
+            let columns = weights.cols();
+            let rows = (0..weights.rows()).map(|o| {
+                let first = o / (weights.rows() / groups).max(1) * columns;
+                weights.row(o).iter().enumerate().filter(|(_, v)| **v != 0.0).map(move |(j, v)| (first + j, *v))
+            });
+            (*window, *input, *output, TapWeights::Taps(Csr::from_rows(columns * groups, rows)))
         }
         Weights::Identity => (plain, pooled.unwrap_or(as_map(sum)), as_map(sum), TapWeights::Identity),
         // A kernel as large as the map it reads.

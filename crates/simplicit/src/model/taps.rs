@@ -93,9 +93,9 @@ impl TapBlock {
             reads.fill(1);
             return reads;
         };
-        let ([kh, kw], [sy, sx], [top, left, ..]) = (self.window.kernel, self.window.stride, self.window.padding);
+        let ([sy, sx], [top, left, ..]) = (self.window.stride, self.window.padding);
         for &j in taps.indices() {
-            let (c, dy, dx) = (j as usize / (kh * kw), j as usize / kw % kh, j as usize % kw);
+            let (c, [dy, dx]) = self.window.tap(j as usize);
             for oy in self.window.inside(0, dy, self.input.height, self.output.height) {
                 for ox in self.window.inside(1, dx, self.input.width, self.output.width) {
                     let (iy, ix) = (oy * sy + dy - top, ox * sx + dx - left);
@@ -229,7 +229,8 @@ fn require_bounded(window: Window, map: MapShape) -> Result<()> {
         .zip(padded(map.width, left, right))
         .and_then(|(height, width)| height.checked_mul(width))
         .and_then(|positions| positions.checked_mul(map.channels));
-    if units.is_some_and(|units| units <= MAX_UNITS) && window.stride.iter().all(|s| *s <= MAX_UNITS) {
+    let steps = window.stride.iter().chain(&window.dilation);
+    if units.is_some_and(|units| units <= MAX_UNITS) && steps.clone().all(|s| (1..=MAX_UNITS).contains(s)) {
         return Ok(());
     }
     Err(Error::shape("window", "at most 2^26 units of its padded map", format!("{window:?} on {map}")))

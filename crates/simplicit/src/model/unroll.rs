@@ -34,10 +34,10 @@ impl TapBlock {
             (0..self.output.size()).for_each(|unit| add(unit, unit, f64::from(self.unit_factor(unit))));
             return;
         };
-        let ([kh, kw], [sy, sx], [top, left, ..]) = (self.window.kernel, self.window.stride, self.window.padding);
+        let ([sy, sx], [top, left, ..]) = (self.window.stride, self.window.padding);
         for o in 0..taps.rows() {
             for (j, w) in taps.row(o) {
-                let (c, dy, dx) = (j / (kh * kw), j / kw % kh, j % kw);
+                let (c, [dy, dx]) = self.window.tap(j);
                 for oy in self.window.inside(0, dy, self.input.height, self.output.height) {
                     for ox in self.window.inside(1, dx, self.input.width, self.output.width) {
                         let place = (oy * sy + dy - top) * self.input.width + ox * sx + dx - left;
@@ -157,8 +157,8 @@ pub(crate) mod tests {
             let size = gain / (cols as f64).sqrt();
             Matrix::from_fn(rows, cols, |_, _| if r.uniform() < 0.3 { 0.0 } else { (size * r.normal()) as f32 })
         };
-        let odd = Window { kernel: [3, 2], stride: [1, 2], padding: [1, 0, 1, 0] };
-        let overlapping = Window { kernel: [3, 2], stride: [2, 1], padding: [1, 0, 0, 1] };
+        let odd = Window { kernel: [3, 2], stride: [1, 2], padding: [1, 0, 1, 0], dilation: [1; 2] };
+        let overlapping = Window { kernel: [3, 2], stride: [2, 1], padding: [1, 0, 0, 1], dilation: [1; 2] };
         let bias = |rows: usize| Some((0..rows).map(|k| 0.1 * k as f32 - 0.1).collect::<Vec<_>>());
         let start = Network::builder(Shape::map(2, 7, 6))
             .unwrap()

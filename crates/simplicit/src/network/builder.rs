@@ -7,6 +7,7 @@ use super::fold::{self, BatchNorm};
 use super::graph::{Node, Op};
 use super::shape::{Shape, Window};
 use super::{Network, normalise};
+use crate::graph::{Dims, Structure};
 use crate::layout::{Activation, MapShape};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
@@ -85,7 +86,36 @@ impl NetworkBuilder {
 
     /// A convolution: weights are out × (in·kh·kw), column (c·kh + dy)·kw + dx, one bias per output channel.
     pub fn convolution(mut self, weights: Matrix<f32>, window: Window, bias: Option<Vec<f32>>) -> Result<Self> {
-        self.here = self.push_convolution(self.here, weights, window, bias)?;
+        self.here = self.push_convolution(self.here, weights, window, 1, bias)?;
+        Ok(self)
+    }
+
+    /// A convolution in groups: the output channels fall into `groups` equal parts, each of which reads its own part of
+    /// the input channels; weights are out × (in/groups·kh·kw).
+    pub fn grouped_convolution(
+        mut self,
+        weights: Matrix<f32>,
+        window: Window,
+        groups: usize,
+        bias: Option<Vec<f32>>,
+    ) -> Result<Self> {
+        self.here = self.push_convolution(self.here, weights, window, groups, bias)?;
+        Ok(self)
+    }
+
+    /// An operator without weights on the current value and, behind it, others.
+    pub fn structure(mut self, structure: Structure, others: &[NodeId]) -> Result<Self> {
+        let mut inputs = vec![self.here];
+        for &other in others {
+            inputs.push(self.known(other)?);
+        }
+        self.here = self.push_structure(structure, inputs)?;
+        Ok(self)
+    }
+
+    /// Numbers that do not depend on the sample, as the current value.
+    pub fn constant(mut self, dims: Dims, values: Vec<f32>, parameter: bool) -> Result<Self> {
+        self.here = self.push_constant(dims, values, parameter)?;
         Ok(self)
     }
 
@@ -236,24 +266,49 @@ impl NetworkBuilder {
         input: usize,
         weights: Matrix<f32>,
         window: Window,
+        groups: usize,
         bias: Option<Vec<f32>>,
     ) -> Result<usize> {
         let map = self.require_map(input, "convolution")?;
         let [height, width] = window.output(map)?;
-        if window.area().checked_mul(map.channels) != Some(weights.cols()) {
-            let expected = format!("out × ({} · {} · {})", map.channels, window.kernel[0], window.kernel[1]);
+        if groups == 0 || !map.channels.is_multiple_of(groups) || !weights.rows().is_multiple_of(groups) {
+            let expected = format!("a divisor of {} and {} channels", map.channels, weights.rows());
+            return Err(Error::shape("groups of a convolution", expected, groups));
+        }
+        let channels = map.channels / groups;
+        if window.area().checked_mul(channels) != Some(weights.cols()) {
+            let expected = format!("out × ({channels} · {} · {})", window.kernel[0], window.kernel[1]);
             return Err(Error::shape("weights of a convolution", expected, dims(&weights)));
         }
         require_parameters("convolution", &weights, bias.as_deref())?;
         let (input, weights, bias) = match self.waiting(input) {
-            Some((source, scale, shift)) if fold::survives_padding(window, &shift) => {
+            Some((source, scale, shift)) if groups == 1 && fold::survives_padding(window, &shift) => {
                 let (weights, bias) = fold::before(&weights, bias.as_deref(), window.area(), &scale, &shift);
                 (source, weights, Some(bias))
             }
             _ => (input, weights, bias),
         };
         let shape = Shape::map(weights.rows(), height, width);
-        self.push(Op::Convolution { weights: Arc::new(weights), window, bias }, vec![input], shape)
+        self.push(Op::Convolution { weights: Arc::new(weights), window, groups, bias }, vec![input], shape)
+    }
+
+    /// An operator without weights; its shape rule is checked here.
+    pub(crate) fn push_structure(&mut self, structure: Structure, inputs: Vec<usize>) -> Result<usize> {
+        let dims: Vec<Dims> = inputs.iter().map(|&input| self.nodes[input].shape.dims()).collect();
+        let shape = Shape::from_dims(structure.dims(&dims)?);
+        self.push(Op::Structure(structure), inputs, shape)
+    }
+
+    /// Numbers that do not depend on the sample.
+    pub(crate) fn push_constant(&mut self, dims: Dims, values: Vec<f32>, parameter: bool) -> Result<usize> {
+        if values.len() != dims.size() {
+            return Err(Error::shape("constant", format!("{} values", dims.size()), values.len()));
+        }
+        if let Some(k) = values.iter().position(|v| !v.is_finite()) {
+            return Err(Error::shape("constant", "finite numbers", format!("{} at {k}", values[k])));
+        }
+        self.parameters = self.parameters.saturating_add(values.len());
+        self.push(Op::Constant { values: Arc::new(values), parameter }, vec![], Shape::from_dims(dims))
     }
 
     /// scale·x + shift per channel: into a copy of the node before, or waiting for the node after.
@@ -271,9 +326,10 @@ impl NetworkBuilder {
                 let (weights, bias) = fold::after(weights, bias.as_deref(), &scale, &shift);
                 Some(Op::Linear { weights: Arc::new(weights), bias: Some(bias) })
             }
-            Op::Convolution { weights, window, bias } => {
+            Op::Convolution { weights, window, groups, bias } => {
                 let (weights, bias) = fold::after(weights, bias.as_deref(), &scale, &shift);
-                Some(Op::Convolution { weights: Arc::new(weights), window: *window, bias: Some(bias) })
+                let (window, groups) = (*window, *groups);
+                Some(Op::Convolution { weights: Arc::new(weights), window, groups, bias: Some(bias) })
             }
             Op::ScaleShift { scale: first, shift: moved } => {
                 let shift = shift.iter().zip(&scale).zip(moved).map(|((t, s), m)| s * m + t).collect();

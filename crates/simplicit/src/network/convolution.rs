@@ -2,7 +2,7 @@
 
 use super::shape::Window;
 use crate::layout::MapShape;
-use crate::linalg::{Matrix, View, gemm};
+use crate::linalg::{View, gemm};
 
 /// Values in a block of columns: small enough for the second-level cache.
 const BLOCK: usize = 1 << 16;
@@ -37,10 +37,10 @@ impl Convolution {
     }
 
     /// out += W · columns(x), out already holding the bias.
-    pub(crate) fn add(self, weights: &Matrix<f32>, x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
+    pub(crate) fn add(self, weights: View<'_, f32>, x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
         let (positions, taps) = (self.output.positions(), self.taps());
         if self.is_plain() {
-            return gemm(out, positions, true, 1.0, weights.view(), View::new(x, taps, positions, positions));
+            return gemm(out, positions, true, 1.0, weights, View::new(x, taps, positions, positions));
         }
         for start in (0..positions).step_by(self.block()) {
             let count = self.block().min(positions - start);
@@ -57,7 +57,7 @@ impl Convolution {
                 }
             });
             let columns = View::new(columns, taps, count, count);
-            gemm(&mut out[start..], positions, true, 1.0, weights.view(), columns);
+            gemm(&mut out[start..], positions, true, 1.0, weights, columns);
         }
     }
 
@@ -67,25 +67,27 @@ impl Convolution {
         let [kernel_height, kernel_width] = window.kernel;
         let top = position / output.width * window.stride[0];
         let left = position % output.width * window.stride[1];
+        let [down, right] = window.dilation;
         // Places of the window that lie inside the map, along each axis.
-        let inside = |start: usize, before: usize, size: usize, kernel: usize| {
-            before.saturating_sub(start).min(kernel)..(size + before).saturating_sub(start).min(kernel)
+        let inside = |start: usize, before: usize, size: usize, kernel: usize, step: usize| {
+            before.saturating_sub(start).div_ceil(step).min(kernel)
+                ..(size + before).saturating_sub(start).div_ceil(step).min(kernel)
         };
-        let rows = inside(top, window.padding[0], input.height, kernel_height);
-        let columns = inside(left, window.padding[1], input.width, kernel_width);
+        let rows = inside(top, window.padding[0], input.height, kernel_height, down);
+        let columns = inside(left, window.padding[1], input.width, kernel_width, right);
         if rows.len() < kernel_height || columns.len() < kernel_width {
             out.fill(0.0);
         }
         if rows.is_empty() || columns.is_empty() {
             return;
         }
-        let ix = left + columns.start - window.padding[1];
+        let ix = left + columns.start * right - window.padding[1];
         for c in 0..input.channels {
             for dy in rows.clone() {
-                let iy = top + dy - window.padding[0];
+                let iy = top + dy * down - window.padding[0];
                 let from = (c * input.height + iy) * input.width + ix;
                 let to = (c * kernel_height + dy) * kernel_width + columns.start;
-                for (out, x) in out[to..to + columns.len()].iter_mut().zip(&x[from..]) {
+                for (out, x) in out[to..to + columns.len()].iter_mut().zip(x[from..].iter().step_by(right)) {
                     *out = f64::from(*x);
                 }
             }
@@ -93,18 +95,18 @@ impl Convolution {
     }
 
     /// dx += columnsᵀ(Wᵀ · dout): the transpose of [`Convolution::add`].
-    pub(crate) fn pull_back(self, weights: &Matrix<f32>, dout: &[f32], scratch: &mut [f32], dx: &mut [f32]) {
+    pub(crate) fn pull_back(self, weights: View<'_, f32>, dout: &[f32], scratch: &mut [f32], dx: &mut [f32]) {
         let (positions, taps) = (self.output.positions(), self.taps());
         let channels = self.output.channels;
         if self.is_plain() {
             let dout = View::new(dout, channels, positions, positions);
-            return gemm(dx, positions, true, 1.0, weights.view().t(), dout);
+            return gemm(dx, positions, true, 1.0, weights.t(), dout);
         }
         for start in (0..positions).step_by(self.block()) {
             let count = self.block().min(positions - start);
             let columns = &mut scratch[..taps * count];
             let part = View::new(&dout[start..], channels, count, positions);
-            gemm(columns, count, false, 1.0, weights.view().t(), part);
+            gemm(columns, count, false, 1.0, weights.t(), part);
             self.for_runs(start, count, |at, from, run| {
                 let stride = self.window.stride[1];
                 for i in 0..run {
@@ -122,17 +124,19 @@ impl Convolution {
         let (first_row, last_row) = (start / output.width, (end - 1) / output.width);
         for c in 0..input.channels {
             for dy in 0..window.kernel[0] {
-                let rows = window.inside(0, dy, input.height, output.height);
+                let down = dy * window.dilation[0];
+                let rows = window.inside(0, down, input.height, output.height);
                 for dx in 0..window.kernel[1] {
                     let tap = (c * window.kernel[0] + dy) * window.kernel[1] + dx;
-                    let columns = window.inside(1, dx, input.width, output.width);
+                    let right = dx * window.dilation[1];
+                    let columns = window.inside(1, right, input.width, output.width);
                     for oy in first_row.max(rows.start)..(last_row + 1).min(rows.end) {
                         let row = oy * output.width;
                         let from = (row + columns.start).max(start);
                         let to = (row + columns.end).min(end);
                         if from < to {
-                            let iy = oy * window.stride[0] + dy - window.padding[0];
-                            let ix = (from - row) * window.stride[1] + dx - window.padding[1];
+                            let iy = oy * window.stride[0] + down - window.padding[0];
+                            let ix = (from - row) * window.stride[1] + right - window.padding[1];
                             let place = (c * input.height + iy) * input.width + ix;
                             visit(tap * count + from - start, place, to - from);
                         }
@@ -146,26 +150,33 @@ impl Convolution {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linalg::Matrix;
 
     #[test]
     fn the_window_at_a_position_is_a_column_of_the_product() {
         // out = W · columns with W picking one tap after the other: the column itself.
         let input = MapShape { channels: 2, height: 5, width: 4 };
         let x: Vec<f32> = (0..input.size()).map(|k| (k * k % 17) as f32 - 3.0).collect();
-        for (kernel, stride, padding) in [
+        for window in [
             ([3, 3], [1, 1], [1; 4]),
             ([3, 2], [2, 1], [0, 1, 1, 2]),
             ([1, 1], [2, 2], [0; 4]),
             ([5, 4], [1, 1], [0; 4]),
-        ] {
-            let window = Window { kernel, stride, padding };
+            ([2, 2], [1, 2], [2, 1, 3, 1]),
+        ]
+        .into_iter()
+        .flat_map(|(kernel, stride, padding)| {
+            [[1, 1], [2, 3]].map(|dilation| Window { kernel, stride, padding, dilation })
+        })
+        .filter(|window| window.output(input).is_ok())
+        {
             let [height, width] = window.output(input).unwrap();
             let taps = 2 * window.area();
             let output = MapShape { channels: taps, height, width };
             let convolution = Convolution { input, output, window };
             let mut all = vec![0.0; output.size()];
             let identity = Matrix::from_fn(taps, taps, |i, j| f32::from(u8::from(i == j)));
-            convolution.add(&identity, &x, &mut convolution.scratch(), &mut all);
+            convolution.add(identity.view(), &x, &mut convolution.scratch(), &mut all);
             let mut column = vec![9.0; taps];
             for position in 0..output.positions() {
                 convolution.window_at(&x, position, &mut column);

@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::shape::Window;
-use crate::Result;
 use crate::layout::MapShape;
+use crate::{Error, Result};
 
 /// A pooling, with the shape it is applied to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -48,6 +48,12 @@ impl FixedMap {
         let [height, width] = match self {
             FixedMap::AveragePool { input, window, .. } | FixedMap::MaxPool { input, window } => {
                 window.require_overlap()?;
+                if window.dilation != [1, 1] {
+                    return Err(Error::unsupported(
+                        "a dilated pooling of a feature map",
+                        "use the general pooling of graph::Structure",
+                    ));
+                }
                 window.output(input)?
             }
             FixedMap::GlobalAverage { .. } => [1, 1],
@@ -184,9 +190,10 @@ impl FixedMap {
     fn geometry(self) -> (MapShape, Window, usize, usize) {
         let (input, window) = match self {
             FixedMap::AveragePool { input, window, .. } | FixedMap::MaxPool { input, window } => (input, window),
-            FixedMap::GlobalAverage { input } => {
-                (input, Window { kernel: [input.height, input.width], stride: [1, 1], padding: [0; 4] })
-            }
+            FixedMap::GlobalAverage { input } => (
+                input,
+                Window { kernel: [input.height, input.width], stride: [1, 1], padding: [0; 4], dilation: [1; 2] },
+            ),
         };
         // Checked when the map was made.
         let [height, width] = window.output(input).unwrap_or([0, 0]);

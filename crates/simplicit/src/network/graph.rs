@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::fixed::FixedMap;
 use super::shape::{Shape, Window};
+use crate::graph::Structure;
 use crate::layout::Activation;
 use crate::linalg::Matrix;
 
@@ -14,8 +15,9 @@ pub(crate) enum Op {
     Input,
     /// W x + bias; W is out × in.
     Linear { weights: Arc<Matrix<f32>>, bias: Option<Vec<f32>> },
-    /// Taps over windows + one bias per channel; W is out × (in·kh·kw).
-    Convolution { weights: Arc<Matrix<f32>>, window: Window, bias: Option<Vec<f32>> },
+    /// Taps over windows + one bias per channel; W is out × (in/groups·kh·kw). The output channels fall into `groups`
+    /// equal parts, each of which reads its own part of the input channels.
+    Convolution { weights: Arc<Matrix<f32>>, window: Window, groups: usize, bias: Option<Vec<f32>> },
     /// The sum of its inputs.
     Add,
     /// φ, unit by unit: a layer of states.
@@ -24,6 +26,10 @@ pub(crate) enum Op {
     Fixed(FixedMap),
     /// The same numbers under another shape.
     Reshape,
+    /// An operator without weights: a layer of its own.
+    Structure(Structure),
+    /// Numbers that do not depend on the sample; whether they count as parameters of the network.
+    Constant { values: Arc<Vec<f32>>, parameter: bool },
     /// A batch norm that waits to be folded into what follows; only while building.
     ScaleShift { scale: Vec<f64>, shift: Vec<f64> },
 }
@@ -41,8 +47,15 @@ impl Op {
             Op::Fixed(FixedMap::MaxPool { .. }) => "max pooling",
             Op::Fixed(FixedMap::GlobalAverage { .. }) => "a global average",
             Op::Reshape => "a reshape",
+            Op::Structure(structure) => structure.name(),
+            Op::Constant { .. } => "a constant",
             Op::ScaleShift { .. } => "a batch norm",
         }
+    }
+
+    /// A value that sums read: a layer of the layout.
+    pub(crate) fn is_layer(&self) -> bool {
+        matches!(self, Op::Activation(_) | Op::Structure(_) | Op::Constant { .. })
     }
 
     /// A sum of weighted values, which becomes (part of) a pre-activation.

@@ -40,13 +40,15 @@ pub(crate) use convolution::Convolution;
 pub use fixed::FixedMap;
 pub use fold::BatchNorm;
 pub use shape::{Shape, Window};
-pub use terms::{PreActivation, Source, Term, Weights};
+pub use terms::{PreActivation, Term, Weights};
+
+pub use crate::layout::Source;
 pub use trace::{Gradient, Trace};
 
 use graph::Op;
 use normalise::Graph;
 
-use crate::layout::{Layer, Layout};
+use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::Matrix;
 use crate::states::{StateBlock, StateMap, StateShape};
 use crate::{Error, Result};
@@ -61,7 +63,7 @@ pub struct Network {
     graph: Graph,
     /// How many readers each node has.
     uses: Vec<usize>,
-    /// The nodes of the layers, last layer first.
+    /// The nodes of the layers (activations, operators, constants), last layer first.
     activations: Vec<usize>,
     layout: Layout,
     pre_activations: Vec<PreActivation>,
@@ -80,10 +82,14 @@ impl Network {
         let mut layers = Vec::with_capacity(pre_activations.len());
         let mut states = 0usize;
         for (id, node) in graph.nodes.iter().enumerate().rev() {
-            if let Op::Activation(activation) = node.op {
-                let layer = match pre_activations[activations.len()].shape {
-                    Shape::Vector(size) => Layer::dense(&node.name, size, activation),
-                    Shape::Map(map) => Layer::map(&node.name, map, activation),
+            if node.op.is_layer() {
+                let activation =
+                    if let Op::Activation(activation) = node.op { activation } else { Activation::Identity };
+                let about = &pre_activations[activations.len()];
+                let layer = match (&about.operator, about.shape) {
+                    (Some(operator), shape) => Layer::operator(&node.name, shape.size(), operator.clone()),
+                    (None, Shape::Map(map)) => Layer::map(&node.name, map, activation),
+                    (None, shape) => Layer::dense(&node.name, shape.size(), activation),
                 };
                 states = states.saturating_add(layer.size);
                 activations.push(id);

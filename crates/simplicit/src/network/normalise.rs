@@ -79,7 +79,8 @@ fn activations_before_max_pools(graph: &mut Graph) {
     }
 }
 
-/// Puts an identity activation behind every sum that is read by anything but one activation, one sum or the output.
+/// Puts an identity activation behind every sum that is read by anything but one activation, one sum or the output, and
+/// behind every pooling that an operator reads.
 fn identity_layers(graph: Graph) -> Graph {
     let uses = count_uses(&graph.nodes, graph.output);
     let mut readers: Vec<Option<usize>> = vec![None; graph.nodes.len()];
@@ -100,8 +101,22 @@ fn identity_layers(graph: Graph) -> Graph {
         }
         false
     };
-    let wrapped: Vec<bool> =
-        graph.nodes.iter().enumerate().map(|(id, node)| node.op.is_affine() && !is_direct(id)).collect();
+    // What an operator reads must be a layer: a pooling in front of one becomes a sum of its own.
+    let mut for_operator = vec![false; graph.nodes.len()];
+    for node in graph.nodes.iter().filter(|node| matches!(node.op, Op::Structure(_))) {
+        for &input in &node.inputs {
+            let mut at = input;
+            while let Op::Reshape = graph.nodes[at].op {
+                at = graph.nodes[at].inputs[0];
+            }
+            for_operator[at] = true;
+        }
+    }
+    let needs_layer = |id: usize, node: &Node| match node.op {
+        Op::Fixed(_) => for_operator[id],
+        _ => node.op.is_affine() && (for_operator[id] || !is_direct(id)),
+    };
+    let wrapped: Vec<bool> = graph.nodes.iter().enumerate().map(|(id, node)| needs_layer(id, node)).collect();
     let mut place = vec![0; graph.nodes.len()];
     let mut nodes = Vec::with_capacity(graph.nodes.len());
     for (id, mut node) in graph.nodes.into_iter().enumerate() {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
+use crate::graph::Dims;
 use crate::layout::MapShape;
 use crate::{Error, Result};
 
@@ -18,6 +19,8 @@ pub enum Shape {
     Vector(usize),
     /// A feature map.
     Map(MapShape),
+    /// Anything else, such as tokens × channels: its dimensions for a batch of one sample.
+    Tensor(Dims),
 }
 
 impl Shape {
@@ -26,19 +29,39 @@ impl Shape {
         Shape::Map(MapShape { channels, height, width })
     }
 
+    /// The shape of a value with these dimensions for a batch of one: 1 × n is a vector, 1 × c × h × w a map.
+    pub fn from_dims(dims: Dims) -> Self {
+        match *dims.sizes() {
+            [1, size] => Shape::Vector(size),
+            [1, channels, height, width] => Shape::map(channels, height, width),
+            _ => Shape::Tensor(dims),
+        }
+    }
+
+    /// The dimensions for a batch of one.
+    pub fn dims(self) -> Dims {
+        match self {
+            Shape::Vector(size) => Dims::vector(size),
+            Shape::Map(map) => Dims::map(map.channels, map.height, map.width),
+            Shape::Tensor(dims) => dims,
+        }
+    }
+
     /// Number of units.
     pub fn size(self) -> usize {
         match self {
             Shape::Vector(size) => size,
             Shape::Map(map) => map.size(),
+            Shape::Tensor(dims) => dims.size(),
         }
     }
 
-    /// Channels of a map, units of a vector: what a batch norm has its parameters for.
+    /// Channels of a map, units of a vector: what a batch norm has its parameters for. The second axis of other values.
     pub fn channels(self) -> usize {
         match self {
             Shape::Vector(size) => size,
             Shape::Map(map) => map.channels,
+            Shape::Tensor(dims) => dims.sizes().get(1).copied().unwrap_or(1),
         }
     }
 
@@ -47,6 +70,7 @@ impl Shape {
         let size = match self {
             Shape::Vector(size) => Some(size),
             Shape::Map(m) => m.channels.checked_mul(m.height).and_then(|v| v.checked_mul(m.width)),
+            Shape::Tensor(dims) => Some(dims.size()),
         };
         match size {
             Some(1..=MAX_UNITS) => Ok(self),
@@ -60,6 +84,7 @@ impl std::fmt::Display for Shape {
         match self {
             Shape::Vector(size) => write!(f, "a vector of {size}"),
             Shape::Map(map) => write!(f, "a {map} map"),
+            Shape::Tensor(dims) => write!(f, "a value of {dims}"),
         }
     }
 }
@@ -73,12 +98,23 @@ pub struct Window {
     pub stride: [usize; 2],
     /// Rows and columns of padding: top, left, bottom, right.
     pub padding: [usize; 4],
+    /// Distance between neighbouring places of the window, down and to the right.
+    #[serde(default = "one_by_one", skip_serializing_if = "is_one_by_one")]
+    pub dilation: [usize; 2],
+}
+
+fn one_by_one() -> [usize; 2] {
+    [1; 2]
+}
+
+fn is_one_by_one(dilation: &[usize; 2]) -> bool {
+    *dilation == [1; 2]
 }
 
 impl Window {
     /// A square window, the same step and padding in all directions.
     pub fn square(kernel: usize, stride: usize, padding: usize) -> Self {
-        Self { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 4] }
+        Self { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 4], dilation: [1; 2] }
     }
 
     /// Number of places in the window.
@@ -86,18 +122,39 @@ impl Window {
         self.kernel[0] * self.kernel[1]
     }
 
+    /// Height and width that the window covers, the places between dilated ones included; nothing where that overflows.
+    pub fn extent(self) -> Option<[usize; 2]> {
+        let along = |axis: usize| {
+            self.kernel[axis]
+                .checked_sub(1)
+                .and_then(|k| k.checked_mul(self.dilation[axis]))
+                .and_then(|k| k.checked_add(1))
+        };
+        Some([along(0)?, along(1)?])
+    }
+
+    /// Of a column of taps: its channel, and how far below and to the right of the window's start it reads.
+    pub fn tap(self, column: usize) -> (usize, [usize; 2]) {
+        let [height, width] = self.kernel;
+        let (c, dy, dx) = (column / (height * width), column / width % height, column % width);
+        (c, [dy * self.dilation[0], dx * self.dilation[1]])
+    }
+
     /// Height and width of what comes out of a map.
     pub fn output(self, input: MapShape) -> Result<[usize; 2]> {
         let mut out = [0; 2];
         for (axis, size) in [input.height, input.width].into_iter().enumerate() {
-            let (kernel, stride) = (self.kernel[axis], self.stride[axis]);
+            let (extent, stride) = (self.extent().map_or(0, |e| e[axis]), self.stride[axis]);
             let padded = size.checked_add(self.padding[axis]).and_then(|v| v.checked_add(self.padding[axis + 2]));
             out[axis] = match padded {
-                Some(padded) if kernel > 0 && stride > 0 && padded >= kernel => (padded - kernel) / stride + 1,
+                Some(padded) if extent > 0 && stride > 0 && padded >= extent => (padded - extent) / stride + 1,
                 _ => {
                     return Err(Error::shape(
                         "window",
-                        format!("positive kernel and stride that fit a {} × {} map", input.height, input.width),
+                        format!(
+                            "positive kernel, stride and dilation that fit a {} × {} map",
+                            input.height, input.width
+                        ),
                         format!("{self:?}"),
                     ));
                 }
@@ -106,8 +163,8 @@ impl Window {
         Ok(out)
     }
 
-    /// The output rows (axis 0) or columns (axis 1) at which the tap `offset` of the window lies inside the map, and
-    /// not on its padding.
+    /// The output rows (axis 0) or columns (axis 1) at which the place `offset` rows or columns behind the window's start
+    /// lies inside the map, and not on its padding. A tap's place is its number times the dilation.
     pub fn inside(self, axis: usize, offset: usize, input: usize, output: usize) -> Range<usize> {
         let (stride, before) = (self.stride[axis], self.padding[axis]);
         let first = before.saturating_sub(offset).div_ceil(stride).min(output);
@@ -119,9 +176,9 @@ impl Window {
     pub fn uses(self, input: MapShape, output: MapShape) -> Vec<u64> {
         let mut uses = Vec::with_capacity(self.area());
         for dy in 0..self.kernel[0] {
-            let rows = self.inside(0, dy, input.height, output.height).len() as u64;
+            let rows = self.inside(0, dy * self.dilation[0], input.height, output.height).len() as u64;
             for dx in 0..self.kernel[1] {
-                uses.push(rows * self.inside(1, dx, input.width, output.width).len() as u64);
+                uses.push(rows * self.inside(1, dx * self.dilation[1], input.width, output.width).len() as u64);
             }
         }
         uses
@@ -147,7 +204,7 @@ mod tests {
         for kernel in 1..4 {
             for stride in 1..4 {
                 for padding in [[0, 0, 0, 0], [1, 2, 0, 1], [2, 0, 3, 1]] {
-                    let window = Window { kernel: [kernel; 2], stride: [stride; 2], padding };
+                    let window = Window { kernel: [kernel; 2], stride: [stride; 2], padding, dilation: [1; 2] };
                     let map = MapShape { channels: 1, height: 5, width: 4 };
                     let [height, _] = window.output(map).unwrap();
                     assert_eq!(height, (5 + padding[0] + padding[2] - kernel) / stride + 1);

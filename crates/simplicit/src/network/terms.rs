@@ -9,29 +9,23 @@ use super::fixed::FixedMap;
 use super::graph::{Node, Op};
 use super::normalise::Graph;
 use super::shape::{Shape, Window};
-use crate::layout::MapShape;
+use crate::layout::{MapShape, Operand, Operator, Source};
 use crate::linalg::Matrix;
-
-/// Where a term starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Source {
-    /// The sample, u.
-    Input,
-    /// The states x of a layer, by its number in the layout (last layer first).
-    Layer(usize),
-}
 
 /// How a term's operand enters the pre-activation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Weights {
     /// Weights out × in.
     Dense(Arc<Matrix<f32>>),
-    /// A convolution: out × (in·kh·kw), column (c·kh + dy)·kw + dx, shared over positions.
+    /// A convolution: out × (in/groups·kh·kw), column (c·kh + dy)·kw + dx with c counted within the row's group of input
+    /// channels, shared over positions.
     Taps {
         /// The taps, one row per output channel.
         weights: Arc<Matrix<f32>>,
         /// Kernel, stride and (zero) padding.
         window: Window,
+        /// Equal parts of the output channels, each of which reads its own part of the input channels.
+        groups: usize,
         /// Shape of the operand.
         input: MapShape,
         /// Shape of the result.
@@ -54,7 +48,7 @@ impl Weights {
     pub fn multiply_adds(&self) -> u64 {
         match self {
             Weights::Dense(weights) => count(weights.as_slice()) as u64,
-            Weights::Taps { weights, window, input, output } => {
+            Weights::Taps { weights, window, input, output, .. } => {
                 let uses = window.uses(*input, *output);
                 let used = weights.as_slice().iter().zip(uses.iter().cycle()).filter(|(w, _)| **w != 0.0);
                 used.map(|(_, uses)| uses).sum()
@@ -84,6 +78,8 @@ pub struct PreActivation {
     pub terms: Vec<Term>,
     /// One number per channel of a map or per unit; the biases of all summands together. None where there are none.
     pub bias: Option<Vec<f32>>,
+    /// What computes a layer that is no sum; it then has neither terms nor a bias.
+    pub operator: Option<Operator>,
 }
 
 impl PreActivation {
@@ -111,13 +107,28 @@ fn spread(values: &[f32], size: usize) -> Vec<f32> {
 /// The pre-activations of all layers (last first) and of the output.
 pub(crate) fn resolve(graph: &Graph) -> (Vec<PreActivation>, PreActivation) {
     let nodes = &graph.nodes;
-    let layers: Vec<usize> = (0..nodes.len()).rev().filter(|&id| matches!(nodes[id].op, Op::Activation(_))).collect();
+    let layers: Vec<usize> = (0..nodes.len()).rev().filter(|&id| nodes[id].op.is_layer()).collect();
     let mut sources = vec![Source::Input; nodes.len()];
     for (layer, &id) in layers.iter().enumerate() {
         sources[id] = Source::Layer(layer);
     }
-    let states = layers.iter().map(|&id| pre_activation(nodes, &sources, nodes[id].inputs[0])).collect();
+    let states = layers.iter().map(|&id| layer(nodes, &sources, id)).collect();
     (states, pre_activation(nodes, &sources, graph.output))
+}
+
+/// What computes a layer: the sum in front of its activation, or its operator.
+fn layer(nodes: &[Node], sources: &[Source], id: usize) -> PreActivation {
+    let node = &nodes[id];
+    let operator = match &node.op {
+        Op::Structure(structure) => {
+            let operand =
+                |&input: &usize| Operand { source: sources[unshaped(nodes, input)], dims: nodes[input].shape.dims() };
+            Operator::Structure { structure: structure.clone(), operands: node.inputs.iter().map(operand).collect() }
+        }
+        Op::Constant { values, parameter } => Operator::Constant { values: values.clone(), parameter: *parameter },
+        _ => return pre_activation(nodes, sources, node.inputs[0]),
+    };
+    PreActivation { shape: node.shape, terms: Vec::new(), bias: None, operator: Some(operator) }
 }
 
 /// The same numbers before any reshape.
@@ -130,7 +141,7 @@ fn unshaped(nodes: &[Node], mut id: usize) -> usize {
 
 fn pre_activation(nodes: &[Node], sources: &[Source], root: usize) -> PreActivation {
     let root = unshaped(nodes, root);
-    let mut sum = PreActivation { shape: nodes[root].shape, terms: Vec::new(), bias: None };
+    let mut sum = PreActivation { shape: nodes[root].shape, terms: Vec::new(), bias: None, operator: None };
     // Left to right without recursion: files may nest sums as deeply as they like.
     let mut todo = vec![root];
     while let Some(id) = todo.pop() {
@@ -143,10 +154,11 @@ fn pre_activation(nodes: &[Node], sources: &[Source], root: usize) -> PreActivat
                 sum.terms.push(Term { source, maps, weights: Weights::Dense(weights.clone()) });
                 add_bias(&mut sum, bias.as_deref());
             }
-            Op::Convolution { weights, window, bias } => {
+            Op::Convolution { weights, window, groups, bias } => {
                 let (source, maps) = operand(nodes, sources, node.inputs[0]);
                 if let (Shape::Map(input), Shape::Map(output)) = (nodes[node.inputs[0]].shape, node.shape) {
-                    let weights = Weights::Taps { weights: weights.clone(), window: *window, input, output };
+                    let (weights, window, groups) = (weights.clone(), *window, *groups);
+                    let weights = Weights::Taps { weights, window, groups, input, output };
                     sum.terms.push(Term { source, maps, weights });
                     add_bias(&mut sum, bias.as_deref());
                 }
@@ -164,8 +176,8 @@ fn pre_activation(nodes: &[Node], sources: &[Source], root: usize) -> PreActivat
 fn operand(nodes: &[Node], sources: &[Source], mut id: usize) -> (Source, Vec<FixedMap>) {
     let mut maps = Vec::new();
     loop {
-        match nodes[id].op {
-            Op::Fixed(map) => maps.push(map),
+        match &nodes[id].op {
+            Op::Fixed(map) => maps.push(*map),
             Op::Reshape => {}
             _ => break,
         }

@@ -42,7 +42,9 @@ fn sum(rows: &PreActivation, u: &[f64], x: &[f64], layout: &Layout) -> Vec<f64> 
             Weights::Dense(w) => {
                 (0..w.rows()).map(|o| w.row(o).iter().zip(&value).map(|(&w, v)| f64::from(w) * v).sum()).collect()
             }
-            Weights::Taps { weights, window, input, output } => convolved(weights, *window, *input, *output, &value),
+            Weights::Taps { weights, window, input, output, .. } => {
+                convolved(weights, *window, *input, *output, &value)
+            }
         };
         assert_eq!(product.len(), size);
         out.iter_mut().zip(product).for_each(|(o, p)| *o += p);
@@ -81,9 +83,11 @@ fn convolved(w: &Matrix<f32>, window: Window, input: MapShape, output: MapShape,
 fn pooled(map: FixedMap, value: &[f64]) -> Vec<f64> {
     let (input, output) = (map.input(), map.output().unwrap());
     let (window, max, padding) = match map {
-        FixedMap::GlobalAverage { .. } => {
-            (Window { kernel: [input.height, input.width], stride: [1; 2], padding: [0; 4] }, false, false)
-        }
+        FixedMap::GlobalAverage { .. } => (
+            Window { kernel: [input.height, input.width], stride: [1; 2], padding: [0; 4], dilation: [1; 2] },
+            false,
+            false,
+        ),
         FixedMap::MaxPool { window, .. } => (window, true, false),
         FixedMap::AveragePool { window, count_padding, .. } => (window, false, count_padding),
     };
@@ -132,13 +136,16 @@ fn zoo() -> Vec<(&'static str, Network)> {
     let dense = dense.linear(random(4, 6, r), bias(4, r)).unwrap().activation(Sigmoid).unwrap();
     let dense = dense.linear(random(3, 4, r), bias(3, r)).unwrap().build().unwrap();
 
-    let uneven = Window { kernel: [3, 2], stride: [2, 1], padding: [1, 0, 2, 1] };
+    let uneven = Window { kernel: [3, 2], stride: [2, 1], padding: [1, 0, 2, 1], dilation: [1; 2] };
     let conv = Network::builder(Shape::map(2, 7, 6)).unwrap();
     let conv = conv.convolution(random(3, 12, r), uneven, bias(3, r)).unwrap().activation(Relu).unwrap();
-    let conv = conv.max_pool(Window { kernel: [2, 3], stride: [1, 2], padding: [1, 1, 0, 1] }).unwrap();
+    let conv =
+        conv.max_pool(Window { kernel: [2, 3], stride: [1, 2], padding: [1, 1, 0, 1], dilation: [1; 2] }).unwrap();
     let conv = conv.convolution(random(4, 27, r), Window::square(3, 1, 1), None).unwrap().activation(Tanh).unwrap();
     let conv = conv.average_pool(Window::square(2, 1, 1), false).unwrap();
-    let conv = conv.average_pool(Window { kernel: [2, 2], stride: [2, 1], padding: [0, 1, 1, 0] }, true).unwrap();
+    let conv = conv
+        .average_pool(Window { kernel: [2, 2], stride: [2, 1], padding: [0, 1, 1, 0], dilation: [1; 2] }, true)
+        .unwrap();
     let conv = conv.flatten().unwrap();
     let size = conv.shape().size();
     let conv = conv.linear(random(3, size, r), bias(3, r)).unwrap().build().unwrap();

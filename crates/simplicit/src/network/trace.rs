@@ -6,7 +6,9 @@ use super::Network;
 use super::convolution::Convolution;
 use super::graph::{Node, Op};
 use super::shape::Shape;
-use crate::linalg::{Matrix, gemm};
+use crate::graph::{Structure, Value};
+use crate::layout::MapShape;
+use crate::linalg::{Matrix, View, gemm};
 use crate::states::StateBlock;
 use crate::{Error, Result};
 
@@ -35,7 +37,8 @@ impl Network {
         for node in &self.graph.nodes {
             node.inputs.iter().for_each(|&input| uses[input] -= 1);
             let value = match node.inputs.split_first() {
-                None => u.clone(),
+                None => start(node, u),
+                Some(_) if matches!(node.op, Op::Structure(_)) => self.operate(node, &values, u.rows()),
                 Some((&first, rest)) => {
                     // The last reader takes the value over and may work in place.
                     let x = if uses[first] == 0 && !rest.contains(&first) {
@@ -58,7 +61,8 @@ impl Network {
         let mut values: Vec<Matrix<f32>> = Vec::with_capacity(self.graph.nodes.len());
         for node in &self.graph.nodes {
             values.push(match node.inputs.split_first() {
-                None => u.clone(),
+                None => start(node, u),
+                Some(_) if matches!(node.op, Op::Structure(_)) => self.operate(node, &values, u.rows()),
                 Some((&first, rest)) => {
                     let rest = rest.iter().map(|&input| &values[input]);
                     evaluate(node, &self.graph.nodes, Cow::Borrowed(&values[first]), rest)
@@ -71,6 +75,25 @@ impl Network {
     /// Gradients of Σ dY·Y at a batch; [`Network::trace`] serves several `dy` with one forward pass.
     pub fn backward(&self, u: &Matrix<f32>, dy: &Matrix<f32>) -> Result<Gradient> {
         self.trace(u)?.backward(dy)
+    }
+
+    /// The value of an operator, sample by sample.
+    fn operate(&self, node: &Node, values: &[Matrix<f32>], samples: usize) -> Matrix<f32> {
+        let mut out = Matrix::zeros(samples, node.shape.size());
+        let Op::Structure(structure) = &node.op else { return out };
+        for sample in 0..samples {
+            structure.forward(&self.operands(node, values, sample), out.row_mut(sample));
+        }
+        out
+    }
+
+    /// What an operator reads of one sample.
+    fn operands<'a>(&self, node: &Node, values: &'a [Matrix<f32>], sample: usize) -> Vec<Value<'a>> {
+        let operand = |&input: &usize| {
+            let data = row_of(&self.graph.nodes[input], &values[input], sample);
+            Value { dims: self.graph.nodes[input].shape.dims(), data }
+        };
+        node.inputs.iter().map(operand).collect()
     }
 
     fn require_inputs(&self, u: &Matrix<f32>) -> Result<()> {
@@ -94,11 +117,16 @@ impl Trace<'_> {
         let mut z = Matrix::zeros(samples, self.network.layout.size());
         let mut x = z.clone();
         for (&id, range) in self.network.activations.iter().zip(self.network.ranges()) {
-            let before = &self.values[self.network.graph.nodes[id].inputs[0]];
+            let node = &self.network.graph.nodes[id];
+            // An operator has no pre-activation: both are its value.
+            let before = match (&node.op, node.inputs.first()) {
+                (Op::Activation(_), Some(&input)) => &self.values[input],
+                _ => &self.values[id],
+            };
             for (into, from) in [(&mut z, before), (&mut x, &self.values[id])] {
                 for sample in 0..samples {
                     let row = &mut into.row_mut(sample)[range.clone()];
-                    row.iter_mut().zip(from.row(sample)).for_each(|(a, &b)| *a = f64::from(b));
+                    row.iter_mut().zip(row_of(node, from, sample)).for_each(|(a, &b)| *a = f64::from(b));
                 }
             }
         }
@@ -118,16 +146,22 @@ impl Trace<'_> {
         let mut dz = Matrix::zeros(samples, self.network.layout.size());
         let mut layers = self.network.activations.iter().zip(self.network.ranges());
         for (id, node) in graph.nodes.iter().enumerate().skip(1).rev() {
-            let range = matches!(node.op, Op::Activation(_)).then(|| layers.next()).flatten().map(|(_, range)| range);
+            let range = node.op.is_layer().then(|| layers.next()).flatten().map(|(_, range)| range);
             let Some(mut cotangent) = cotangents[id].take() else { continue };
-            if let (Op::Activation(activation), Some(range)) = (&node.op, range) {
+            if let Op::Activation(activation) = &node.op {
                 let z = &self.values[node.inputs[0]];
                 for (d, &z) in cotangent.as_mut_slice().iter_mut().zip(z.as_slice()) {
                     *d *= activation.derivative(z);
                 }
+            }
+            if let Some(range) = range {
                 for sample in 0..samples {
                     dz.row_mut(sample)[range.clone()].copy_from_slice(cotangent.row(sample));
                 }
+            }
+            if let Op::Structure(structure) = &node.op {
+                self.pull_back_operator(node, structure, &self.values[id], &cotangent, &mut cotangents);
+                continue;
             }
             for &input in &node.inputs {
                 let into = cotangents[input].get_or_insert_with(|| Matrix::zeros(samples, self.values[input].cols()));
@@ -139,13 +173,72 @@ impl Trace<'_> {
     }
 }
 
+impl Trace<'_> {
+    /// Adds to the cotangents of an operator's inputs, sample by sample; constants take none.
+    fn pull_back_operator(
+        &self,
+        node: &Node,
+        structure: &Structure,
+        value: &Matrix<f32>,
+        cotangent: &Matrix<f32>,
+        cotangents: &mut [Option<Matrix<f32>>],
+    ) {
+        let samples = cotangent.rows();
+        // An input that is read twice (x·x) must be borrowed once: every input has a buffer of its own here.
+        let mut into: Vec<Option<Matrix<f32>>> = node
+            .inputs
+            .iter()
+            .map(|&input| {
+                let takes = !matches!(self.network.graph.nodes[input].op, Op::Constant { .. });
+                takes.then(|| Matrix::zeros(samples, self.values[input].cols()))
+            })
+            .collect();
+        for sample in 0..samples {
+            let operands = self.network.operands(node, &self.values, sample);
+            let out = Value { dims: node.shape.dims(), data: value.row(sample) };
+            let mut rows: Vec<Option<&mut [f32]>> =
+                into.iter_mut().map(|m| m.as_mut().map(|m| m.row_mut(sample))).collect();
+            structure.adjoint(&operands, out, cotangent.row(sample), &mut rows);
+        }
+        for (&input, own) in node.inputs.iter().zip(into) {
+            match (&mut cotangents[input], own) {
+                (_, None) => {}
+                (Some(total), Some(own)) => {
+                    total.as_mut_slice().iter_mut().zip(own.as_slice()).for_each(|(a, b)| *a += b);
+                }
+                (empty, own) => *empty = own,
+            }
+        }
+    }
+}
+
+/// The value of a node without inputs: the batch itself, or one row for all samples.
+fn start(node: &Node, u: &Matrix<f32>) -> Matrix<f32> {
+    match &node.op {
+        Op::Constant { values, .. } => Matrix::from_fn(1, values.len(), |_, j| values[j]),
+        _ => u.clone(),
+    }
+}
+
+/// One sample's row; a constant has one row for all.
+fn row_of<'a>(node: &Node, value: &'a Matrix<f32>, sample: usize) -> &'a [f32] {
+    value.row(if matches!(node.op, Op::Constant { .. }) { 0 } else { sample })
+}
+
 fn geometry(node: &Node, nodes: &[Node]) -> Option<Convolution> {
     match (&node.op, nodes[node.inputs[0]].shape, node.shape) {
-        (Op::Convolution { window, .. }, Shape::Map(input), Shape::Map(output)) => {
-            Some(Convolution { input, output, window: *window })
+        (Op::Convolution { window, groups, .. }, Shape::Map(input), Shape::Map(output)) => {
+            let part = |map: MapShape| MapShape { channels: map.channels / groups, ..map };
+            Some(Convolution { input: part(input), output: part(output), window: *window })
         }
         _ => None,
     }
+}
+
+/// The weights of the output channels of one group.
+fn rows_of_group(weights: &Matrix<f32>, convolution: Convolution, group: usize) -> View<'_, f32> {
+    let (rows, columns) = (convolution.output.channels, weights.cols());
+    View::new(&weights.as_slice()[group * rows * columns..], rows, columns, columns)
 }
 
 /// The value of a node from its first input and the others.
@@ -174,7 +267,10 @@ fn evaluate<'a>(
                     let positions = convolution.output.positions();
                     row.chunks_exact_mut(positions).zip(bias).for_each(|(channel, &b)| channel.fill(b));
                 }
-                convolution.add(weights, x.row(sample), &mut scratch, row);
+                let groups = x.row(sample).chunks_exact(convolution.input.size());
+                for ((g, x), out) in groups.enumerate().zip(row.chunks_exact_mut(convolution.output.size())) {
+                    convolution.add(rows_of_group(weights, convolution, g), x, &mut scratch, out);
+                }
             }
             out
         }
@@ -195,7 +291,7 @@ fn evaluate<'a>(
             (0..x.rows()).for_each(|sample| map.apply(x.row(sample), out.row_mut(sample)));
             out
         }
-        Op::Input | Op::Reshape | Op::ScaleShift { .. } => x.into_owned(),
+        Op::Input | Op::Reshape | Op::Structure(_) | Op::Constant { .. } | Op::ScaleShift { .. } => x.into_owned(),
     }
 }
 
@@ -209,7 +305,11 @@ fn pull_back(node: &Node, nodes: &[Node], x: &Matrix<f32>, cotangent: &Matrix<f3
             let Some(convolution) = geometry(node, nodes) else { return };
             let mut scratch = convolution.scratch();
             for sample in 0..x.rows() {
-                convolution.pull_back(weights, cotangent.row(sample), &mut scratch, into.row_mut(sample));
+                let groups = cotangent.row(sample).chunks_exact(convolution.output.size());
+                let parts = into.row_mut(sample).chunks_exact_mut(convolution.input.size());
+                for ((g, dout), dx) in groups.enumerate().zip(parts) {
+                    convolution.pull_back(rows_of_group(weights, convolution, g), dout, &mut scratch, dx);
+                }
             }
         }
         Op::Fixed(map) => {
@@ -218,7 +318,13 @@ fn pull_back(node: &Node, nodes: &[Node], x: &Matrix<f32>, cotangent: &Matrix<f3
             }
         }
         // An activation's own derivative is already in the cotangent.
-        Op::Activation(_) | Op::Add | Op::Reshape | Op::Input | Op::ScaleShift { .. } => {
+        Op::Activation(_)
+        | Op::Add
+        | Op::Reshape
+        | Op::Input
+        | Op::Structure(_)
+        | Op::Constant { .. }
+        | Op::ScaleShift { .. } => {
             into.as_mut_slice().iter_mut().zip(cotangent.as_slice()).for_each(|(a, b)| *a += b);
         }
     }

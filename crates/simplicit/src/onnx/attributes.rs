@@ -93,7 +93,7 @@ impl NodeProto {
                 return Err(Error::shape("auto_pad", "NOTSET, VALID, SAME_UPPER or SAME_LOWER", got));
             }
         }
-        let window = Window { kernel, stride, padding };
+        let window = Window { kernel, stride, padding, dilation: [1; 2] };
         if self.int("ceil_mode", 0) != 0 {
             // Harmless where the windows end exactly at the border.
             let exact = (0..2).all(|axis| {

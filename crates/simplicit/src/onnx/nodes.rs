@@ -214,7 +214,7 @@ impl Importer<'_> {
         let columns = product(&[channels, height, width]).unwrap_or(0);
         let taps = Matrix::from_vec(out, columns, weights.values.clone())?;
         let bias = inputs.optional_floats(2)?.and_then(|bias| real_bias(bias.values.clone()));
-        let id = self.builder.push_convolution(input, taps, window, bias)?;
+        let id = self.builder.push_convolution(input, taps, window, 1, bias)?;
         Ok(self.batch_of(id))
     }
 
@@ -280,7 +280,7 @@ impl Importer<'_> {
 
     fn pool(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let (id, input) = self.map(&inputs.batch(0)?)?;
-        let whole = Window { kernel: [input.height, input.width], stride: [1, 1], padding: [0; 4] };
+        let whole = Window { kernel: [input.height, input.width], stride: [1, 1], padding: [0; 4], dilation: [1; 2] };
         let map = match node.op_type.as_str() {
             "GlobalAveragePool" => FixedMap::GlobalAverage { input },
             "GlobalMaxPool" => FixedMap::MaxPool { input, window: whole },
@@ -354,6 +354,7 @@ impl Importer<'_> {
         let dims = match self.builder.shape_of(node) {
             Shape::Vector(size) => vec![size],
             Shape::Map(map) => vec![map.channels, map.height, map.width],
+            Shape::Tensor(dims) => dims.sizes().get(1..).unwrap_or_default().to_vec(),
         };
         Value::Batch { node, dims }
     }

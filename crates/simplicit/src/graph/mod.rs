@@ -1,0 +1,11 @@
+//! What networks and models share: shapes of values and the operators between linear maps.
+//!
+//! A value is what one sample has at a node. Its dimensions are those that ONNX gives it for a batch of one sample, the
+//! leading 1 included; so axes mean what the file says, also where a network folds the batch into another axis (windows of
+//! an attention, for example). Samples never mix: a batch is run sample by sample, or side by side.
+
+mod dims;
+mod ops;
+
+pub use dims::Dims;
+pub use ops::{Binary, Pooling, Reduction, Structure, Unary, Value};

@@ -1,0 +1,222 @@
+//! Operators without weights of their own: structure, which is run but neither solved nor counted.
+//!
+//! Every operator has its shape rule, its forward pass and its adjoint in one file of this folder. All attributes are
+//! resolved when a network is read (axes are non-negative, paddings explicit), so running needs no decisions.
+
+use serde::{Deserialize, Serialize};
+
+use super::Dims;
+use crate::Result;
+
+/// One sample's value: dimensions and numbers.
+#[derive(Debug, Clone, Copy)]
+pub struct Value<'a> {
+    /// As in ONNX for a batch of one sample.
+    pub dims: Dims,
+    /// Row by row, the last axis fastest.
+    pub data: &'a [f32],
+}
+
+/// A function of one number, applied to every value.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unary {
+    /// √x.
+    Sqrt,
+    /// eˣ.
+    Exp,
+    /// ln x.
+    Log,
+    /// The error function.
+    Erf,
+    /// −x.
+    Negative,
+    /// |x|.
+    Absolute,
+    /// 1/x.
+    Reciprocal,
+    /// sin x.
+    Sine,
+    /// cos x.
+    Cosine,
+}
+
+/// A function of two values, with ONNX's broadcasting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Binary {
+    /// a + b.
+    Add,
+    /// a − b.
+    Subtract,
+    /// a·b.
+    Multiply,
+    /// a/b.
+    Divide,
+    /// aᵇ.
+    Power,
+    /// The larger one.
+    Maximum,
+    /// The smaller one.
+    Minimum,
+}
+
+/// How an axis is reduced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reduction {
+    /// The sum.
+    Sum,
+    /// The mean.
+    Mean,
+    /// The maximum; the first one takes the gradient.
+    Maximum,
+    /// The minimum; the first one takes the gradient.
+    Minimum,
+}
+
+/// A pooling over one or two trailing axes with anything that the plain poolings of feature maps do not have: dilation,
+/// windows that reach beyond the padding (ceil_mode), one axis.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Pooling {
+    /// Maximum or mean.
+    pub maximum: bool,
+    /// Sizes of the window, one per pooled axis; the pooled axes are the last ones.
+    pub kernel: Vec<usize>,
+    /// Steps.
+    pub stride: Vec<usize>,
+    /// Distance between neighbours of the window.
+    pub dilation: Vec<usize>,
+    /// Padding in front, then behind, of every axis; behind includes what ceil_mode adds.
+    pub padding: Vec<[usize; 2]>,
+    /// Padding of the file (without what ceil_mode adds) counts as values of a mean.
+    pub count_padding: bool,
+    /// What ceil_mode added behind every axis; never counted in a mean.
+    pub beyond: Vec<usize>,
+}
+
+/// An operator between values. The first axis is that of the batch of one, wherever the network has not folded it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Structure {
+    /// A function of every number.
+    Unary(Unary),
+    /// Two values.
+    Binary(Binary),
+    /// The product of two values over their last two axes, broadcast over the others.
+    MatMul,
+    /// eˣ/Σeˣ along an axis.
+    Softmax {
+        /// The axis.
+        axis: usize,
+    },
+    /// (x − mean)/√(variance + ε) over the axes from `axis` on: layer norm without its scale and shift.
+    Normalise {
+        /// The first axis of the mean.
+        axis: usize,
+        /// ε.
+        epsilon: f32,
+    },
+    /// Sum, mean or extreme over axes; `keep` says whether they stay with size 1.
+    Reduce {
+        /// Which.
+        reduction: Reduction,
+        /// Ascending.
+        axes: Vec<usize>,
+        /// ONNX's keepdims.
+        keep: bool,
+    },
+    /// A pooling that [`crate::network::FixedMap`] does not have.
+    Pool(Pooling),
+    /// Values one after the other along an axis.
+    Concat {
+        /// The axis.
+        axis: usize,
+    },
+    /// Every `step`-th value from `start` on, `count` of them, along one axis; a negative step walks backwards.
+    Slice {
+        /// The axis.
+        axis: usize,
+        /// The first.
+        start: usize,
+        /// Distance.
+        step: i64,
+        /// How many.
+        count: usize,
+    },
+    /// A constant around the value: (before, after) of every axis.
+    Pad {
+        /// Before and after, one pair per axis.
+        padding: Vec<[usize; 2]>,
+        /// What is put there.
+        value: f32,
+    },
+    /// Values at given places along an axis.
+    Gather {
+        /// The axis.
+        axis: usize,
+        /// The places.
+        indices: Vec<usize>,
+        /// Dimensions of the indices, which take the place of the axis.
+        dims: Dims,
+    },
+    /// Rows of the first input (a table, rows × width) chosen by the second, whose values are whole numbers.
+    Lookup,
+    /// Axes in another order: axis k of the result is axis `order[k]` of the value.
+    Transpose {
+        /// The order.
+        order: Vec<usize>,
+    },
+    /// The same numbers under other dimensions.
+    Reshape {
+        /// The new dimensions.
+        dims: Dims,
+    },
+    /// Repeated along axes of size 1 until it has these dimensions.
+    Expand {
+        /// The new dimensions.
+        dims: Dims,
+    },
+}
+
+impl Structure {
+    /// The word for messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Structure::Unary(_) => "a function of every value",
+            Structure::Binary(_) => "a function of two values",
+            Structure::MatMul => "a product of two values",
+            Structure::Softmax { .. } => "a softmax",
+            Structure::Normalise { .. } => "a layer norm",
+            Structure::Reduce { .. } => "a reduction",
+            Structure::Pool(_) => "a pooling",
+            Structure::Concat { .. } => "a concatenation",
+            Structure::Slice { .. } => "a slice",
+            Structure::Pad { .. } => "a padding",
+            Structure::Gather { .. } => "a choice of values",
+            Structure::Lookup => "a table",
+            Structure::Transpose { .. } => "a transposition",
+            Structure::Reshape { .. } => "a reshape",
+            Structure::Expand { .. } => "a repetition",
+        }
+    }
+
+    /// The dimensions of the result; an error names what does not fit.
+    pub fn dims(&self, inputs: &[Dims]) -> Result<Dims> {
+        let _ = inputs;
+        todo!()
+    }
+
+    /// One sample forwards; `out` has the size of [`Structure::dims`] and is overwritten.
+    pub fn forward(&self, inputs: &[Value<'_>], out: &mut [f32]) {
+        let _ = (inputs, out);
+        todo!()
+    }
+
+    /// One sample backwards: adds to the cotangent of every input that is asked for (`Some`) what the result's
+    /// cotangent `dout` gives it.
+    pub fn adjoint(&self, inputs: &[Value<'_>], out: Value<'_>, dout: &[f32], into: &mut [Option<&mut [f32]>]) {
+        let _ = (inputs, out, dout, into);
+        todo!()
+    }
+}
