@@ -43,9 +43,10 @@ pub use shape::{Shape, Window};
 pub use terms::{PreActivation, Term, Weights};
 
 pub use crate::layout::Source;
+pub use crate::onnx::{OnnxFile, OnnxSelection, UnsupportedNode};
 pub use trace::{Gradient, Trace};
 
-use graph::Op;
+pub(crate) use graph::Op;
 use normalise::Graph;
 
 use crate::layout::{Activation, Layer, Layout};
