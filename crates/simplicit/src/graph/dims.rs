@@ -21,7 +21,8 @@ impl Dims {
         if sizes.len() > MAX_RANK {
             return Err(Error::shape("dimensions", format!("at most {MAX_RANK} axes"), format!("{sizes:?}")));
         }
-        if sizes.iter().try_fold(1usize, |p, &s| p.checked_mul(s)).is_none() {
+        // Zeros are left out, so that strides cannot overflow either.
+        if sizes.iter().try_fold(1usize, |p, &s| p.checked_mul(s.max(1))).is_none() {
             return Err(Error::shape("dimensions", "a size that fits into memory", format!("{sizes:?}")));
         }
         Ok(Self::filled(sizes))

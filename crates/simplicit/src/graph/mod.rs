@@ -5,6 +5,7 @@
 //! an attention, for example). Samples never mix: a batch is run sample by sample, or side by side.
 
 mod dims;
+pub(crate) mod error_function;
 mod ops;
 
 pub use dims::Dims;

@@ -3,10 +3,21 @@
 //! Every operator has its shape rule, its forward pass and its adjoint in one file of this folder. All attributes are
 //! resolved when a network is read (axes are non-negative, paddings explicit), so running needs no decisions.
 
+mod elementwise;
+mod loops;
+mod normalise;
+mod pool;
+mod product;
+mod reduce;
+mod shape;
+mod transpose;
+
 use serde::{Deserialize, Serialize};
 
+use self::loops::require_axis;
+use self::shape::{concat, expand, gather, lookup, pad, slice};
 use super::Dims;
-use crate::Result;
+use crate::{Error, Result};
 
 /// One sample's value: dimensions and numbers.
 #[derive(Debug, Clone, Copy)]
@@ -160,7 +171,8 @@ pub enum Structure {
         /// Dimensions of the indices, which take the place of the axis.
         dims: Dims,
     },
-    /// Rows of the first input (a table, rows × width) chosen by the second, whose values are whole numbers.
+    /// Rows of the first input (a table, rows × width) chosen by the second, whose values are whole numbers; negative ones
+    /// count from the end, and what chooses no row gives NaN.
     Lookup,
     /// Axes in another order: axis k of the result is axis `order[k]` of the value.
     Transpose {
@@ -201,22 +213,121 @@ impl Structure {
         }
     }
 
-    /// The dimensions of the result; an error names what does not fit.
+    /// The dimensions of the result; an error names what does not fit. Attributes are checked here too: what this accepts
+    /// can be run.
     pub fn dims(&self, inputs: &[Dims]) -> Result<Dims> {
-        let _ = inputs;
-        todo!()
+        let one = || match *inputs {
+            [x] => Ok(x),
+            _ => Err(Error::shape(format!("values of {}", self.name()), 1, inputs.len())),
+        };
+        let two = || match *inputs {
+            [a, b] => Ok((a, b)),
+            _ => Err(Error::shape(format!("values of {}", self.name()), 2, inputs.len())),
+        };
+        match self {
+            Structure::Unary(_) => one(),
+            Structure::Binary(_) => two().and_then(|(a, b)| Binary::dims(a, b)),
+            Structure::MatMul => two().and_then(|(a, b)| product::dims(a, b)),
+            Structure::Softmax { axis } => one().and_then(|x| require_axis(self.name(), *axis, x).map(|()| x)),
+            Structure::Normalise { axis, epsilon } => {
+                let x = one()?;
+                if !(epsilon.is_finite() && *epsilon >= 0.0) {
+                    return Err(Error::setting("epsilon of a layer norm", "a number of at least 0", epsilon));
+                }
+                require_axis(self.name(), *axis, x).map(|()| x)
+            }
+            Structure::Reduce { axes, keep, .. } => reduce::dims(axes, *keep, one()?),
+            Structure::Pool(pooling) => pooling.dims(one()?),
+            Structure::Concat { axis } => concat::dims(*axis, inputs),
+            Structure::Slice { axis, start, step, count } => slice::dims(*axis, *start, *step, *count, one()?),
+            Structure::Pad { padding, value } => pad::dims(padding, *value, one()?),
+            Structure::Gather { axis, indices, dims } => gather::dims(*axis, indices, *dims, one()?),
+            Structure::Lookup => two().and_then(|(table, chosen)| lookup::dims(table, chosen)),
+            Structure::Transpose { order } => transpose::dims(order, one()?),
+            Structure::Reshape { dims } => {
+                let x = one()?;
+                if x.size() == dims.size() {
+                    Ok(*dims)
+                } else {
+                    Err(Error::shape("a reshape", format!("{} values", dims.size()), format!("{x:?}")))
+                }
+            }
+            Structure::Expand { dims } => expand::dims(*dims, one()?),
+        }
     }
 
-    /// One sample forwards; `out` has the size of [`Structure::dims`] and is overwritten.
+    /// One sample forwards; `out` has the size of [`Structure::dims`], which must have accepted the inputs, and is
+    /// overwritten.
     pub fn forward(&self, inputs: &[Value<'_>], out: &mut [f32]) {
-        let _ = (inputs, out);
-        todo!()
+        let Some(&x) = inputs.first() else { return };
+        match (self, inputs) {
+            (Structure::Unary(unary), _) => unary.forward(x.data, out),
+            (Structure::Binary(binary), &[a, b]) => {
+                if let Ok(dims) = Binary::dims(a.dims, b.dims) {
+                    binary.forward(a, b, dims, out);
+                }
+            }
+            (Structure::MatMul, &[a, b]) => product::forward(a, b, out),
+            (Structure::Softmax { axis }, _) => normalise::softmax(*axis, x, out),
+            (Structure::Normalise { axis, epsilon }, _) => normalise::layer(*axis, *epsilon, x, out),
+            (Structure::Reduce { reduction, axes, .. }, _) => reduce::forward(*reduction, axes, x, out),
+            (Structure::Pool(pooling), _) => pooling.forward(x, out),
+            (Structure::Concat { axis }, _) => concat::forward(*axis, inputs, out),
+            (Structure::Slice { axis, start, step, count }, _) => {
+                slice::forward((*axis, *start, *step, *count), x, out);
+            }
+            (Structure::Pad { padding, value }, _) => pad::forward(padding, *value, x, out),
+            (Structure::Gather { axis, indices, .. }, _) => gather::forward(*axis, indices, x, out),
+            (Structure::Lookup, &[table, chosen]) => lookup::forward(table, chosen.data, out),
+            (Structure::Transpose { order }, _) => transpose::forward(order, x.dims, x.data, out),
+            (Structure::Reshape { .. }, _) => out.copy_from_slice(x.data),
+            (Structure::Expand { dims }, _) => expand::forward(*dims, x, out),
+            // `dims` refuses any other number of inputs.
+            (Structure::Binary(_) | Structure::MatMul | Structure::Lookup, _) => {}
+        }
     }
 
     /// One sample backwards: adds to the cotangent of every input that is asked for (`Some`) what the result's
     /// cotangent `dout` gives it.
     pub fn adjoint(&self, inputs: &[Value<'_>], out: Value<'_>, dout: &[f32], into: &mut [Option<&mut [f32]>]) {
-        let _ = (inputs, out, dout, into);
-        todo!()
+        match (self, inputs, into) {
+            (Structure::Concat { axis }, _, into) => concat::adjoint(*axis, inputs, dout, into),
+            (Structure::Binary(binary), &[a, b], [da, db]) => {
+                binary.adjoint([a, b], out.dims, dout, da.as_deref_mut(), db.as_deref_mut());
+            }
+            (Structure::MatMul, &[a, b], [da, db]) => {
+                product::adjoint([a, b], dout, da.as_deref_mut(), db.as_deref_mut());
+            }
+            (Structure::Lookup, &[table, chosen], [Some(dtable), _]) => {
+                lookup::adjoint(table.dims, chosen.data, dout, dtable);
+            }
+            (_, &[x], [Some(dx)]) => self.adjoint_of_one(x, out, dout, dx),
+            // Nothing is asked for.
+            _ => {}
+        }
+    }
+
+    fn adjoint_of_one(&self, x: Value<'_>, out: Value<'_>, dout: &[f32], dx: &mut [f32]) {
+        match self {
+            Structure::Unary(unary) => unary.adjoint(x.data, out.data, dout, dx),
+            Structure::Softmax { axis } => normalise::softmax_adjoint(*axis, out, dout, dx),
+            Structure::Normalise { axis, epsilon } => {
+                normalise::layer_adjoint(*axis, *epsilon, x, out.data, dout, dx);
+            }
+            Structure::Reduce { reduction, axes, .. } => reduce::adjoint(*reduction, axes, x, out.data, dout, dx),
+            Structure::Pool(pooling) => pooling.adjoint(x, dout, dx),
+            Structure::Slice { axis, start, step, count } => {
+                slice::adjoint((*axis, *start, *step, *count), x.dims, dout, dx);
+            }
+            Structure::Pad { padding, .. } => pad::adjoint(padding, x.dims, out.dims, dout, dx),
+            Structure::Gather { axis, indices, .. } => gather::adjoint(*axis, indices, x.dims, dout, dx),
+            Structure::Transpose { order } => transpose::adjoint(order, x.dims, dout, dx),
+            Structure::Reshape { .. } => dx.iter_mut().zip(dout).for_each(|(dx, d)| *dx += d),
+            Structure::Expand { dims } => expand::adjoint(*dims, x.dims, dout, dx),
+            Structure::Binary(_) | Structure::MatMul | Structure::Lookup | Structure::Concat { .. } => {}
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

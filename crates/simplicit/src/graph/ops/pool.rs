@@ -1,0 +1,159 @@
+//! Poolings with dilation, windows beyond the padding, or one axis.
+
+use super::{Pooling, Value};
+use crate::graph::Dims;
+use crate::{Error, Result};
+
+/// Most places along an axis of a window, its padding and its steps.
+const MOST: usize = 1 << 26;
+
+/// One pooled axis.
+#[derive(Clone, Copy)]
+struct Axis {
+    size: usize,
+    out: usize,
+    kernel: usize,
+    stride: usize,
+    dilation: usize,
+    before: usize,
+    /// Padding of the file behind, without what ceil_mode added.
+    behind: usize,
+}
+
+impl Axis {
+    const ONE: Self = Self { size: 1, out: 1, kernel: 1, stride: 1, dilation: 1, before: 0, behind: 0 };
+
+    /// The places of window `o` between `low` and `high`, both counted from the start of the padding, as places of the
+    /// window.
+    fn places(self, o: usize, low: usize, high: usize) -> std::ops::Range<usize> {
+        let start = o * self.stride;
+        let first = low.saturating_sub(start).div_ceil(self.dilation).min(self.kernel);
+        let end = high.saturating_sub(start).div_ceil(self.dilation).min(self.kernel);
+        first..end.max(first)
+    }
+
+    /// Those on values.
+    fn inside(self, o: usize) -> std::ops::Range<usize> {
+        self.places(o, self.before, self.before + self.size)
+    }
+
+    /// How many of them a mean counts.
+    fn counted(self, o: usize, padding: bool) -> usize {
+        if padding { self.places(o, 0, self.before + self.size + self.behind).len() } else { self.inside(o).len() }
+    }
+
+    /// Where place `k` of window `o` reads; it must be inside.
+    fn at(self, o: usize, k: usize) -> usize {
+        o * self.stride + k * self.dilation - self.before
+    }
+}
+
+impl Pooling {
+    fn axis(&self, k: usize, size: usize) -> Option<Axis> {
+        let (kernel, stride, dilation) = (self.kernel[k], self.stride[k], self.dilation[k]);
+        let ([before, after], beyond) = (self.padding[k], self.beyond[k]);
+        let positive = [kernel, stride, dilation].iter().all(|n| *n > 0);
+        if !positive || [kernel, stride, dilation, size, before, after].iter().any(|n| *n > MOST) {
+            return None;
+        }
+        let extent = (kernel - 1).checked_mul(dilation)?.checked_add(1)?;
+        let out = (size + before + after).checked_sub(extent)? / stride + 1;
+        let axis = Axis { size, out, kernel, stride, dilation, before, behind: after.checked_sub(beyond)? };
+        // A window on padding alone has neither a maximum nor a mean.
+        (0..out).all(|o| !axis.inside(o).is_empty()).then_some(axis)
+    }
+
+    pub(super) fn dims(&self, x: Dims) -> Result<Dims> {
+        let pooled = self.kernel.len();
+        let lengths = [self.stride.len(), self.dilation.len(), self.padding.len(), self.beyond.len()];
+        if !(1..=2).contains(&pooled) || lengths != [pooled; 4] || x.rank() < pooled {
+            let expected = "kernel, stride, dilation and padding of one or two last axes";
+            return Err(Error::shape("pooling", expected, format!("{self:?} of {x:?}")));
+        }
+        let mut sizes = x.sizes().to_vec();
+        let first = sizes.len() - pooled;
+        for k in 0..pooled {
+            let Some(axis) = self.axis(k, sizes[first + k]) else {
+                let expected = format!(
+                    "sizes from 1 to 2^26 whose every window reads some of the {} values of axis {}",
+                    sizes[first + k],
+                    first + k
+                );
+                return Err(Error::shape("pooling window", expected, format!("{self:?}")));
+            };
+            sizes[first + k] = axis.out;
+        }
+        Dims::new(&sizes)
+    }
+
+    /// Height and width; a single axis is a width.
+    fn plane(&self, x: Dims) -> Option<[Axis; 2]> {
+        let mut axes = [Axis::ONE; 2];
+        let pooled = self.kernel.len();
+        for k in 0..pooled {
+            axes[2 - pooled + k] = self.axis(k, x.sizes()[x.rank() - pooled + k])?;
+        }
+        Some(axes)
+    }
+
+    pub(super) fn forward(&self, x: Value<'_>, out: &mut [f32]) {
+        let Some([rows, columns]) = self.plane(x.dims) else { return };
+        let planes = x.data.chunks_exact(rows.size * columns.size);
+        for (x, out) in planes.zip(out.chunks_exact_mut(rows.out * columns.out)) {
+            for (i, out) in out.chunks_exact_mut(columns.out).enumerate() {
+                for (j, out) in out.iter_mut().enumerate() {
+                    *out = if self.maximum {
+                        x[largest([rows, columns], [i, j], x)]
+                    } else {
+                        let mut sum = 0.0;
+                        for k in rows.inside(i) {
+                            let row = &x[rows.at(i, k) * columns.size..];
+                            columns.inside(j).for_each(|l| sum += f64::from(row[columns.at(j, l)]));
+                        }
+                        (sum / self.count([rows, columns], [i, j])) as f32
+                    };
+                }
+            }
+        }
+    }
+
+    fn count(&self, [rows, columns]: [Axis; 2], [i, j]: [usize; 2]) -> f64 {
+        (rows.counted(i, self.count_padding) * columns.counted(j, self.count_padding)) as f64
+    }
+
+    /// A mean shares its cotangent out; of a maximum the first place takes it.
+    pub(super) fn adjoint(&self, x: Value<'_>, dout: &[f32], dx: &mut [f32]) {
+        let Some([rows, columns]) = self.plane(x.dims) else { return };
+        let plane = rows.size * columns.size;
+        let planes = x.data.chunks_exact(plane).zip(dx.chunks_exact_mut(plane));
+        for ((x, dx), dout) in planes.zip(dout.chunks_exact(rows.out * columns.out)) {
+            for (place, &d) in dout.iter().enumerate() {
+                let (i, j) = (place / columns.out, place % columns.out);
+                if self.maximum {
+                    dx[largest([rows, columns], [i, j], x)] += d;
+                    continue;
+                }
+                let share = (f64::from(d) / self.count([rows, columns], [i, j])) as f32;
+                for k in rows.inside(i) {
+                    let row = &mut dx[rows.at(i, k) * columns.size..];
+                    columns.inside(j).for_each(|l| row[columns.at(j, l)] += share);
+                }
+            }
+        }
+    }
+}
+
+/// Where the first maximum of a window is; NaN counts as the largest.
+fn largest([rows, columns]: [Axis; 2], [i, j]: [usize; 2], x: &[f32]) -> usize {
+    let mut best: Option<usize> = None;
+    for k in rows.inside(i) {
+        let row = rows.at(i, k) * columns.size;
+        for l in columns.inside(j) {
+            let at = row + columns.at(j, l);
+            if best.is_none_or(|best| x[at] > x[best] || (x[at].is_nan() && !x[best].is_nan())) {
+                best = Some(at);
+            }
+        }
+    }
+    best.unwrap_or(0)
+}
