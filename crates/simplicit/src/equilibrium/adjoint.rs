@@ -6,11 +6,12 @@
 
 use std::ops::Range;
 
-use super::layered::{LANES, LayerProgram, add_residual};
+use super::layered::{LANES, LayerProgram, add_residual, operands};
 use super::operand::Packing;
+use super::operator::OperatorRoom;
 use super::program::Norm;
 use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
-use crate::layout::Activation;
+use crate::layout::{Activation, Operator};
 use crate::linalg::Stencil;
 use crate::linalg::lanes::{Aligned, to_lanes};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -40,6 +41,7 @@ struct Step {
     range: Range<usize>,
     activation: Activation,
     ops: Vec<Op>,
+    operator: Option<Operator>,
 }
 
 /// The transpose of a model, laid out for running.
@@ -55,9 +57,12 @@ pub(super) struct AdjointProgram {
 }
 
 impl AdjointProgram {
-    /// Whether a maximum over the inputs themselves is taken, so that pre-activations alone do not tell where.
+    /// Whether a maximum or another operator reads the inputs themselves, so that pre-activations alone do not tell its
+    /// slope.
     pub(super) fn needs_inputs(&self) -> bool {
+        let operators = self.steps.iter().flat_map(|s| operands(s.operator.as_ref()));
         self.steps.iter().flat_map(|s| &s.ops).any(|op| op.needs_values() && op.source == Source::Input)
+            || operators.into_iter().any(|o| o.source == Source::Input)
     }
 }
 
@@ -75,6 +80,8 @@ pub(super) struct AdjointRoom {
     /// Cotangents of the operand and of what its maps read.
     cotangents: [Vec<f32>; 2],
     packed: [Vec<f32>; 2],
+    operator: OperatorRoom,
+    operand_values: Vec<f32>,
     sizes: Vec<f64>,
     received: Vec<f64>,
     errors: Vec<f64>,
@@ -141,12 +148,12 @@ impl AdjointProgram {
     pub(super) fn new(model: &ImplicitModel) -> Self {
         let layout = model.layout();
         let step = |target: Target| {
-            let (range, activation) = match target {
-                Target::Layer(k) => (layout.range(k), layout.layers()[k].activation),
-                Target::Output => (0..model.shape().outputs, Activation::Identity),
+            let (range, activation, operator) = match target {
+                Target::Layer(k) => (layout.range(k), layout.layers()[k].activation, layout.layers()[k].operator.clone()),
+                Target::Output => (0..model.shape().outputs, Activation::Identity, None),
             };
             let ops = model.summands(target).iter().map(Op::new).collect();
-            Step { target, range, activation, ops }
+            Step { target, range, activation, ops, operator }
         };
         let order = model.layer_order().into_iter().rev().map(Target::Layer);
         Self {
@@ -187,6 +194,8 @@ impl AdjointRoom {
             values: vec![vec![0.0; value * LANES]; chain],
             cotangents: [vec![0.0; cotangent * LANES], vec![0.0; cotangent * LANES]],
             packed: [vec![0.0; above * LANES], vec![0.0; below * LANES]],
+            operator: OperatorRoom::default(),
+            operand_values: Vec::new(),
             sizes: vec![0.0; layers * LANES],
             received: vec![0.0; layers * LANES],
             errors: vec![0.0; layers * LANES],
@@ -225,6 +234,17 @@ impl AdjointRoom {
         for step in &program.steps {
             if let Target::Layer(k) = step.target {
                 self.gate(step, k, (lanes, count));
+            }
+            if let Some(operator) = &step.operator {
+                self.pull_operator(program, step, operator, (lanes, count));
+                for operand in operands(Some(operator)) {
+                    let place = match operand.source {
+                        Source::Input => input_place,
+                        Source::Layer(j) => j,
+                    };
+                    // Nothing is known about how large an operator's derivative is.
+                    self.errors[place * LANES..place * LANES + count].fill(f64::INFINITY);
+                }
             }
             for op in &step.ops {
                 let place = match op.source {
@@ -277,7 +297,56 @@ impl AdjointRoom {
             let at = k * LANES + lane;
             let rounding = (self.terms[k] as f64 + 2.0) * SINGLE * self.received[at] + 4.0 * SINGLE * self.sizes[at];
             self.errors[at] += rounding + underflow(self.terms[k] * step.range.len());
+            if !step.activation.is_non_expansive() {
+                self.errors[at] = f64::INFINITY;
+            }
         }
+    }
+
+    /// Sends a layer's cotangent back through its operator.
+    fn pull_operator(
+        &mut self,
+        program: &AdjointProgram,
+        step: &Step,
+        operator: &Operator,
+        (lanes, count): (usize, usize),
+    ) {
+        let read = operands(Some(operator));
+        // Operands as the layers' activations give them, one after the other.
+        let total: usize = read.iter().map(|o| o.dims.size()).sum();
+        let mut values = std::mem::take(&mut self.operand_values);
+        values.resize(values.len().max(total * lanes), 0.0);
+        let mut first = 0;
+        for operand in read {
+            let into = &mut values[first..first + operand.dims.size() * lanes];
+            match operand.source {
+                Source::Input => into.copy_from_slice(&self.u[..into.len()]),
+                Source::Layer(j) => {
+                    let (phi, start) = (program.activations[j], program.ranges[j].start * lanes);
+                    into.iter_mut().zip(&self.z[start..]).for_each(|(x, z)| *x = phi.apply(*z));
+                }
+            }
+            first += into.len();
+        }
+        let mut rest = &values[..];
+        let slices: Vec<&[f32]> = read
+            .iter()
+            .map(|o| {
+                let (own, after) = rest.split_at(o.dims.size() * lanes);
+                rest = after;
+                own
+            })
+            .collect();
+        let own = step.range.start * lanes..step.range.end * lanes;
+        self.operator.adjoint(operator, slices.into_iter(), &self.z[own.clone()], &self.w[own], (lanes, count));
+        for (k, operand) in read.iter().enumerate() {
+            let into = match operand.source {
+                Source::Input => &mut self.du[..program.inputs * lanes],
+                Source::Layer(j) => &mut self.w[program.ranges[j].start * lanes..program.ranges[j].end * lanes],
+            };
+            self.operator.add_cotangent(k, into, (lanes, count));
+        }
+        self.operand_values = values;
     }
 
     /// Sends a target's cotangent back through one summand.

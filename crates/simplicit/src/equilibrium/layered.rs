@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use super::operand::Packing;
+use super::operator::OperatorRoom;
 use super::program::Norm;
 use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
-use crate::layout::Activation;
+use crate::layout::{Activation, Layout, Operand, Operator};
 use crate::linalg::lanes::{Aligned, from_lanes, to_lanes};
 use crate::linalg::{Csr, Matrix, Stencil, vectorised};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -45,6 +46,8 @@ pub(super) struct Step {
     positions: usize,
     pub(super) activation: Activation,
     pub(super) ops: Vec<Op>,
+    /// What computes the layer instead of the sum.
+    pub(super) operator: Option<Operator>,
     largest_bias: f64,
 }
 
@@ -75,6 +78,7 @@ pub(super) struct LayerRoom {
     /// Pre-activations, only where they are asked for.
     pub(super) z: Aligned<f32>,
     scratch: Scratch,
+    operator: OperatorRoom,
     input_sizes: Vec<f64>,
     sizes: Vec<f64>,
     errors: Vec<f64>,
@@ -175,17 +179,30 @@ impl Scratch {
 impl Step {
     fn new(model: &ImplicitModel, target: Target) -> Self {
         let layout = model.layout();
-        let (range, bias, positions, activation) = match target {
+        let bias = match target {
+            Target::Layer(k) => &model.state_bias()[layout.row_range(k)],
+            Target::Output => model.output_bias(),
+        };
+        Self::of_blocks(layout, model.shape().outputs, target, &model.summands(target), bias.to_vec())
+    }
+
+    fn of_blocks(layout: &Layout, outputs: usize, target: Target, blocks: &[TapBlock], bias: Vec<f32>) -> Self {
+        let (range, positions, activation, operator) = match target {
             Target::Layer(k) => {
                 let layer = &layout.layers()[k];
-                let bias = model.state_bias()[layout.row_range(k)].to_vec();
-                (layout.range(k), bias, layer.map.map_or(1, |m| m.positions()), layer.activation)
+                let positions = layer.map.map_or(1, |m| m.positions());
+                (layout.range(k), positions, layer.activation, layer.operator.clone())
             }
-            Target::Output => (0..model.shape().outputs, model.output_bias().to_vec(), 1, Activation::Identity),
+            Target::Output => (0..outputs, 1, Activation::Identity, None),
         };
-        let ops = model.summands(target).iter().map(Op::new).collect();
+        let ops = blocks.iter().map(Op::new).collect();
         let largest_bias = bias.iter().map(|b| f64::from(b.abs())).fold(0.0, f64::max);
-        Self { target, range, bias, positions, activation, ops, largest_bias }
+        Self { target, range, bias, positions, activation, ops, operator, largest_bias }
+    }
+
+    /// What the layer reads.
+    fn sources(&self) -> impl Iterator<Item = Source> {
+        self.ops.iter().map(|op| op.source).chain(operands(self.operator.as_ref()).iter().map(|o| o.source))
     }
 
     /// The bias, then every summand; `source` gives units × lanes.
@@ -221,18 +238,29 @@ impl LayerSum {
         Self(Step::new(model, target))
     }
 
+    /// Of a layer with these summands and biases, or the output: a model of which no more is known yet.
+    pub(crate) fn of_blocks(
+        layout: &Layout,
+        outputs: usize,
+        target: Target,
+        blocks: &[TapBlock],
+        bias: Vec<f32>,
+    ) -> Self {
+        Self(Step::of_blocks(layout, outputs, target, blocks, bias))
+    }
+
     /// What it reads, each once.
     pub fn sources(&self) -> Vec<Source> {
         let mut found = Vec::new();
-        for op in &self.0.ops {
-            if !found.contains(&op.source) {
-                found.push(op.source);
+        for source in self.0.sources() {
+            if !found.contains(&source) {
+                found.push(source);
             }
         }
         found
     }
 
-    /// z, m × units, on the calling thread; `source` gives the inputs or a layer's states, one sample a row.
+    /// z (or the value of an operator), m × units, on the calling thread; `source` gives the inputs or a layer's states, one sample a row.
     pub fn pre_activations<'a>(
         &self,
         samples: usize,
@@ -240,6 +268,17 @@ impl LayerSum {
     ) -> Result<Matrix<f32>> {
         let units = self.0.range.len();
         let mut z = Matrix::zeros(samples, units);
+        if let Some(operator) = &self.0.operator {
+            let operands = operands(Some(operator));
+            for operand in operands {
+                require_rows(&format!("values of {:?}", operand.source), source(operand.source), samples, operand.dims.size())?;
+            }
+            for sample in 0..samples {
+                let values: Vec<&[f32]> = operands.iter().map(|o| source(o.source).row(sample)).collect();
+                operator.forward(&values, z.row_mut(sample));
+            }
+            return Ok(z);
+        }
         let mut lanes = Vec::new();
         for place in self.sources() {
             let width = self.0.ops.iter().find(|op| op.source == place).map_or(0, |op| op.source_size);
@@ -281,6 +320,14 @@ impl TapBlock {
     }
 }
 
+/// What an operator reads; nothing without one.
+pub(super) fn operands(operator: Option<&Operator>) -> &[Operand] {
+    match operator {
+        Some(Operator::Structure { operands, .. }) => operands,
+        _ => &[],
+    }
+}
+
 fn require_rows(what: &str, m: &Matrix<f32>, rows: usize, cols: usize) -> Result<()> {
     if (m.rows(), m.cols()) == (rows, cols) {
         return Ok(());
@@ -310,8 +357,8 @@ impl LayerProgram {
                 if matches!(step.target, Target::Layer(k) if !live[k]) {
                     continue;
                 }
-                for op in &step.ops {
-                    if let Source::Layer(k) = op.source {
+                for source in step.sources() {
+                    if let Source::Layer(k) = source {
                         live[k] = true;
                     }
                 }
@@ -357,6 +404,7 @@ impl LayerRoom {
             y: Aligned::zeros(program.outputs * LANES),
             z: Aligned::zeros(if states { program.states * LANES } else { 0 }),
             scratch: Scratch::for_ops(program.steps.iter().flat_map(|s| &s.ops), LANES),
+            operator: OperatorRoom::default(),
             input_sizes: vec![0.0; LANES],
             sizes: vec![0.0; layers * LANES],
             errors: vec![0.0; layers * LANES],
@@ -416,7 +464,13 @@ impl LayerRoom {
                     }
                 }
             };
-            step.sum(own, source, &mut self.scratch, lanes);
+            match &step.operator {
+                Some(operator) => {
+                    let operands = operands(Some(operator)).iter().map(|o| source(o.source));
+                    self.operator.forward(operator, operands, own, (lanes, count));
+                }
+                None => step.sum(own, source, &mut self.scratch, lanes),
+            }
             if !self.z.is_empty() {
                 self.z[rows.clone()].copy_from_slice(own);
             }
@@ -436,7 +490,12 @@ impl LayerRoom {
                 let terms = step.terms();
                 // Four more roundings cover the activation.
                 let rounding = (terms as f64 + 2.0) * SINGLE * size + 4.0 * SINGLE * self.sizes[at];
-                self.errors[at] = carried + rounding + underflow(terms);
+                self.errors[at] = match &step.operator {
+                    // Nothing is known about how an operator or an expansive activation passes errors on.
+                    Some(Operator::Structure { .. }) => f64::INFINITY,
+                    None if !step.activation.is_non_expansive() => f64::INFINITY,
+                    _ => carried + rounding + underflow(terms),
+                };
             }
         }
         let Some(last) = program.steps.last() else { return Ok(()) };

@@ -10,6 +10,7 @@ mod gradient;
 mod layered;
 mod onnx;
 mod operand;
+mod operator;
 mod program;
 mod run;
 mod schedule;

@@ -44,7 +44,7 @@ pub fn layer_errors(
     let (own, theirs) = (Equilibrium::new(model, settings)?, Equilibrium::new(baseline, settings)?);
     let layers = baseline.layout().layers();
     // From the first layer, which is the last in the layout, to the last.
-    let order: Vec<usize> = (0..layers.len()).rev().collect();
+    let order: Vec<usize> = (0..layers.len()).rev().filter(|&k| layers[k].operator.is_none()).collect();
     let ends: Vec<End> = match baseline.without_taps() {
         Some(plain) => order.iter().map(|&k| End::new(&plain, k, settings)).collect::<Result<_>>()?,
         None => Vec::new(),
@@ -53,8 +53,8 @@ pub fn layer_errors(
     let factors = factors(model, baseline);
     let samples = inputs.samples();
     let block_size = (BLOCK_STATES / baseline.shape().states.max(1)).clamp(16, BLOCK);
-    let mut states = vec![Mismatch::default(); layers.len()];
-    let mut outputs = vec![Mismatch::default(); layers.len() + 1];
+    let mut states = vec![Mismatch::default(); order.len()];
+    let mut outputs = vec![Mismatch::default(); order.len() + 1];
     parallel::fold(
         threads,
         samples.div_ceil(block_size),

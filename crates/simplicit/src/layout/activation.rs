@@ -86,6 +86,11 @@ impl Activation {
         }
     }
 
+    /// |φ(u) − φ(v)| ≤ |u − v|.
+    pub fn is_non_expansive(self) -> bool {
+        true
+    }
+
     /// φ(αz) = αφ(z) for every α ≥ 0.
     pub fn is_positively_homogeneous(self) -> bool {
         matches!(self, Activation::Relu | Activation::LeakyRelu { .. } | Activation::Identity)

@@ -72,6 +72,23 @@ impl Layer {
         Self { operator: Some(operator), ..Self::dense(name, size, Activation::Identity) }
     }
 
+    /// Non-zero parameters of the network that the layer keeps as they are: those of a constant that counts.
+    pub fn parameters(&self) -> usize {
+        match &self.operator {
+            Some(Operator::Constant { values, parameter: true }) => values.iter().filter(|v| **v != 0.0).count(),
+            _ => 0,
+        }
+    }
+
+    /// What its operator reads; nothing for a sum or a constant.
+    pub fn operands(&self) -> impl Iterator<Item = &Operand> {
+        let operands = match &self.operator {
+            Some(Operator::Structure { operands, .. }) => &operands[..],
+            _ => &[],
+        };
+        operands.iter()
+    }
+
     /// A feature map.
     pub fn map(name: impl Into<String>, shape: MapShape, activation: Activation) -> Self {
         Self { name: name.into(), size: shape.size(), activation, map: Some(shape), operator: None }
@@ -156,6 +173,24 @@ impl Layout {
             end += l.size;
             unit < end
         })
+    }
+
+    /// Whether an operator computes some layer.
+    pub fn has_operators(&self) -> bool {
+        self.layers.iter().any(|l| l.operator.is_some())
+    }
+
+    /// Puts the numbers of every constant in place; `values` is asked for those of layer k, so many of them.
+    pub(crate) fn fill_constants<E>(
+        &mut self,
+        values: impl Fn(usize, usize) -> std::result::Result<Vec<f32>, E>,
+    ) -> std::result::Result<(), E> {
+        for (k, layer) in self.layers.iter_mut().enumerate() {
+            if let Some(Operator::Constant { values: own, .. }) = &mut layer.operator {
+                *own = std::sync::Arc::new(values(k, layer.size)?);
+            }
+        }
+        Ok(())
     }
 
     /// Whether every activation is positively homogeneous, as the diagonal rescaling needs.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::graph::{Dims, Structure};
+use crate::graph::{Dims, Structure, Value};
+use crate::{Error, Result};
 
 /// Where a summand or an operand starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,4 +45,69 @@ pub enum Operator {
         /// Whether they count as parameters of the network.
         parameter: bool,
     },
+}
+
+impl Operator {
+    /// The word for messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Operator::Structure { structure, .. } => structure.name(),
+            Operator::Constant { .. } => "a constant",
+        }
+    }
+
+    /// One sample of the layer, from the numbers of its operands in their order.
+    pub(crate) fn forward(&self, operands: &[&[f32]], out: &mut [f32]) {
+        match self {
+            Operator::Constant { values, .. } => out.copy_from_slice(values),
+            Operator::Structure { structure, operands: about } => {
+                structure.forward(&with_dims(about, operands), out);
+            }
+        }
+    }
+
+    /// Adds to the cotangents of the operands what the layer's cotangent `dout` gives them, for one sample.
+    pub(crate) fn adjoint(&self, operands: &[&[f32]], out: &[f32], dout: &[f32], into: &mut [Option<&mut [f32]>]) {
+        if let Operator::Structure { structure, operands: about } = self {
+            let dims = about.iter().map(|o| o.dims).collect::<Vec<_>>();
+            // The shape rule held when the model was made.
+            if let Ok(dims) = structure.dims(&dims) {
+                structure.adjoint(&with_dims(about, operands), Value { dims, data: out }, dout, into);
+            }
+        }
+    }
+
+    /// Checks the operands against the sizes of what they read, and the result against the layer's size.
+    pub(crate) fn check(&self, size: usize, source_size: impl Fn(Source) -> Option<usize>) -> Result<()> {
+        let got = match self {
+            Operator::Constant { values, .. } => {
+                if let Some(v) = values.iter().find(|v| !v.is_finite()) {
+                    return Err(Error::shape("constant", "finite numbers", v));
+                }
+                values.len()
+            }
+            Operator::Structure { structure, operands } => {
+                for operand in operands {
+                    match source_size(operand.source) {
+                        Some(units) if units == operand.dims.size() => {}
+                        Some(units) => {
+                            return Err(Error::shape(
+                                format!("operand {:?} of {}", operand.source, structure.name()),
+                                format!("{units} units"),
+                                operand.dims,
+                            ));
+                        }
+                        None => return Err(Error::shape("operand", "a layer of the layout", format!("{operand:?}"))),
+                    }
+                }
+                let dims: Vec<Dims> = operands.iter().map(|o| o.dims).collect();
+                structure.dims(&dims)?.size()
+            }
+        };
+        if got == size { Ok(()) } else { Err(Error::shape(self.name(), format!("{size} units"), got)) }
+    }
+}
+
+fn with_dims<'a>(about: &[Operand], operands: &[&'a [f32]]) -> Vec<Value<'a>> {
+    about.iter().zip(operands).map(|(about, &data)| Value { dims: about.dims, data }).collect()
 }

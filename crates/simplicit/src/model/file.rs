@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::{ImplicitModel, Letter, ModelMetadata, ModelParts, TapBlock, TapWeights, Target};
 use crate::files::tensors::{Tensor, Tensors, encode};
 use crate::files::{read_capped, write_bytes_atomically};
-use crate::layout::{Layout, MapShape};
+use crate::layout::{Layout, MapShape, Operator};
 use crate::linalg::Csr;
 use crate::network::{FixedMap, Source, Window};
 use crate::{Error, Result};
@@ -17,6 +17,8 @@ const FORMAT: &str = "simplicit-model";
 /// Raised whenever an older reader would misread the file: a model without tap blocks is still written as version 1.
 const VERSION: &str = "1";
 const VERSION_WITH_TAPS: &str = "2";
+/// With operators, groups or dilation.
+const VERSION_WITH_OPERATORS: &str = "3";
 const MAX_FILE: u64 = 4 << 30;
 /// Most rows of a matrix that is left out because it has no entries: its row pointers are memory that no byte pays for.
 const MAX_EMPTY_ROWS: usize = 1 << 24;
@@ -56,9 +58,29 @@ struct TapEntry {
     kernel: [usize; 2],
     stride: [usize; 2],
     padding: [usize; 4],
+    #[serde(default = "undilated", skip_serializing_if = "is_undilated")]
+    dilation: [usize; 2],
+    #[serde(default = "ungrouped", skip_serializing_if = "is_ungrouped")]
+    groups: usize,
     input: MapShape,
     output: MapShape,
     weights: WeightsKind,
+}
+
+fn undilated() -> [usize; 2] {
+    [1; 2]
+}
+
+fn is_undilated(dilation: &[usize; 2]) -> bool {
+    *dilation == undilated()
+}
+
+fn ungrouped() -> usize {
+    1
+}
+
+fn is_ungrouped(groups: &usize) -> bool {
+    *groups == ungrouped()
 }
 
 #[derive(Serialize, Deserialize, PartialEq)]
@@ -85,6 +107,8 @@ impl TapEntry {
             kernel: block.window.kernel,
             stride: block.window.stride,
             padding: block.window.padding,
+            dilation: block.window.dilation,
+            groups: block.groups,
             input: block.input,
             output: block.output,
             weights: match block.weights {
@@ -120,9 +144,9 @@ impl TapEntry {
                 TapWeights::Taps(csr(tensors, &name, self.output.channels, columns)?)
             }
         };
-        let window = Window { kernel: self.kernel, stride: self.stride, padding: self.padding, dilation: [1; 2] };
-        let block =
-            TapBlock { target, source, maps: self.maps, window, input: self.input, output: self.output, weights };
+        let Self { kernel, stride, padding, dilation, groups, input, output, maps, .. } = self;
+        let window = Window { kernel, stride, padding, dilation };
+        let block = TapBlock { target, source, maps, window, input, output, groups, weights };
         if block.letter() != self.letter {
             return Err(format!("{name}: letter {:?}, expected {:?}", self.letter, block.letter()));
         }
@@ -151,8 +175,9 @@ impl ImplicitModel {
             tensors.insert(format!("{name}.indices"), Tensor::indices(columns, m.cols().saturating_sub(1)));
             tensors.insert(format!("{name}.data"), Tensor::f32(m.data()));
         };
+        let version = self.file_version();
         for (letter, m) in [("A", self.a()), ("B", self.b()), ("C", self.c()), ("D", self.d())] {
-            if self.taps().is_empty() || m.nonzeros() > 0 || m.rows() > MAX_EMPTY_ROWS {
+            if version == VERSION || m.nonzeros() > 0 || m.rows() > MAX_EMPTY_ROWS {
                 insert(letter, m);
             }
         }
@@ -166,10 +191,14 @@ impl ImplicitModel {
                 tensors.insert(format!("taps.{k}.data"), Tensor::f32(factors));
             }
         }
+        for (k, layer) in self.layout().layers().iter().enumerate() {
+            if let Some(Operator::Constant { values, .. }) = &layer.operator {
+                tensors.insert(format!("constants.{k}"), Tensor::f32(values));
+            }
+        }
         tensors.insert("b".into(), Tensor::f32(self.state_bias()));
         tensors.insert("d".into(), Tensor::f32(self.output_bias()));
         let (shape, about) = (self.shape(), self.metadata());
-        let version = if self.taps().is_empty() { VERSION } else { VERSION_WITH_TAPS };
         let mut metadata = BTreeMap::from([
             ("format".to_string(), FORMAT.to_string()),
             ("version".into(), version.into()),
@@ -184,10 +213,22 @@ impl ImplicitModel {
             ),
             ("provenance".into(), json(&about.provenance)),
         ]);
-        if !self.taps().is_empty() {
+        if version != VERSION {
             metadata.insert("taps".into(), json(&self.taps().iter().map(TapEntry::of).collect::<Vec<_>>()));
         }
         encode(&metadata, &tensors)
+    }
+
+    /// The lowest version of the format that can hold the model.
+    fn file_version(&self) -> &'static str {
+        let new = |b: &TapBlock| !is_ungrouped(&b.groups) || !is_undilated(&b.window.dilation);
+        if self.layout().has_operators() || self.taps().iter().any(new) {
+            VERSION_WITH_OPERATORS
+        } else if self.taps().is_empty() {
+            VERSION
+        } else {
+            VERSION_WITH_TAPS
+        }
     }
 
     /// Reads the bytes of a model file; `path` only names it in errors.
@@ -210,27 +251,32 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
     if text("format")? != FORMAT {
         return Err(format!("format {:?}, expected {FORMAT:?}", text("format")?));
     }
-    let with_taps = text("version")? == VERSION_WITH_TAPS;
-    if text("version")? != VERSION && !with_taps {
+    let version = text("version")?.as_str();
+    if ![VERSION, VERSION_WITH_TAPS, VERSION_WITH_OPERATORS].contains(&version) {
         return Err(format!(
-            "version {:?} of the model format; this program reads versions {VERSION} and {VERSION_WITH_TAPS}, update it",
-            text("version")?
+            "version {version:?} of the model format; this program reads versions {VERSION} to {VERSION_WITH_OPERATORS}, \
+             update it"
         ));
     }
+    let with_taps = version != VERSION;
     let shape: Shape = parsed("shape", text("shape")?)?;
     let Shape { inputs: p, states: n, outputs: q } = shape;
     if [p, n, q].iter().any(|&v| v > i32::MAX as usize) {
         return Err(format!("shape {p} inputs, {n} states, {q} outputs; at most 2^31 − 1 of each"));
     }
-    let layout = Layout::from_json(text("layout")?).map_err(|e| e.to_string())?;
+    let mut layout = Layout::from_json(text("layout")?).map_err(|e| e.to_string())?;
     if layout.size() != n {
         return Err(format!("layout of {} units, expected {n} states", layout.size()));
     }
+    if layout.has_operators() && version != VERSION_WITH_OPERATORS {
+        return Err(format!("version {version} with operators; such a model is written as version 3"));
+    }
+    layout.fill_constants(|k, size| tensors.f32_vector(&format!("constants.{k}"), Some(size)))?;
     let entries: Vec<TapEntry> = if with_taps { parsed("taps", text("taps")?)? } else { Vec::new() };
-    if with_taps == entries.is_empty() {
+    if version == VERSION_WITH_TAPS && entries.is_empty() {
         return Err("version 2 without a tap block; such a model is written as version 1".into());
     }
-    if let Some(stranger) = tensors.names().find(|name| !is_known(name, &entries)) {
+    if let Some(stranger) = tensors.names().find(|name| !is_known(name, &entries, &layout)) {
         return Err(format!("unknown tensor {stranger:?}; the file is damaged or not ours"));
     }
     let matrix = |letter: &str, rows: usize, cols: usize| {
@@ -241,7 +287,7 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
         }
         let read = csr(tensors, letter, rows, cols)?;
         if with_taps && read.nonzeros() == 0 && rows <= MAX_EMPTY_ROWS {
-            return Err(format!("{letter} has no entries; version 2 leaves such a matrix out"));
+            return Err(format!("{letter} has no entries; version {version} leaves such a matrix out"));
         }
         Ok(read)
     };
@@ -264,18 +310,29 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
             baseline_multiply_adds: baseline.multiply_adds,
         },
     };
-    ImplicitModel::new(parts).map_err(|e| e.to_string())
+    let model = ImplicitModel::new(parts).map_err(|e| e.to_string())?;
+    if model.file_version() != version {
+        return Err(format!("version {version} of a model that is written as version {}", model.file_version()));
+    }
+    Ok(model)
 }
 
-fn is_known(name: &str, taps: &[TapEntry]) -> bool {
+/// A number without leading zeros or signs: one name for one thing.
+fn plain_number(text: &str) -> Option<usize> {
+    text.parse().ok().filter(|_| text == "0" || !text.starts_with(['0', '+']))
+}
+
+fn is_known(name: &str, taps: &[TapEntry], layout: &Layout) -> bool {
     let Some((place, part)) = name.rsplit_once('.') else { return matches!(name, "b" | "d") };
+    if place == "constants" {
+        let layer = plain_number(part).and_then(|k| layout.layers().get(k));
+        return layer.is_some_and(|l| matches!(l.operator, Some(Operator::Constant { .. })));
+    }
     if !matches!(part, "indptr" | "indices" | "data") {
         return false;
     }
     let block = || {
-        let number = place.strip_prefix("taps.")?;
-        let entry =
-            taps.get(number.parse::<usize>().ok()?).filter(|_| number == "0" || !number.starts_with(['0', '+']))?;
+        let entry = taps.get(plain_number(place.strip_prefix("taps.")?)?)?;
         Some(entry.weights == WeightsKind::Taps || entry.weights == WeightsKind::Diagonal && part == "data")
     };
     matches!(place, "A" | "B" | "C" | "D") || block().unwrap_or(false)

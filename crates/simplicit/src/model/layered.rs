@@ -143,6 +143,9 @@ impl ImplicitModel {
             match target {
                 Target::Layer(k) => {
                     let rows = layers[k].rows();
+                    if sum.operator.is_some() {
+                        continue;
+                    }
                     let unshared = |t: &Term| matches!(t.weights, Weights::Dense(_)) && !t.maps.is_empty();
                     let shared = sum.bias.as_ref().is_none_or(|b| b.len() == rows);
                     if !shared || sum.terms.iter().any(unshared) {
@@ -299,7 +302,8 @@ fn tap_block(target: Target, sum: Shape, term: &Term) -> Result<TapBlock> {
             (window, input, output, TapWeights::Taps(Csr::from_dense(weights)))
         }
     };
-    Ok(TapBlock { target, source: term.source, maps: term.maps.clone(), window, input, output, weights })
+    let groups = if let Weights::Taps { groups, .. } = term.weights { groups } else { 1 };
+    Ok(TapBlock { target, source: term.source, maps: term.maps.clone(), window, input, output, groups, weights })
 }
 
 fn bias_of(layer: &DenseLayer) -> Result<Vec<f32>> {

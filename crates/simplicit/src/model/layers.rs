@@ -10,6 +10,12 @@ use crate::{Error, Result};
 pub(super) fn layer_components(layout: &Layout, a: &Csr<f32>, taps: &[TapBlock]) -> Components {
     let count = layout.layers().len();
     let mut reads = vec![std::collections::BTreeSet::new(); count];
+    for (layer, reads) in layout.layers().iter().zip(&mut reads) {
+        reads.extend(layer.operands().filter_map(|operand| match operand.source {
+            Source::Layer(k) => Some(k),
+            Source::Input => None,
+        }));
+    }
     for block in taps {
         if let (Target::Layer(target), Source::Layer(source)) = (block.target, block.source) {
             reads[target].insert(source);
@@ -25,9 +31,9 @@ pub(super) fn layer_components(layout: &Layout, a: &Csr<f32>, taps: &[TapBlock])
     components(&Csr::from_rows(count, reads.into_iter().map(|r| r.into_iter().map(|k| (k, 1.0f32)))))
 }
 
-/// An error if layers of a model with shared weights read each other: those run layer by layer, once.
+/// An error if layers of a model with shared weights or operators read each other: those run layer by layer, once.
 pub(super) fn require_acyclic_taps(parts: &ModelParts) -> Result<()> {
-    if parts.taps.iter().all(TapBlock::is_plain_residual) {
+    if parts.taps.iter().all(TapBlock::is_plain_residual) && !parts.layout.has_operators() {
         return Ok(());
     }
     let found = layer_components(&parts.layout, &parts.a, &parts.taps);
@@ -54,12 +60,15 @@ impl ImplicitModel {
             (Target::Layer(t), Source::Layer(s)) => reads_later(t, s),
             _ => false,
         });
+        let operators = self.layout().layers().iter().enumerate().any(|(t, layer)| {
+            layer.operands().any(|operand| matches!(operand.source, Source::Layer(s) if reads_later(t, s)))
+        });
         let a = self.a();
         let entries = (0..found.len()).any(|k| {
             let rows = self.layout().range(k);
             a.indices()[a.indptr()[rows.start]..a.indptr()[rows.end]].iter().any(|&j| (j as usize) < rows.end)
         });
-        if taps || entries { found } else { (0..found.len()).rev().collect() }
+        if taps || operators || entries { found } else { (0..found.len()).rev().collect() }
     }
 
     /// Everything that is added to a layer or the output as tap blocks: plain entries by source, their units being channels
@@ -85,6 +94,7 @@ impl ImplicitModel {
                     window: Window::square(1, 1, 0),
                     input: map(part.cols()),
                     output: map(part.rows()),
+                    groups: 1,
                     weights: TapWeights::Taps(part),
                 });
             }
@@ -107,8 +117,21 @@ impl ImplicitModel {
         !layer_components(self.layout(), self.a(), self.taps()).cyclic.contains(&true)
     }
 
+    /// An error that names the first layer that an operator computes, where something only works on sums of weighted
+    /// states.
+    pub(crate) fn require_no_operators(&self, what: &str) -> Result<()> {
+        match self.layout().layers().iter().find_map(|l| l.operator.as_ref().map(|o| (l, o))) {
+            None => Ok(()),
+            Some((layer, operator)) => Err(Error::unsupported(
+                format!("{what} of a model with layer {:?}, {}", layer.name, operator.name()),
+                "it works for linear maps, convolutions, sums, poolings and activations",
+            )),
+        }
+    }
+
     /// An error where something only works on A, B, C and D themselves.
     pub(crate) fn require_no_taps(&self, what: &str) -> Result<()> {
+        self.require_no_operators(what)?;
         if self.taps().is_empty() {
             return Ok(());
         }

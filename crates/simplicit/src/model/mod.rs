@@ -31,7 +31,7 @@ pub use well_posedness::{Contraction, WellPosedness};
 pub(crate) use well_posedness::component_contraction;
 
 use crate::arrays::Preprocessing;
-use crate::layout::Layout;
+use crate::layout::{Layout, Source};
 use crate::linalg::Csr;
 use crate::states::StateShape;
 use crate::{Error, Result};
@@ -126,6 +126,16 @@ impl ImplicitModel {
         for (k, block) in parts.taps.iter().enumerate() {
             block.check(k, &parts.layout, p, q)?;
         }
+        for layer in parts.layout.layers() {
+            if let Some(operator) = &layer.operator {
+                let size_of = |source: Source| match source {
+                    Source::Input => Some(p),
+                    Source::Layer(k) => parts.layout.layers().get(k).map(|l| l.size),
+                };
+                operator.check(layer.size, size_of).map_err(|e| e.within(&format!("layer {:?}", layer.name)))?;
+            }
+        }
+        require_no_sums(&parts)?;
         layers::require_acyclic_taps(&parts)?;
         parts.preprocessing.check_inputs(p)?;
         parts.metadata.check(n)?;
@@ -196,6 +206,18 @@ impl ImplicitModel {
     pub fn sparsity(&self) -> Sparsity {
         Sparsity::of(self)
     }
+}
+
+/// An error if something is added to a layer that an operator computes.
+fn require_no_sums(parts: &ModelParts) -> Result<()> {
+    for (k, layer) in parts.layout.layers().iter().enumerate().filter(|(_, l)| l.operator.is_some()) {
+        let units = parts.layout.range(k);
+        let entries = |m: &Csr<f32>| m.indptr()[units.end] - m.indptr()[units.start];
+        if entries(&parts.a) + entries(&parts.b) > 0 || parts.taps.iter().any(|b| b.target == Target::Layer(k)) {
+            return Err(Error::shape(format!("layer {:?}", layer.name), "no weights: an operator computes it", "some"));
+        }
+    }
+    Ok(())
 }
 
 fn require_finite_csr(name: &str, matrix: &Csr<f32>) -> Result<()> {

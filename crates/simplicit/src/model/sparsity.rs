@@ -41,7 +41,7 @@ pub struct LayerCount {
 /// How large a model is, beside its baseline.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sparsity {
-    /// Non-zeros of the stored A, B, C, D, b, d.
+    /// Non-zeros of the stored A, B, C, D, b, d, and of the parameters that stay.
     pub nonzeros: u64,
     /// Non-zero parameters of the baseline; (n+q)(n+p) where the baseline is not known.
     pub baseline_nonzeros: u64,
@@ -55,6 +55,10 @@ pub struct Sparsity {
     pub bytes: u64,
     /// Bits for the indices of A, B, C, D by the formula in the paper's appendix.
     pub paper_index_bits: u64,
+    /// Of the non-zeros, parameters that stay as they are: scales and shifts of norms, embeddings, slopes.
+    pub fixed: u64,
+    /// 1 − nonzeros / baseline_nonzeros without the parameters that stay.
+    pub trainable_sparsity: f64,
     /// By part.
     pub letters: LetterCounts,
     /// By layer, last first.
@@ -80,10 +84,12 @@ impl Sparsity {
         let plain: usize = [a, b, c, d].iter().map(|m| m.nonzeros()).sum();
         let multiply_adds = plain as u64 + model.taps().iter().map(TapBlock::multiply_adds).sum::<u64>();
         let weights = letters.a + letters.b + letters.c + letters.d;
-        let nonzeros = (weights + letters.state_bias + letters.output_bias) as u64;
+        let fixed: u64 = model.layout().layers().iter().map(|l| l.parameters() as u64).sum();
+        let nonzeros = (weights + letters.state_bias + letters.output_bias) as u64 + fixed;
         let shape = model.shape();
         let full = (shape.states + shape.outputs) as u64 * (shape.states + shape.inputs) as u64;
         let baseline_nonzeros = model.metadata().baseline_nonzeros.unwrap_or(full);
+        let share = |left: u64, of: u64| if of == 0 { 0.0 } else { 1.0 - left as f64 / of as f64 };
         let read = rows_read(model);
         let layers = model
             .layout()
@@ -115,7 +121,9 @@ impl Sparsity {
         Self {
             nonzeros,
             baseline_nonzeros,
-            sparsity: if baseline_nonzeros == 0 { 0.0 } else { 1.0 - nonzeros as f64 / baseline_nonzeros as f64 },
+            sparsity: share(nonzeros, baseline_nonzeros),
+            fixed,
+            trainable_sparsity: share(nonzeros - fixed, baseline_nonzeros.saturating_sub(fixed)),
             multiply_adds,
             baseline_multiply_adds: model.metadata().baseline_multiply_adds,
             bytes: model.to_bytes().len() as u64,
@@ -153,7 +161,12 @@ fn rows_read(model: &ImplicitModel) -> Vec<bool> {
             TapWeights::Identity | TapWeights::Diagonal(_) => own.fill(true),
         }
     }
-    let layers = layout.layers().iter().enumerate();
+    for operand in layout.layers().iter().flat_map(|l| l.operands()) {
+        if let Source::Layer(k) = operand.source {
+            units[layout.range(k)].fill(true);
+        }
+    }
+    let layers = layout.layers().iter().enumerate().filter(|(_, layer)| layer.operator.is_none());
     layers
         .flat_map(|(k, layer)| {
             let each = layer.size / layer.rows().max(1);

@@ -38,6 +38,8 @@ pub struct TapBlock {
     pub input: MapShape,
     /// Shape of the result: the target's map, or its units × 1 × 1.
     pub output: MapShape,
+    /// Equal parts of the output channels, each of which reads only its own part of the operand's channels.
+    pub groups: usize,
     /// The weights.
     pub weights: TapWeights,
 }
@@ -69,6 +71,13 @@ impl TapBlock {
     /// Columns of the taps: channels of the operand × kernel.
     pub fn columns(&self) -> usize {
         self.input.channels * self.window.area()
+    }
+
+    /// The columns that row o may use: those of its group of input channels.
+    pub fn group_columns(&self, o: usize) -> std::ops::Range<usize> {
+        let each = self.columns() / self.groups.max(1);
+        let group = o / (self.output.channels / self.groups.max(1)).max(1);
+        group * each..(group + 1) * each
     }
 
     /// Stored non-zeros, each tap once; none for structure.
@@ -166,6 +175,13 @@ impl TapBlock {
             shape = map.output()?;
         }
         require_bounded(self.window, self.input).map_err(|e| e.within(&what()))?;
+        if self.groups == 0
+            || !self.input.channels.is_multiple_of(self.groups)
+            || !self.output.channels.is_multiple_of(self.groups)
+        {
+            let expected = format!("groups that divide {} and {} channels", self.input.channels, self.output.channels);
+            return fail(expected, self.groups.to_string());
+        }
         if shape != self.input {
             return fail(format!("an operand of {shape}"), self.input.to_string());
         }
@@ -210,6 +226,9 @@ impl TapBlock {
                         format!("taps {} × {}", self.output.channels, columns.unwrap_or(usize::MAX)),
                         format!("{} × {}", taps.rows(), taps.cols()),
                     );
+                }
+                if let Some(o) = (0..taps.rows()).find(|&o| taps.row(o).any(|(j, _)| !self.group_columns(o).contains(&j))) {
+                    return fail(format!("taps of row {o} within its group"), "one of another group".into());
                 }
                 super::require_finite_csr(&what(), taps)?;
             }

@@ -65,6 +65,9 @@ impl ImplicitModel {
     /// The same model with its residual sums as entries of A, B, C and D; `None` if weights are shared or pooled, whose
     /// entries would be too many.
     pub(crate) fn without_taps(&self) -> Option<Cow<'_, Self>> {
+        if self.layout().has_operators() {
+            return None;
+        }
         if self.taps().is_empty() {
             return Some(Cow::Borrowed(self));
         }
@@ -74,6 +77,7 @@ impl ImplicitModel {
     /// The same model with every shared weight an entry for each position that uses it, rounded to single precision
     /// where a mean divides it. An error with a maximum, which has no entries, and where they would be too many.
     pub(crate) fn unrolled(&self, what: &str) -> Result<Cow<'_, Self>> {
+        self.require_no_operators(what)?;
         if self.taps().is_empty() {
             return Ok(Cow::Borrowed(self));
         }

@@ -42,6 +42,11 @@ impl ImplicitModel {
     /// ‖A‖∞ and a certified upper bound on λ_pf(|A|). With shared weights it is that of the norms between channels, which
     /// is at least as large.
     pub fn well_posedness(&self) -> WellPosedness {
+        if self.layout().has_operators() {
+            // Such a model has no cycles; what its operators do to a change of the states has no norm here.
+            let norm_a_inf = self.norm_a_inf();
+            return WellPosedness { norm_a_inf, lambda_pf_upper: 0.0, acyclic: true, contraction: None };
+        }
         let groups = Groups::new(self);
         let norms = &groups.norms;
         let parts = components(norms);

@@ -83,10 +83,14 @@ pub struct PreActivation {
 }
 
 impl PreActivation {
-    /// Non-zero weights and biases.
+    /// Non-zero weights and biases, and parameters that stay.
     pub fn nonzeros(&self) -> usize {
         let weights: usize = self.terms.iter().map(|t| t.weights.nonzeros()).sum();
-        weights + self.bias.as_deref().map_or(0, count)
+        let fixed = match &self.operator {
+            Some(Operator::Constant { values, parameter: true }) => count(values),
+            _ => 0,
+        };
+        fixed + weights + self.bias.as_deref().map_or(0, count)
     }
 
     /// The bias of every unit.

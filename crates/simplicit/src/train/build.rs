@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::plan::{Place, Plan};
+use super::plan::{Group, Place, Plan};
 use super::{TrainInput, TrainSettings, layout, metadata};
 use crate::Result;
+use crate::equilibrium::LayerSum;
+use crate::layout::{MapShape, Source};
 use crate::linalg::Csr;
-use crate::model::{ImplicitModel, ModelParts, TapBlock, TapWeights};
+use crate::model::{ImplicitModel, ModelParts, TapBlock, TapWeights, Target};
+use crate::network::Window;
 use crate::statistics::Statistics;
 
 /// What is known about one row of the model.
@@ -72,7 +75,8 @@ impl<'a> Build<'a> {
         let units: Vec<&Row> = (0..layout.layers().len())
             .flat_map(|k| {
                 let (layer, rows) = (&layout.layers()[k], &top[layout.row_range(k)]);
-                (0..layer.size).map(|i| if layer.map.is_some() { &none } else { &rows[i] }).collect::<Vec<_>>()
+                let shared = layer.map.is_some() || layer.operator.is_some();
+                (0..layer.size).map(|i| if shared { &none } else { &rows[i] }).collect::<Vec<_>>()
             })
             .collect();
         let columns = |rows: &[&Row], from: usize, cols: usize| {
@@ -82,39 +86,94 @@ impl<'a> Build<'a> {
             };
             Csr::from_rows(cols, rows.iter().map(|row| row.entries.iter().filter_map(inside).collect::<Vec<_>>()))
         };
-        let bias = |row: &Row| row.entries.iter().find(|(place, _)| *place == Place::Constant).map_or(0.0, |e| e.1);
         let outputs: Vec<&Row> = bottom.iter().collect();
         ImplicitModel::new(ModelParts {
             a: columns(&units, 0, n),
             b: columns(&units, n, p),
             c: columns(&outputs, 0, n),
             d: columns(&outputs, n, p),
-            state_bias: top.iter().map(bias).collect(),
-            output_bias: bottom.iter().map(bias).collect(),
-            taps: self.tap_blocks(input),
+            state_bias: top.iter().map(bias_of).collect(),
+            output_bias: bottom.iter().map(bias_of).collect(),
+            taps: self.tap_blocks(input, |_| true),
             layout: layout.clone(),
             preprocessing: input.preprocessing.clone(),
             metadata: metadata(input, settings),
         })
     }
 
+    /// Notes that a group has nothing to solve.
+    pub(super) fn skip(&mut self, group: &Group) {
+        for i in group.rows.clone() {
+            let report = RowReport {
+                name: row_name(i, self.plan.outputs.rows.start),
+                nonzeros: 0,
+                relative_gap: None,
+                at_limit: false,
+                relative_residual: 0.0,
+                target_rms: 0.0,
+                bound_distance: None,
+            };
+            self.reports[i] = Some((report, (0.0, 0.0)));
+        }
+    }
+
+    /// One layer of the rows so far, or the outputs, ready to run.
+    pub(super) fn layer_sum(&self, input: &TrainInput, target: Target) -> LayerSum {
+        let (layout, shape) = (layout(input), input.source.shape());
+        let rows = match target {
+            Target::Layer(k) => &self.rows[layout.row_range(k)],
+            Target::Output => &self.rows[layout.rows()..],
+        };
+        let plain = |source: Source, columns: std::ops::Range<usize>| {
+            let inside = |&(place, v): &(Place, f32)| match place {
+                Place::Column(j) if columns.contains(&j) => Some((j - columns.start, v)),
+                _ => None,
+            };
+            let rows = rows.iter().map(|row| row.entries.iter().filter_map(inside).collect::<Vec<_>>());
+            let taps = Csr::from_rows(columns.len(), rows);
+            let map = |channels| MapShape { channels, height: 1, width: 1 };
+            (taps.nonzeros() > 0).then(|| TapBlock {
+                target,
+                source,
+                maps: Vec::new(),
+                window: Window::square(1, 1, 0),
+                input: map(columns.len()),
+                output: map(taps.rows()),
+                groups: 1,
+                weights: TapWeights::Taps(taps),
+            })
+        };
+        let n = shape.states;
+        let has_columns = rows.iter().any(|r| r.entries.iter().any(|(place, _)| matches!(place, Place::Column(_))));
+        let mut blocks = Vec::new();
+        if has_columns {
+            blocks.extend(plain(Source::Input, n..n + shape.inputs));
+            blocks.extend((0..layout.layers().len()).filter_map(|k| plain(Source::Layer(k), layout.range(k))));
+        }
+        blocks.extend(self.tap_blocks(input, |b| b.target == target));
+        LayerSum::of_blocks(layout, shape.outputs, target, &blocks, rows.iter().map(bias_of).collect())
+    }
+
     /// The plan's blocks with their weights; skips that nothing uses are left out.
-    fn tap_blocks(&self, input: &TrainInput) -> Vec<TapBlock> {
+    fn tap_blocks(&self, input: &TrainInput, wanted: impl Fn(&TapBlock) -> bool) -> Vec<TapBlock> {
         let known = input.baseline.map_or(0, |b| b.taps().len());
+        let layout = layout(input);
         let weighted = |(number, block): (usize, &TapBlock)| {
             let TapWeights::Taps(empty) = &block.weights else { return Some(block.clone()) };
-            let group = self.plan.groups().find(|g| g.target == Some(block.target))?;
+            let rows = match block.target {
+                Target::Layer(k) => layout.row_range(k),
+                Target::Output => self.plan.outputs.rows.clone(),
+            };
             let tap = |&(place, v): &(Place, f32)| match place {
                 Place::Tap { block, column } if block == number => Some((column, v)),
                 _ => None,
             };
-            let rows = &self.rows[group.rows.clone()];
-            let rows = rows.iter().map(|row| row.entries.iter().filter_map(tap).collect::<Vec<_>>());
+            let rows = self.rows[rows].iter().map(|row| row.entries.iter().filter_map(tap).collect::<Vec<_>>());
             let taps = Csr::from_rows(empty.cols(), rows);
             (number < known || taps.nonzeros() > 0)
                 .then(|| TapBlock { weights: TapWeights::Taps(taps), ..block.clone() })
         };
-        self.plan.blocks.iter().enumerate().filter_map(weighted).collect()
+        self.plan.blocks.iter().enumerate().filter(|(_, block)| wanted(block)).filter_map(weighted).collect()
     }
 
     /// RMS of the outputs' mismatch over their RMS.
@@ -126,4 +185,14 @@ impl<'a> Build<'a> {
         }
         if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 }
     }
+}
+
+/// A row's name in reports: of states, then of outputs.
+pub(super) fn row_name(i: usize, first_output: usize) -> String {
+    if i < first_output { format!("z[{i}]") } else { format!("y[{}]", i - first_output) }
+}
+
+/// The constant of a row.
+fn bias_of(row: &Row) -> f32 {
+    row.entries.iter().find(|(place, _)| *place == Place::Constant).map_or(0.0, |e| e.1)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::build::{Build, Evidence, Row, RowReport};
+use super::build::{Build, Evidence, Row, RowReport, row_name};
 use super::emphasis::Emphasis;
 use super::gather::{self, Walks};
 use super::method::{self, RowGroup};
@@ -79,7 +79,9 @@ impl Workshop {
         let constant = constants(input, settings);
         let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
         // Residual sums alone do not stand in the way of cycles.
-        let shared = |b: &&ImplicitModel| !b.taps().is_empty() && (acyclic || b.without_taps().is_none());
+        let shared = |b: &&ImplicitModel| {
+            b.layout().has_operators() || !b.taps().is_empty() && (acyclic || b.without_taps().is_none())
+        };
         let plan = match input.baseline.filter(shared) {
             Some(baseline) => {
                 require_no_residual_ball(baseline, settings)?;
@@ -277,6 +279,14 @@ impl Pass<'_> {
         if let Some(walks) = &mut self.walks {
             walks.enter(settings, group, run)?;
         }
+        if group.features() == 0 {
+            // An operator, or a sum of other layers: nothing is solved.
+            built.skip(group);
+            if let Some(walks) = &mut self.walks {
+                walks.leave(group, built, run)?;
+            }
+            return Ok(());
+        }
         let statistics = match self.kept.get(&key) {
             Some(statistics) => statistics.clone(),
             None => Arc::new(self.gather(group, built, own_states, &key, run)?),
@@ -333,14 +343,14 @@ impl Pass<'_> {
         }
         built.evidence.insert(group.name.clone(), Evidence { statistics, weights });
         if let Some(walks) = &mut self.walks {
-            walks.leave(settings, group, built, run)?;
+            walks.leave(group, built, run)?;
         }
         Ok(())
     }
 
     /// Whether the statistics of all groups are the baseline's and known, from an earlier strength or an earlier run.
     fn needs_no_walk(&mut self, run: &Run) -> Result<bool> {
-        for group in self.plan.groups() {
+        for group in self.plan.groups().filter(|group| group.features() > 0) {
             if self.on_own_states(group, self.settings.cascade) {
                 return Ok(false);
             }
@@ -383,10 +393,6 @@ fn statistics_key(key: &str) -> String {
 fn found_again(group: &Group, key: &str, run: &Run) -> Result<Option<Statistics>> {
     let bytes = run.keep.get(&statistics_key(key))?;
     Ok(bytes.and_then(|bytes| Statistics::from_bytes(&bytes, group.features(), group.rows.len())))
-}
-
-fn row_name(i: usize, first_output: usize) -> String {
-    if i < first_output { format!("z[{i}]") } else { format!("y[{}]", i - first_output) }
 }
 
 /// Rows that cannot match, by the model's names.

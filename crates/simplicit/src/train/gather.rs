@@ -11,8 +11,9 @@ use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
 use crate::equilibrium::LayerSum;
 use crate::linalg::Matrix;
+use crate::layout::MapShape;
 use crate::model::{TapBlock, TapWeights, Target};
-use crate::network::Convolution;
+use crate::network::{Convolution, Source};
 use crate::random::Random;
 use crate::states::StateSource;
 use crate::statistics::Statistics;
@@ -98,7 +99,11 @@ pub(super) struct Walks<'a> {
     last_reader: Vec<usize>,
     /// How many groups are done.
     done: usize,
-    /// The baseline's pre-activations of the present group at the chosen positions, a block of samples each.
+    /// How many layers are done.
+    layers_done: usize,
+    /// The layer entered last, while it has groups left.
+    entered: Option<Target>,
+    /// The baseline's pre-activations of the present layer at the chosen positions, a block of samples each.
     targets: Vec<Matrix<f32>>,
 }
 
@@ -112,10 +117,17 @@ impl<'a> Walks<'a> {
         for (at, group) in plan.groups().enumerate() {
             let blocks = plan.blocks.iter().filter(|b| Some(b.target) == group.target);
             let layers = blocks.filter_map(|b| match b.source {
-                crate::network::Source::Layer(k) => Some(k),
-                crate::network::Source::Input => None,
+                Source::Layer(k) => Some(k),
+                Source::Input => None,
             });
             layers.for_each(|k| last_reader[k] = at);
+            if let Some(Target::Layer(own)) = group.target {
+                for operand in layout.layers()[own].operands() {
+                    if let Source::Layer(k) = operand.source {
+                        last_reader[k] = at;
+                    }
+                }
+            }
             for segment in &group.segments {
                 if let Segment::Columns(columns) = segment {
                     let layers = columns.iter().filter(|&&j| j < n).filter_map(|&j| layout.layer_of(j));
@@ -131,19 +143,31 @@ impl<'a> Walks<'a> {
             own: if settings.cascade { Some(walk()?) } else { None },
             last_reader,
             done: 0,
+            layers_done: 0,
+            entered: None,
             targets: Vec::new(),
         })
     }
 
-    /// Runs the baseline through the next group and notes its targets.
+    /// Runs the baseline through the layer of the next group, unless a group before it did, and notes its targets.
     pub(super) fn enter(&mut self, settings: &TrainSettings, group: &Group, run: &Run) -> Result<()> {
         let (Some(target), Some(model)) = (group.target, self.input.baseline) else { return Ok(()) };
-        let chosen = Chosen::new(settings, group, self.baseline.samples(), self.seed, self.done);
+        if self.entered == Some(target) {
+            return Ok(());
+        }
+        self.entered = Some(target);
+        let chosen = Chosen::new(settings, group, self.baseline.samples(), self.seed, self.layers_done);
         let layer = match target {
             Target::Layer(k) => Some((k, layout(self.input).layers()[k].activation)),
             Target::Output => None,
         };
-        let (positions, rows) = (group.positions, group.rows.len());
+        // Rows of the whole layer; none where nothing is solved.
+        let rows = match target {
+            _ if group.features() == 0 => 0,
+            Target::Layer(k) => layout(self.input).layers()[k].rows(),
+            Target::Output => group.rows.len(),
+        };
+        let positions = group.positions;
         let sum = LayerSum::new(model, target);
         let blocks = self.baseline.sums(&sum, run.threads, run.cancel, |block, z| {
             let mut targets = Vec::with_capacity(z.rows() * chosen.per_sample * rows);
@@ -171,7 +195,7 @@ impl<'a> Walks<'a> {
     pub(super) fn statistics(&self, settings: &TrainSettings, group: &Group, run: &mut Run) -> Result<Statistics> {
         let walk = self.own.as_ref().unwrap_or(&self.baseline);
         let (d, rows) = (group.features(), group.rows.len());
-        let chosen = Chosen::new(settings, group, walk.samples(), self.seed, self.done);
+        let chosen = Chosen::new(settings, group, walk.samples(), self.seed, self.layers_done);
         let total = walk.samples() * chosen.per_sample;
         let residuals: Vec<&TapBlock> = self
             .blocks
@@ -197,14 +221,14 @@ impl<'a> Walks<'a> {
                     let start = (image % SAMPLES) * chosen.per_sample + span.start - first;
                     for k in 0..here.len() {
                         let row = targets.row_mut(at + k).iter_mut();
-                        row.zip(known.row(start + k)).for_each(|(t, z)| *t = f64::from(*z));
+                        row.zip(&known.row(start + k)[group.first_row..]).for_each(|(t, z)| *t = f64::from(*z));
                     }
                     for block in &residuals {
                         let x = operand(walk.sample(block.source, image), &block.maps, &mut room);
                         for (k, position) in here.iter().enumerate() {
                             let row = targets.row_mut(at + k).iter_mut().enumerate();
                             row.for_each(|(c, t)| {
-                                let unit = c * group.positions + position;
+                                let unit = (group.first_row + c) * group.positions + position;
                                 *t -= f64::from(block.unit_factor(unit) * x[unit]);
                             });
                         }
@@ -235,19 +259,28 @@ impl<'a> Walks<'a> {
             match segment {
                 Segment::Columns(columns) => {
                     // Only rows of single units have such columns, so there is one position.
-                    let row = features.row_mut(at);
-                    for (slot, &j) in row[first..].iter_mut().zip(columns) {
-                        *slot = f64::from(match layout.layer_of(j) {
-                            Some(k) => walk.sample(crate::network::Source::Layer(k), image)[j - layout.range(k).start],
-                            None => walk.sample(crate::network::Source::Input, image)[j - n],
-                        });
+                    let mut slots = features.row_mut(at)[first..].iter_mut();
+                    let mut from = 0;
+                    while let Some(&start) = columns.get(from) {
+                        let (source, range) = match layout.layer_of(start) {
+                            Some(k) => (Source::Layer(k), layout.range(k)),
+                            None => (Source::Input, n..usize::MAX),
+                        };
+                        let x = walk.sample(source, image);
+                        let count = columns[from..].partition_point(|j| range.contains(j));
+                        let own = &columns[from..from + count];
+                        slots.by_ref().zip(own).for_each(|(slot, j)| *slot = f64::from(x[j - range.start]));
+                        from += count;
                     }
                     first += columns.len();
                 }
-                Segment::Taps { block, columns } => {
+                Segment::Taps { block, first: first_tap, columns } => {
                     let block = &self.blocks[*block];
-                    let geometry = Convolution { input: block.input, output: block.output, window: block.window };
+                    let (area, positions_in) = (block.window.area(), block.input.positions());
+                    let input = MapShape { channels: columns / area, ..block.input };
+                    let geometry = Convolution { input, output: block.output, window: block.window };
                     let x = operand(walk.sample(block.source, image), &block.maps, room);
+                    let x = &x[first_tap / area * positions_in..];
                     for (k, &position) in positions.iter().enumerate() {
                         geometry.window_at(x, position, &mut features.row_mut(at + k)[first..first + columns]);
                     }
@@ -261,10 +294,15 @@ impl<'a> Walks<'a> {
         }
     }
 
-    /// Runs the model built so far through the group entered last, and forgets what nobody reads any more.
-    pub(super) fn leave(&mut self, settings: &TrainSettings, group: &Group, built: &Build, run: &Run) -> Result<()> {
+    /// Runs the model built so far through the layer entered last, once all of its groups are done, and forgets what
+    /// nobody reads any more.
+    pub(super) fn leave(&mut self, group: &Group, built: &Build, run: &Run) -> Result<()> {
+        if !group.completes_layer {
+            self.done += 1;
+            return Ok(());
+        }
         if let (Some(own), Some(target @ Target::Layer(k))) = (&mut self.own, group.target) {
-            let sum = LayerSum::new(&built.model(self.input, settings)?, target);
+            let sum = built.layer_sum(self.input, target);
             let activation = layout(self.input).layers()[k].activation;
             let blocks = own.sums(&sum, run.threads, run.cancel, |_, z| activated(z, activation))?;
             own.put(k, blocks);
@@ -277,6 +315,8 @@ impl<'a> Walks<'a> {
         }
         self.targets = Vec::new();
         self.done += 1;
+        self.layers_done += 1;
+        self.entered = None;
         Ok(())
     }
 }

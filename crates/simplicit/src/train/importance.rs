@@ -25,9 +25,12 @@ pub fn importance(
     let shape = network.shape();
     let samples = inputs.samples();
     let layers = network.layout().layers();
-    // Of every row: a channel has its positions, a unit itself.
-    let units: Vec<usize> =
-        layers.iter().flat_map(|l| std::iter::repeat_n(l.size / l.rows().max(1), l.rows())).collect();
+    // Of every row its units: a channel has its positions, a unit itself, an operator's layer no rows.
+    let mut units: Vec<std::ops::Range<usize>> = Vec::with_capacity(network.layout().rows());
+    for (k, layer) in layers.iter().enumerate() {
+        let (first, each) = (network.layout().range(k).start, layer.size / layer.rows().max(1));
+        units.extend((0..layer.rows()).map(|i| first + i * each..first + (i + 1) * each));
+    }
     let size = (BLOCK_STATES / shape.states.max(1)).clamp(1, BLOCK);
     let mut total = vec![0.0; units.len() + shape.outputs];
     parallel::fold(
@@ -50,9 +53,9 @@ pub fn importance(
             for _ in 0..draws {
                 let gradient = trace.backward(&drawn(&probabilities, 1.0, &mut random))?;
                 for i in 0..u.rows() {
-                    let mut gradient = gradient.dz.row(i).iter();
-                    for (sum, &units) in of_states.iter_mut().zip(&units) {
-                        *sum += gradient.by_ref().take(units).map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
+                    let gradient = gradient.dz.row(i);
+                    for (sum, units) in of_states.iter_mut().zip(&units) {
+                        *sum += gradient[units.clone()].iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
                     }
                 }
             }

@@ -314,7 +314,7 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
 /// Whose rows are trained: the baseline's where weights are shared, which may split a map that its network declares.
 fn layout<'a>(input: &'a TrainInput) -> &'a Layout {
     match input.baseline {
-        Some(baseline) if !baseline.taps().is_empty() => baseline.layout(),
+        Some(baseline) if !baseline.taps().is_empty() || baseline.layout().has_operators() => baseline.layout(),
         _ => input.source.layout(),
     }
 }

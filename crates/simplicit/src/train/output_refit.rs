@@ -90,7 +90,7 @@ pub(super) fn refitted(
     run: &mut Run,
 ) -> Result<Fitted> {
     // Shared weights have no such products yet.
-    if !fitted.model.taps().is_empty() {
+    if !fitted.model.taps().is_empty() || fitted.model.layout().has_operators() {
         return Ok(fitted);
     }
     let Fitted { model, mut rows, training_error, evidence, .. } = fitted;

@@ -15,8 +15,8 @@ use crate::{Error, Result};
 pub(crate) enum Segment {
     /// Single units: columns 0..n are states, n..n+p inputs; ascending.
     Columns(Vec<usize>),
-    /// So many taps of a block of the plan.
-    Taps { block: usize, columns: usize },
+    /// Taps of block number `block`: `columns` of them from column `first` on, those of one group of input channels.
+    Taps { block: usize, first: usize, columns: usize },
     /// The constant 1.
     Constant,
 }
@@ -33,13 +33,18 @@ pub(crate) enum Place {
 }
 
 /// Rows of the model that share a design. Rows 0..R are the layout's (channels of maps, units of dense layers), R..R+q
-/// the outputs.
+/// the outputs. A layer has one group, or one for every group of channels of its convolution; a layer that an operator
+/// computes has a group without rows.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Group {
     pub(crate) name: String,
     /// What the rows add up to; `None` for all states at once.
     pub(crate) target: Option<Target>,
     pub(crate) rows: Range<usize>,
+    /// Number of the first row within its layer.
+    pub(crate) first_row: usize,
+    /// Whether this is the last group of its layer.
+    pub(crate) completes_layer: bool,
     /// Row of (A B) or (C D) of the first row; rows of maps have none.
     pub(crate) first_unit: usize,
     /// Every feature that some row of the group may use.
@@ -57,8 +62,8 @@ impl Group {
         for segment in &self.segments {
             match segment {
                 Segment::Columns(columns) => places.extend(columns.iter().map(|&j| Place::Column(j))),
-                Segment::Taps { block, columns } => {
-                    places.extend((0..*columns).map(|column| Place::Tap { block: *block, column }));
+                Segment::Taps { block, first, columns } => {
+                    places.extend((0..*columns).map(|j| Place::Tap { block: *block, column: first + j }));
                 }
                 Segment::Constant => places.push(Place::Constant),
             }
@@ -98,7 +103,17 @@ impl Plan {
             let allowed = Mask::from_fn(rows.len(), columns.len() + usize::from(with_constant), allowed);
             let mut segments = vec![Segment::Columns(columns)];
             segments.extend(with_constant.then_some(Segment::Constant));
-            Group { name: name.to_string(), target, rows, first_unit, segments, allowed, positions: 1 }
+            Group {
+                name: name.to_string(),
+                target,
+                rows,
+                first_row: 0,
+                completes_layer: true,
+                first_unit,
+                segments,
+                allowed,
+                positions: 1,
+            }
         };
         let layers = layout.layers();
         let cyclic = (0..layers.len()).any(|k| {
@@ -146,10 +161,18 @@ impl Plan {
             let more = (0..layout.layers().len()).flat_map(|k| skips(baseline, k, reach)).collect::<Vec<_>>();
             blocks.extend(more);
         }
-        let group = |target: Target| tap_group(baseline, &blocks, target, feedforward, constant);
-        let states = (0..layout.layers().len()).rev().map(|k| group(Target::Layer(k))).collect::<Result<Vec<_>>>()?;
-        let outputs = group(Target::Output)?;
-        Ok(Self { blocks, states, outputs, cyclic: false })
+        let mut states = Vec::new();
+        for k in (0..layout.layers().len()).rev() {
+            states.extend(tap_groups(baseline, &blocks, Target::Layer(k), feedforward, constant)?);
+        }
+        let mut outputs = tap_groups(baseline, &blocks, Target::Output, feedforward, constant)?;
+        match (outputs.pop(), outputs.is_empty()) {
+            (Some(outputs), true) => Ok(Self { blocks, states, outputs, cyclic: false }),
+            _ => Err(Error::unsupported(
+                "outputs that are a grouped convolution",
+                "let a sum, a pooling or a linear map follow it",
+            )),
+        }
     }
 
     /// All groups, in the order they are solved.
@@ -157,9 +180,9 @@ impl Plan {
         self.states.iter().chain([&self.outputs])
     }
 
-    /// Whether some rows have shared weights.
+    /// Whether layers are walked through one by one: weights are shared, or operators stand between.
     pub(crate) fn has_taps(&self) -> bool {
-        !self.blocks.is_empty()
+        !self.blocks.is_empty() || self.states.iter().any(|g| g.rows.is_empty())
     }
 }
 
@@ -197,10 +220,62 @@ fn skips(baseline: &ImplicitModel, k: usize, reach: usize) -> Vec<TapBlock> {
             window,
             input: map,
             output,
+            groups: 1,
             weights: TapWeights::Taps(Csr::empty(output.channels, map.channels * window.area())),
         })
     };
     before.take(reach).filter_map(skip).collect()
+}
+
+/// The groups of one layer, or of the outputs.
+fn tap_groups(
+    baseline: &ImplicitModel,
+    blocks: &[TapBlock],
+    target: Target,
+    feedforward: bool,
+    constant: &[bool],
+) -> Result<Vec<Group>> {
+    let whole = tap_group(baseline, blocks, target, feedforward, constant)?;
+    let mut taps = whole.segments.iter().filter_map(|segment| match segment {
+        Segment::Taps { block, .. } => Some(*block),
+        _ => None,
+    });
+    let first = taps.next();
+    let several = taps.next().is_some();
+    let columns = whole.segments.iter().any(|segment| matches!(segment, Segment::Columns(_)));
+    match first.map(|block| &blocks[block]) {
+        // Channels share features with those of their own group alone. A sum of several blocks is one group: rows that
+        // may not use a feature are told so by the mask.
+        Some(block) if block.groups > 1 && !several && !columns => Ok(split(&whole, block)),
+        _ => Ok(vec![whole]),
+    }
+}
+
+/// One group of rows for every group of channels of a convolution.
+fn split(whole: &Group, block: &TapBlock) -> Vec<Group> {
+    let each = whole.rows.len() / block.groups;
+    (0..block.groups)
+        .map(|g| {
+            let first_row = g * each;
+            let taps = block.group_columns(first_row);
+            // The constant, where there is one, stands behind the taps.
+            let columns: Vec<usize> = taps.clone().chain(block.columns()..whole.features()).collect();
+            let mut segments = whole.segments.clone();
+            if let Some(Segment::Taps { first, columns, .. }) = segments.first_mut() {
+                (*first, *columns) = (taps.start, taps.len());
+            }
+            Group {
+                name: format!("{} [{g}]", whole.name),
+                rows: whole.rows.start + first_row..whole.rows.start + first_row + each,
+                first_row,
+                completes_layer: g + 1 == block.groups,
+                first_unit: whole.first_unit + first_row * whole.positions,
+                segments,
+                allowed: Mask::from_fn(each, columns.len(), |i, j| whole.allowed.allows(first_row + i, columns[j])),
+                ..whole.clone()
+            }
+        })
+        .collect()
 }
 
 fn tap_group(
@@ -257,10 +332,12 @@ fn tap_group(
     }
     for (block, template) in blocks.iter().enumerate().filter(|(_, b)| b.target == target) {
         if let TapWeights::Taps(_) = template.weights {
-            segments.push(Segment::Taps { block, columns: template.columns() });
+            segments.push(Segment::Taps { block, first: 0, columns: template.columns() });
             let known = baseline.taps().get(block).map(|b| &b.weights);
             for (channel, allowed) in allowed.iter_mut().enumerate() {
-                let mut taps = vec![feedforward; template.columns()];
+                let own = template.group_columns(channel);
+                let mut taps: Vec<bool> =
+                    (0..template.columns()).map(|j| feedforward && own.contains(&j)).collect();
                 if let Some(TapWeights::Taps(known)) = known {
                     known.row(channel).for_each(|(j, _)| taps[j] = true);
                 }
@@ -278,6 +355,8 @@ fn tap_group(
         target: Some(target),
         allowed: Mask::from_fn(rows.len(), features, |i, j| allowed[i][j]),
         rows,
+        first_row: 0,
+        completes_layer: true,
         first_unit: units.start,
         segments,
         positions: map.map_or(1, MapShape::positions),

@@ -99,7 +99,7 @@ fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Optio
         .taps()
         .iter()
         .map(|block| match &block.weights {
-            TapWeights::Taps(taps) if Some(block.target) == group.target => taps.row(k).collect(),
+            TapWeights::Taps(taps) if Some(block.target) == group.target => taps.row(group.first_row + k).collect(),
             _ => Vec::new(),
         })
         .collect();

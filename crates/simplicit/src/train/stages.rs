@@ -31,7 +31,7 @@ pub(super) fn are_taken(input: &TrainInput, settings: &TrainSettings) -> bool {
     settings.output_refit > 0
         && settings.robust_rounds == 0
         && matches!(settings.objective, Objective::Cardinality)
-        && input.baseline.is_none_or(|b| b.taps().is_empty())
+        && input.baseline.is_none_or(|b| b.taps().is_empty() && !b.layout().has_operators())
 }
 
 /// The targets of all stages up to and with `target`, after a model that left the share `left` of the non-zeros (or

@@ -57,6 +57,7 @@ pub fn to_onnx(model: &ImplicitModel, settings: OnnxSettings) -> Result<Vec<u8>>
             "an ONNX graph needs at least one of each",
         ));
     }
+    model.require_no_operators("ONNX export")?;
     let mut graph = if !model.taps().is_empty() && model.layers_are_acyclic() {
         layers::graph(model)?
     } else {

@@ -1,0 +1,303 @@
+//! Networks with operators between their linear maps: as models they compute the same, have the same gradients, train,
+//! and survive a file.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
+
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient};
+use simplicit::graph::{Binary, Dims, Reduction, Structure};
+use simplicit::layout::Activation;
+use simplicit::linalg::Matrix;
+use simplicit::model::{ImplicitModel, TapWeights};
+use simplicit::network::{Network, Shape, Window};
+use simplicit::parallel::{Cancel, Threads};
+use simplicit::random::Random;
+use simplicit::states::Collected;
+use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, train};
+
+const CHANNELS: usize = 8;
+const SIDE: usize = 6;
+
+fn random(rows: usize, cols: usize, seed: u64) -> Matrix<f32> {
+    let mut r = Random::new(seed);
+    let scale = (1.5 / cols as f64).sqrt();
+    Matrix::from_fn(rows, cols, |_, _| (r.normal() * scale) as f32)
+}
+
+fn bias(rows: usize, seed: u64) -> Option<Vec<f32>> {
+    let mut r = Random::new(seed);
+    Some((0..rows).map(|_| (0.2 * r.normal()) as f32).collect())
+}
+
+fn samples(count: usize, seed: u64) -> Matrix<f32> {
+    let mut r = Random::new(seed);
+    Matrix::from_fn(count, 3 * SIDE * SIDE, |_, _| r.normal() as f32)
+}
+
+fn dims(sizes: &[usize]) -> Dims {
+    Dims::new(sizes).unwrap()
+}
+
+/// What mobile networks are made of: a dilated convolution, a depthwise one, squeeze and excite, a concatenation.
+fn mobile() -> Network {
+    let wide = Window { dilation: [2, 2], ..Window::square(3, 1, 2) };
+    let start = Network::builder(Shape::map(3, SIDE, SIDE))
+        .unwrap()
+        .convolution(random(CHANNELS, 27, 1), wide, bias(CHANNELS, 2))
+        .unwrap()
+        .activation(Activation::Relu)
+        .unwrap()
+        .grouped_convolution(random(CHANNELS, 9, 3), Window::square(3, 1, 1), CHANNELS, bias(CHANNELS, 4))
+        .unwrap()
+        .activation(Activation::Relu)
+        .unwrap();
+    let map = start.here();
+    let gate = start
+        .structure(Structure::Reduce { reduction: Reduction::Mean, axes: vec![2, 3], keep: true }, &[])
+        .unwrap()
+        .convolution(random(4, CHANNELS, 5), Window::square(1, 1, 0), bias(4, 6))
+        .unwrap()
+        .activation(Activation::Relu)
+        .unwrap()
+        .convolution(random(CHANNELS, 4, 7), Window::square(1, 1, 0), bias(CHANNELS, 8))
+        .unwrap()
+        .activation(Activation::Sigmoid)
+        .unwrap();
+    let excited = gate.structure(Structure::Binary(Binary::Multiply), &[map]).unwrap();
+    let one = excited.here();
+    let two = excited
+        .grouped_convolution(random(4, CHANNELS / 2 * 9, 9), Window::square(3, 1, 1), 2, None)
+        .unwrap()
+        .activation(Activation::Tanh)
+        .unwrap();
+    two.structure(Structure::Concat { axis: 1 }, &[one])
+        .unwrap()
+        .convolution(random(10, 12 * 9, 10), Window::square(3, 2, 1), bias(10, 11))
+        .unwrap()
+        .activation(Activation::Relu)
+        .unwrap()
+        .global_average()
+        .unwrap()
+        .linear(random(5, 10, 12), bias(5, 13))
+        .unwrap()
+        .build()
+        .unwrap()
+}
+
+/// What transformers are made of: patches as tokens, layer norm with scale and shift, attention, a residual sum.
+fn attention() -> Network {
+    let tokens = (SIDE / 2) * (SIDE / 2);
+    let embedded = Network::builder(Shape::map(3, SIDE, SIDE))
+        .unwrap()
+        .convolution(random(CHANNELS, 12, 21), Window::square(2, 2, 0), bias(CHANNELS, 22))
+        .unwrap()
+        .structure(Structure::Reshape { dims: dims(&[1, CHANNELS, tokens]) }, &[])
+        .unwrap()
+        .structure(Structure::Transpose { order: vec![0, 2, 1] }, &[])
+        .unwrap();
+    let residual = embedded.here();
+    let mut scales = Random::new(23);
+    let scale: Vec<f32> = (0..CHANNELS).map(|_| 1.0 + 0.1 * scales.normal() as f32).collect();
+    let constant = embedded.constant(dims(&[CHANNELS]), scale, true).unwrap();
+    let scale = constant.here();
+    let normed = constant
+        .at(residual)
+        .unwrap()
+        .structure(Structure::Normalise { axis: 2, epsilon: 1e-5 }, &[])
+        .unwrap()
+        .structure(Structure::Binary(Binary::Multiply), &[scale])
+        .unwrap()
+        .structure(Structure::Transpose { order: vec![0, 2, 1] }, &[])
+        .unwrap()
+        .structure(Structure::Reshape { dims: dims(&[1, CHANNELS, tokens, 1]) }, &[])
+        .unwrap();
+    let channels_first = normed.here();
+    let one = Window::square(1, 1, 0);
+    let keys = normed.convolution(random(CHANNELS, CHANNELS, 24), one, bias(CHANNELS, 25)).unwrap();
+    let keys = keys.structure(Structure::Reshape { dims: dims(&[1, CHANNELS, tokens]) }, &[]).unwrap();
+    let key = keys.here();
+    let values = keys.at(channels_first).unwrap().convolution(random(CHANNELS, CHANNELS, 26), one, None).unwrap();
+    let values = values
+        .structure(Structure::Reshape { dims: dims(&[1, CHANNELS, tokens]) }, &[])
+        .unwrap()
+        .structure(Structure::Transpose { order: vec![0, 2, 1] }, &[])
+        .unwrap();
+    let value = values.here();
+    let queries = values.at(channels_first).unwrap().convolution(random(CHANNELS, CHANNELS, 27), one, None).unwrap();
+    queries
+        .structure(Structure::Reshape { dims: dims(&[1, CHANNELS, tokens]) }, &[])
+        .unwrap()
+        .structure(Structure::Transpose { order: vec![0, 2, 1] }, &[])
+        .unwrap()
+        .structure(Structure::MatMul, &[key])
+        .unwrap()
+        .structure(Structure::Softmax { axis: 2 }, &[])
+        .unwrap()
+        .structure(Structure::MatMul, &[value])
+        .unwrap()
+        .plus(residual)
+        .unwrap()
+        .structure(Structure::Reduce { reduction: Reduction::Mean, axes: vec![1], keep: false }, &[])
+        .unwrap()
+        .linear(random(5, CHANNELS, 28), bias(5, 29))
+        .unwrap()
+        .build()
+        .unwrap()
+}
+
+fn networks() -> [(&'static str, Network); 2] {
+    [("mobile", mobile()), ("attention", attention())]
+}
+
+#[test]
+fn as_a_model_it_computes_the_same_and_has_the_same_gradients() {
+    for (name, network) in networks() {
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let u = samples(21, 31);
+        let y = network.forward(&u).unwrap();
+        let gradient = InputGradient::new(&model, EquilibriumSettings::default()).unwrap();
+        let mut r = Random::new(32);
+        let v = Matrix::from_fn(21, 5, |_, _| r.normal() as f32);
+        let (solution, found) = gradient.run(&u, &v).unwrap();
+        let expected = network.backward(&u, &v).unwrap().du;
+        for (what, got, wanted) in [("outputs", &solution.y, &y), ("gradient", &found.gradient, &expected)] {
+            let size = wanted.as_slice().iter().fold(0.0f32, |m, v| m.max(v.abs()));
+            for (g, w) in got.as_slice().iter().zip(wanted.as_slice()) {
+                // Sums of at most some hundred terms, in another order.
+                assert!((g - w).abs() <= 2e-5 * size, "{name}, {what}: {g} against {w}");
+            }
+        }
+        assert!(size_of_gradient(&expected) > 0.0);
+        // Outputs alone skip what they do not read; the same numbers.
+        let alone = Equilibrium::new(&model, EquilibriumSettings::default()).unwrap().outputs(&u).unwrap();
+        assert_eq!(alone.y, solution.y);
+    }
+}
+
+fn size_of_gradient(m: &Matrix<f32>) -> f32 {
+    m.as_slice().iter().map(|v| v.abs()).sum()
+}
+
+#[test]
+fn the_gradient_is_the_slope_of_the_outputs() {
+    // Central differences of the network's own forward pass, with a step at which neither rounding nor curvature shows.
+    for (name, network) in networks() {
+        let u = samples(2, 41);
+        let mut r = Random::new(42);
+        let v = Matrix::from_fn(2, 5, |_, _| r.normal() as f32);
+        let du = network.backward(&u, &v).unwrap().du;
+        let value = |u: &Matrix<f32>| -> f64 {
+            let y = network.forward(u).unwrap();
+            y.as_slice().iter().zip(v.as_slice()).map(|(y, v)| f64::from(*y) * f64::from(*v)).sum()
+        };
+        let scale = du.as_slice().iter().fold(0.0f32, |m, g| m.max(g.abs()));
+        let mut close = 0;
+        let tried: Vec<usize> = (0..u.as_slice().len()).step_by(7).collect();
+        for &k in &tried {
+            let h = 1e-2f32;
+            let moved = |by: f32| {
+                let mut w = u.clone();
+                w.as_mut_slice()[k] += by;
+                value(&w)
+            };
+            let slope = (moved(h) - moved(-h)) / f64::from(2.0 * h);
+            close += usize::from((slope - f64::from(du.as_slice()[k])).abs() <= 0.02 * f64::from(scale));
+        }
+        // A kink of a ReLU may lie within a step.
+        assert!(close * 10 >= tried.len() * 9, "{name}: {close} of {}", tried.len());
+    }
+}
+
+fn trained(network: &Network, u: &Matrix<f32>, target: f64, threads: usize) -> Trained {
+    let baseline = ImplicitModel::from_network(network).unwrap();
+    let (cancel, threads) = (Cancel::new(), Threads::new(threads));
+    let weights = importance(network, u, 2, 0, threads, &cancel).unwrap();
+    let source = Collected::new(network, u).unwrap();
+    let input = TrainInput {
+        source: &source,
+        baseline: Some(&baseline),
+        importance: Some(&weights),
+        preprocessing: Default::default(),
+    };
+    let settings = TrainSettings { target_sparsity: Some(target), ..Default::default() };
+    let mut run = Run { threads, cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
+    train(&input, &settings, &mut run).unwrap()
+}
+
+fn error(model: &ImplicitModel, network: &Network, u: &Matrix<f32>) -> f64 {
+    let y = network.forward(u).unwrap();
+    let own = Equilibrium::new(model, EquilibriumSettings::default()).unwrap().outputs(u).unwrap().y;
+    let pairs = || own.as_slice().iter().zip(y.as_slice());
+    let difference: f64 = pairs().map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    (difference / pairs().map(|(_, b)| f64::from(*b).powi(2)).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn it_trains_to_its_target_and_survives_a_file() {
+    for (name, network) in networks() {
+        let u = samples(300, 51);
+        let found = trained(&network, &u, 0.4, 2);
+        let model = &found.model;
+        let sparsity = model.sparsity();
+        assert!((sparsity.sparsity - 0.4).abs() <= 0.02, "{name}: {}", sparsity.sparsity);
+        assert_eq!(sparsity.baseline_nonzeros, network.nonzeros() as u64);
+        // Closer to the network than the same number of largest weights, on samples that were not seen.
+        let fresh = samples(200, 52);
+        let magnitude = by_magnitude(&ImplicitModel::from_network(&network).unwrap(), sparsity.nonzeros);
+        let (own, plain) = (error(model, &network, &fresh), error(&magnitude, &network, &fresh));
+        assert!(own < 0.8 * plain, "{name}: {own} against {plain} by magnitude");
+        let again = ImplicitModel::from_bytes(&model.to_bytes(), "memory").unwrap();
+        assert_eq!(&again, model);
+        assert_eq!(trained(&network, &u, 0.4, 1).model, *model, "{name}: the same for any number of threads");
+    }
+}
+
+/// The largest weights of all blocks and matrices, so many non-zeros in all.
+fn by_magnitude(model: &ImplicitModel, nonzeros: u64) -> ImplicitModel {
+    let mut parts = model.clone().into_parts();
+    let sparsity = model.sparsity();
+    let weights = sparsity.letters.a + sparsity.letters.b + sparsity.letters.c + sparsity.letters.d;
+    let keep = weights - (sparsity.nonzeros - nonzeros) as usize;
+    let mut sizes: Vec<f32> = parts.c.data().iter().chain(parts.a.data()).map(|v| v.abs()).collect();
+    for block in &parts.taps {
+        if let TapWeights::Taps(taps) = &block.weights {
+            sizes.extend(taps.data().iter().map(|v| v.abs()));
+        }
+    }
+    sizes.sort_by(|a, b| b.total_cmp(a));
+    let least = sizes[keep.min(sizes.len()) - 1];
+    let cut = |m: &simplicit::linalg::Csr<f32>| {
+        let row = |i| m.row(i).filter(|(_, v)| v.abs() >= least).collect::<Vec<_>>();
+        simplicit::linalg::Csr::from_rows(m.cols(), (0..m.rows()).map(row))
+    };
+    parts.c = cut(&parts.c);
+    parts.a = cut(&parts.a);
+    for block in &mut parts.taps {
+        if let TapWeights::Taps(taps) = &block.weights {
+            block.weights = TapWeights::Taps(cut(taps));
+        }
+    }
+    ImplicitModel::new(parts).unwrap()
+}
+
+#[test]
+fn depthwise_rows_use_their_own_channel_alone() {
+    let network = mobile();
+    let u = samples(200, 61);
+    let model = trained(&network, &u, 0.3, 2).model;
+    let block = model.taps().iter().find(|b| b.groups == CHANNELS).unwrap();
+    let TapWeights::Taps(taps) = &block.weights else { panic!("a depthwise block has taps") };
+    assert!(taps.nonzeros() > 0);
+    for o in 0..CHANNELS {
+        assert!(taps.row(o).all(|(j, _)| j / 9 == o));
+    }
+}
+
+#[test]
+fn what_needs_more_than_sums_is_refused_by_name() {
+    let model = ImplicitModel::from_network(&attention()).unwrap();
+    let message = model.rescale(0.9).unwrap_err().to_string();
+    assert!(message.contains("layer"), "{message}");
+    let ranges = simplicit::model::Ranges { inputs: vec![(-1.0, 1.0); 3 * SIDE * SIDE], states: vec![(-1.0, 1.0); model.shape().states] };
+    let message = model.reduce(&ranges).map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains("a layer norm") || message.contains("a reshape"), "{message}");
+    assert!(model.well_posedness().acyclic);
+}
