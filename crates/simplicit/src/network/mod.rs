@@ -32,6 +32,7 @@ mod fold;
 mod graph;
 mod normalise;
 mod shape;
+mod summary;
 mod terms;
 mod trace;
 
@@ -40,6 +41,7 @@ pub(crate) use convolution::Convolution;
 pub use fixed::FixedMap;
 pub use fold::BatchNorm;
 pub use shape::{Shape, Window};
+pub use summary::LayerSummary;
 pub use terms::{PreActivation, Term, Weights};
 
 pub use crate::layout::Source;

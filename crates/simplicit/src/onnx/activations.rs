@@ -50,8 +50,8 @@ impl Importer<'_> {
     /// Activations that are made of others; what has a name here is recognised by its values.
     fn composed(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Option<Value>> {
         let x = match node.op_type.as_str() {
-            "Clip" | "HardSwish" | "HardSigmoid" | "Gelu" | "Elu" | "Celu" | "Selu" | "Softplus" | "Softsign" | "Mish"
-            | "Swish" | "PRelu" => inputs.value(0)?,
+            "Clip" | "HardSwish" | "HardSigmoid" | "Gelu" | "Elu" | "Celu" | "Selu" | "Softplus" | "Softsign"
+            | "Mish" | "Swish" | "PRelu" => inputs.value(0)?,
             _ => return Ok(None),
         };
         Ok(Some(match node.op_type.as_str() {
@@ -102,7 +102,11 @@ impl Importer<'_> {
         }
         let mut out = match low {
             Some(low) if low > -1e30 => {
-                if low == 0.0 { self.activated(x, Activation::Relu)? } else { self.with(Binary::Maximum, x, low)? }
+                if low == 0.0 {
+                    self.activated(x, Activation::Relu)?
+                } else {
+                    self.with(Binary::Maximum, x, low)?
+                }
             }
             _ => x.clone(),
         };

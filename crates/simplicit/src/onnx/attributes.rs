@@ -143,7 +143,8 @@ pub(crate) struct Windows {
 impl Windows {
     /// As a window of a map; a sequence is a map of height one.
     pub(crate) fn plane(&self) -> Window {
-        let pair = |values: &[usize]| if let &[a, b] = values { [a, b] } else { [1, values.first().copied().unwrap_or(1)] };
+        let pair =
+            |values: &[usize]| if let &[a, b] = values { [a, b] } else { [1, values.first().copied().unwrap_or(1)] };
         let [rows, columns] = match self.padding[..] {
             [rows, columns] => [rows, columns],
             _ => [[0, 0], self.padding.first().copied().unwrap_or([0, 0])],

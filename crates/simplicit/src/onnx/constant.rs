@@ -227,7 +227,8 @@ impl<T: Copy + Default> Tensor<T> {
         let dims = broadcast(&self.dims, &other.dims)?;
         let (a, b) = (self.expanded(&dims)?, other.expanded(&dims)?);
         let values: Option<Vec<V>> = a.values.iter().zip(&b.values).map(|(&a, &b)| f(a, b)).collect();
-        let values = values.ok_or_else(|| Error::shape("integers", "numbers below 2^63, no division by 0", "others"))?;
+        let values =
+            values.ok_or_else(|| Error::shape("integers", "numbers below 2^63, no division by 0", "others"))?;
         Ok(Tensor { dims, values })
     }
 }

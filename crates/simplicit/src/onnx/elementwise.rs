@@ -45,7 +45,13 @@ impl Importer<'_> {
 
     /// A value and a constant where that is less than a function of two values; `first` says whether the constant comes
     /// first.
-    fn with_constant(&mut self, binary: Binary, node: usize, constant: &Constant, first: bool) -> Result<Option<Value>> {
+    fn with_constant(
+        &mut self,
+        binary: Binary,
+        node: usize,
+        constant: &Constant,
+        first: bool,
+    ) -> Result<Option<Value>> {
         let value = Value::Node(node);
         let dims = self.dims(&value);
         let tensor = constant.to_floats();
@@ -89,9 +95,7 @@ impl Importer<'_> {
             source = *input;
         }
         let folds = match self.builder.op(source) {
-            Op::Linear { .. } | Op::Convolution { .. } => {
-                self.builder.shape_of(source).channels() == dims[1]
-            }
+            Op::Linear { .. } | Op::Convolution { .. } => self.builder.shape_of(source).channels() == dims[1],
             // The normalisation of the samples, or what else a batch norm is written as.
             Op::Input | Op::ScaleShift { .. } => matches!(dims.len(), 2 | 4),
             _ => tensor.values.len() > 1 && matches!(dims.len(), 2 | 4),

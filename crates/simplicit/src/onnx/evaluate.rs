@@ -60,15 +60,15 @@ impl Importer<'_> {
                 Constant::Ints(a.zip(b, rest)?)
             }
             ("Mod", [a, b]) => Constant::Floats(a.to_floats().zip(&b.to_floats(), |a, b| Some(a % b))?),
-            ("Ceil" | "Floor" | "Round" | "Sign", [Constant::Floats(a)]) => Constant::Floats(a.map(|v| {
-                match node.op_type.as_str() {
+            ("Ceil" | "Floor" | "Round" | "Sign", [Constant::Floats(a)]) => {
+                Constant::Floats(a.map(|v| match node.op_type.as_str() {
                     "Ceil" => v.ceil(),
                     "Floor" => v.floor(),
                     "Round" => v.round_ties_even(),
                     _ if v == 0.0 => 0.0,
                     _ => v.signum(),
-                }
-            })),
+                }))
+            }
             ("Sign", [Constant::Ints(a)]) => Constant::Ints(a.map(i64::signum)),
             ("ScatterND", [data, Constant::Ints(indices), updates]) => scatter(node, data, indices, updates)?,
             ("GatherND", [data, Constant::Ints(indices)]) => gather_nd(node, data, indices)?,
@@ -112,9 +112,8 @@ impl Importer<'_> {
         for (value, mask) in [(a, condition.map(|v| v as f32)), (b, condition.map(|v| 1.0 - v as f32))] {
             let part = match value {
                 Value::Constant(constant, _) => {
-                    let values = constant.to_floats().zip(&mask, |v, m| {
-                        Some(if m == 0.0 { 0.0 } else { v.max(-1e30) })
-                    })?;
+                    let values =
+                        constant.to_floats().zip(&mask, |v, m| Some(if m == 0.0 { 0.0 } else { v.max(-1e30) }))?;
                     self.constant(Constant::Floats(values), false)?
                 }
                 value => {
@@ -148,7 +147,9 @@ fn constant_of_shape(node: &NodeProto, dims: &[i64]) -> Result<Constant> {
     };
     let one = || Error::shape("value", "one number", "none");
     Ok(match value {
-        Constant::Floats(t) => Constant::Floats(Tensor { dims, values: vec![*t.values.first().ok_or_else(one)?; count] }),
+        Constant::Floats(t) => {
+            Constant::Floats(Tensor { dims, values: vec![*t.values.first().ok_or_else(one)?; count] })
+        }
         Constant::Ints(t) => Constant::Ints(Tensor { dims, values: vec![*t.values.first().ok_or_else(one)?; count] }),
     })
 }
@@ -352,9 +353,9 @@ fn one_hot(node: &NodeProto, at: &Tensor<i64>, depth: &Constant, values: &Consta
     let inner: usize = dims[axis + 1..].iter().product();
     let hot = |k: usize| {
         let (outer, row, rest) = (k / (inner * depth), k / inner % depth, k % inner);
-        at.values.get(outer * inner + rest).is_some_and(|&v| {
-            (if v < 0 { v.saturating_add(depth as i64) } else { v }) == row as i64
-        })
+        at.values
+            .get(outer * inner + rest)
+            .is_some_and(|&v| (if v < 0 { v.saturating_add(depth as i64) } else { v }) == row as i64)
     };
     Ok(Constant::Floats(Tensor { dims, values: (0..count).map(|k| if hot(k) { on } else { off }).collect() }))
 }
@@ -381,9 +382,13 @@ fn reduce(node: &NodeProto, inputs: &Inputs<'_>, x: &Constant) -> Result<Constan
         }
         out
     };
-    let out: Vec<usize> =
-        kept.iter().enumerate().filter(|(k, _)| keep || !axes.contains(k)).map(|(_, &d)| d).collect();
-    fn fold<T: Copy>(t: &Tensor<T>, count: usize, at: impl Fn(usize) -> usize, f: impl Fn(T, T) -> Option<T>) -> Option<Vec<T>> {
+    let out: Vec<usize> = kept.iter().enumerate().filter(|(k, _)| keep || !axes.contains(k)).map(|(_, &d)| d).collect();
+    fn fold<T: Copy>(
+        t: &Tensor<T>,
+        count: usize,
+        at: impl Fn(usize) -> usize,
+        f: impl Fn(T, T) -> Option<T>,
+    ) -> Option<Vec<T>> {
         let mut sums: Vec<Option<T>> = vec![None; count];
         for (k, &v) in t.values.iter().enumerate() {
             let place = at(k);

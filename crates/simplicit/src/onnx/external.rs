@@ -28,7 +28,9 @@ pub(super) fn read(tensor: &TensorProto, folder: &Path) -> Result<Constant> {
     let entry = |key: &str| tensor.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
     let number = |key: &str| match entry(key) {
         None => Ok(None),
-        Some(text) => text.parse::<u64>().map(Some).map_err(|_| Error::shape(what(), format!("a number as {key}"), text)),
+        Some(text) => {
+            text.parse::<u64>().map(Some).map_err(|_| Error::shape(what(), format!("a number as {key}"), text))
+        }
     };
     let location = entry("location").ok_or_else(|| Error::shape(what(), "the name of its data file", "none"))?;
     let path = inside(folder, location).map_err(|e| e.within(&what()))?;
@@ -57,7 +59,9 @@ pub(super) fn read(tensor: &TensorProto, folder: &Path) -> Result<Constant> {
 fn inside(folder: &Path, location: &str) -> Result<PathBuf> {
     let refuse = || Error::shape("data file", "a file inside the model's folder", format!("{location:?}"));
     let relative = Path::new(location);
-    if location.is_empty() || !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir)) {
+    if location.is_empty()
+        || !relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+    {
         return Err(refuse());
     }
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };

@@ -219,10 +219,15 @@ impl<'a> Importer<'a> {
 
     fn run(&mut self, graph: &'a GraphProto, selection: &OnnxSelection) -> Result<Option<Network>> {
         let outputs: Vec<_> = graph.output.iter().collect();
-        let output = choose(&outputs, selection.output.as_deref(), "output")?;
-        self.walk(graph, std::slice::from_ref(&output.name), 0)?;
-        let what = || format!("output {:?}", output.name);
-        match self.values.get(output.name.as_str()) {
+        // Any value of the graph may be the end.
+        let inner = selection.output.as_ref().filter(|name| graph.node.iter().any(|node| node.output.contains(name)));
+        let output = match inner {
+            Some(name) => name,
+            None => &choose(&outputs, selection.output.as_deref(), "output")?.name,
+        };
+        self.walk(graph, std::slice::from_ref(output), 0)?;
+        let what = || format!("output {output:?}");
+        match self.values.get(output.as_str()) {
             Some(Value::Unknown) if self.refused.is_empty() => {
                 let names: Vec<&str> = graph.input.iter().map(|i| i.name.as_str()).collect();
                 Err(Error::unsupported(
@@ -381,7 +386,8 @@ impl<'a> Importer<'a> {
                 }
                 let Tensor { dims, values } = constant.to_floats();
                 // −∞ masks an entry of a softmax; any number far below the others does the same.
-                let values = values.into_iter().map(|v| if v == f32::NEG_INFINITY { -1e30 } else { v }).collect::<Vec<_>>();
+                let values =
+                    values.into_iter().map(|v| if v == f32::NEG_INFINITY { -1e30 } else { v }).collect::<Vec<_>>();
                 let parameter = *is_weight && values.len() > 1;
                 let node = self.builder.push_constant(Dims::new(&dims)?, values, parameter)?;
                 self.constants.insert(key, (constant.clone(), node));

@@ -276,7 +276,8 @@ impl Importer<'_> {
                 let instance = node.op_type == "InstanceNormalization";
                 let groups = if instance { channels as i64 } else { node.int("num_groups", 0) };
                 let groups = usize::try_from(groups).ok().filter(|&g| g > 0 && channels.is_multiple_of(g));
-                let groups = groups.ok_or_else(|| Error::shape("num_groups", format!("a divisor of {channels}"), "not"))?;
+                let groups =
+                    groups.ok_or_else(|| Error::shape("num_groups", format!("a divisor of {channels}"), "not"))?;
                 let size = dims.iter().product::<usize>() / (samples * groups).max(1);
                 let parts = self.reshape(value, &[samples, groups, size])?;
                 let flat = self.structure(Structure::Normalise { axis: 2, epsilon }, &[parts])?;
@@ -290,8 +291,7 @@ impl Importer<'_> {
                 Some((channels, groups)) => {
                     // Before opset 21 a group norm has one number per group.
                     let each = if weights.values.len() == groups { channels / groups } else { 1 };
-                    let values: Vec<f32> =
-                        weights.values.iter().flat_map(|&v| std::iter::repeat_n(v, each)).collect();
+                    let values: Vec<f32> = weights.values.iter().flat_map(|&v| std::iter::repeat_n(v, each)).collect();
                     let tail = vec![1; dims.len() - 2];
                     Tensor { dims: vec![channels], values: values.clone() }
                         .reshaped(std::iter::once(values.len()).chain(tail).collect())?

@@ -183,8 +183,7 @@ impl Importer<'_> {
             values.iter().map(|v| if let Value::Constant(c, _) = v { Some(&**c) } else { None }).collect();
         let Some(constants) = constants else {
             // Empty parts are what a cache of nothing leaves.
-            let parts: Vec<Value> =
-                values.iter().filter(|v| !self.dims(v).contains(&0)).cloned().collect();
+            let parts: Vec<Value> = values.iter().filter(|v| !self.dims(v).contains(&0)).cloned().collect();
             return self.structure(Structure::Concat { axis }, &parts);
         };
         let is_weight = values.iter().any(|v| matches!(v, Value::Constant(_, true)));

@@ -52,7 +52,8 @@ impl Importer<'_> {
         let source = self.reshape(value, &[1, input.channels, height, width])?;
         let source = self.node_of(&source)?;
         let id = self.builder.push_fixed(source, map)?;
-        let dims = if spatial == 1 { vec![1, out.channels, out.width] } else { vec![1, out.channels, out.height, out.width] };
+        let dims =
+            if spatial == 1 { vec![1, out.channels, out.width] } else { vec![1, out.channels, out.height, out.width] };
         self.reshape(&Value::Node(id), &dims)
     }
 }

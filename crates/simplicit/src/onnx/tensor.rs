@@ -54,7 +54,9 @@ pub(crate) fn read_from(tensor: &TensorProto, raw: Option<&[u8]>) -> Result<Cons
         data_type::INT16 => {
             ints(source.read(&tensor.int32_data, |b| i64::from(i16::from_le_bytes(b)), |&v| i64::from(v))?)
         }
-        data_type::INT8 => ints(source.read(&tensor.int32_data, |b: [u8; 1]| i64::from(b[0] as i8), |&v| i64::from(v))?),
+        data_type::INT8 => {
+            ints(source.read(&tensor.int32_data, |b: [u8; 1]| i64::from(b[0] as i8), |&v| i64::from(v))?)
+        }
         data_type::UINT8 => ints(source.read(&tensor.int32_data, |b: [u8; 1]| i64::from(b[0]), |&v| i64::from(v))?),
         data_type::BOOL => ints(source.read(&tensor.int32_data, |b: [u8; 1]| i64::from(b[0]), |&v| i64::from(v))?),
         other => Err(Error::unsupported(

@@ -1,6 +1,6 @@
 //! Nodes that only move values: reshapes, transposes, slices, paddings and what is made of them.
 
-use super::constant::{Tensor, Constant, place, places};
+use super::constant::{Constant, Tensor, place, places};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
 use super::proto::NodeProto;
@@ -293,7 +293,8 @@ impl Importer<'_> {
         let scales = inputs.floats(scale_at)?.map(|t| t.values).filter(|v| !v.is_empty());
         let scales = scales.or_else(|| node.floats("scales").map(<[f32]>::to_vec));
         let sizes = inputs.ints(size_at)?;
-        let coordinates = if upsample { "asymmetric" } else { node.text("coordinate_transformation_mode", "half_pixel") };
+        let coordinates =
+            if upsample { "asymmetric" } else { node.text("coordinate_transformation_mode", "half_pixel") };
         let rounding = if upsample { "floor" } else { node.text("nearest_mode", "round_prefer_floor") };
         if mode != "nearest" || !matches!(coordinates, "asymmetric" | "half_pixel") || node.ints("axes").is_some() {
             return Err(Error::unsupported(
