@@ -113,11 +113,9 @@ impl Activation {
                 finite("alpha of hard-sigmoid", alpha)?;
                 finite("beta of hard-sigmoid", beta)?;
             }
-            Activation::Clip { low, high } => {
-                // A value must be possible: no NaN, no crossing, no end at the wrong infinity.
-                if !(low <= high && low < f32::INFINITY && high > f32::NEG_INFINITY) {
-                    return Err(Error::setting("ends of clip", "low ≤ high", format!("{low} and {high}")));
-                }
+            // A value must be possible: no NaN, no crossing, no end at the wrong infinity.
+            Activation::Clip { low, high } if !(low <= high && low < f32::INFINITY && high > f32::NEG_INFINITY) => {
+                return Err(Error::setting("ends of clip", "low ≤ high", format!("{low} and {high}")));
             }
             _ => {}
         }
