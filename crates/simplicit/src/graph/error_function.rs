@@ -5,7 +5,7 @@
 //! precision). All coefficients are positive, so that no sum cancels.
 
 const NEAR_ABOVE: [f64; 8] = [
-    1.1283791670955126,
+    std::f64::consts::FRAC_2_SQRT_PI,
     0.17683205341510852,
     0.05429603535083517,
     0.0038549212119496435,

@@ -121,8 +121,7 @@ impl Importer<'_> {
 
 /// The activation with these values at the points.
 fn activation_of(values: &[f32; POINTS]) -> Option<Activation> {
-    let candidates = super::activations::written_out();
-    candidates.into_iter().find(|activation| {
+    super::activations::WRITTEN_OUT.into_iter().find(|activation| {
         points().iter().zip(values).all(|(&x, &v)| {
             let y = activation.apply(x);
             (v - y).abs() <= TOLERANCE * (1.0 + y.abs())
