@@ -26,7 +26,8 @@ impl Network {
     /// All layers from the first to the last, and the output.
     pub fn summary(&self) -> Vec<LayerSummary> {
         let layers = self.layout().layers().iter().zip(self.pre_activations());
-        let mut out: Vec<LayerSummary> = layers.map(|(layer, about)| describe(&layer.name, Some(layer), about)).collect();
+        let mut out: Vec<LayerSummary> =
+            layers.map(|(layer, about)| describe(&layer.name, Some(layer), about)).collect();
         out.reverse();
         out.push(describe("output", None, self.output()));
         out

@@ -4,9 +4,9 @@ use super::constant::{Constant, Tensor};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
 use super::proto::NodeProto;
+use crate::Result;
 use crate::graph::Binary;
 use crate::layout::Activation;
-use crate::Result;
 
 /// Activations that exporters write as several nodes.
 pub(super) const WRITTEN_OUT: [Activation; 9] = [
