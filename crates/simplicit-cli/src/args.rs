@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
-use simplicit::arrays::{Array, Inputs, Preprocessing, Selection};
+use simplicit::arrays::{Array, Inputs, PictureSettings, Preprocessing, Selection};
 use simplicit::network::OnnxSelection;
 use simplicit::parallel::Threads;
 
@@ -77,9 +77,11 @@ impl SelectionArgs {
 /// Which inputs, and how they are read.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct InputArgs {
-    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz
+    /// Inputs: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz, or a folder of JPEG and PNG files
     #[arg(long, value_name = "FILE")]
     pub(crate) inputs: PathBuf,
+    #[command(flatten)]
+    pictures: PictureArgs,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
     #[command(flatten)]
@@ -89,7 +91,38 @@ pub(crate) struct InputArgs {
 impl InputArgs {
     /// The samples chosen, with `own` preprocessing unless flags override it.
     pub(crate) fn open(&self, own: Option<&Preprocessing>) -> anyhow::Result<Inputs> {
+        if self.inputs.is_dir() {
+            let selection = self.selection.selection();
+            let array = Array::from_pictures(&self.inputs, self.pictures.settings(), &selection)?;
+            let preprocessing = self.preprocessing.over(own.unwrap_or(&Preprocessing::bytes()))?;
+            return Ok(Inputs::new(array, Some(preprocessing), &Selection::all())?);
+        }
+        self.pictures.require_none()?;
         open_inputs(&self.inputs, &self.preprocessing, own, &self.selection.selection())
+    }
+}
+
+/// How pictures become samples.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct PictureArgs {
+    /// Of pictures: make the shorter side N pixels long [default: as they are]
+    #[arg(long, value_name = "N")]
+    resize: Option<usize>,
+    /// Of pictures: cut a square of N × N pixels from the middle [default: all of it]
+    #[arg(long, value_name = "N")]
+    crop: Option<usize>,
+}
+
+impl PictureArgs {
+    fn settings(&self) -> PictureSettings {
+        PictureSettings { resize: self.resize, crop: self.crop }
+    }
+
+    fn require_none(&self) -> anyhow::Result<()> {
+        if self.resize.is_some() || self.crop.is_some() {
+            bail!("--resize and --crop are for a folder of pictures; arrays are used as they are");
+        }
+        Ok(())
     }
 }
 

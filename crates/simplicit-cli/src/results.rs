@@ -38,6 +38,12 @@ pub(crate) struct Results {
     pub(crate) agreement: Option<f64>,
     /// Samples that accuracy, agreement and equilibrium error were measured on.
     pub(crate) samples: Option<usize>,
+    /// Share of samples whose label is among the five largest outputs, where there are more than five.
+    pub(crate) top5_accuracy: Option<f64>,
+    pub(crate) baseline_top5_accuracy: Option<f64>,
+    /// Mean of (output − target)² where the labels are targets of a regression.
+    pub(crate) mean_squared_error: Option<f64>,
+    pub(crate) baseline_mean_squared_error: Option<f64>,
     /// Factor on the penalty, or price of a non-zero, that training ended with.
     pub(crate) strength: Option<f64>,
     pub(crate) training_error: Option<f64>,

@@ -31,6 +31,16 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
         _ => String::new(),
     };
     pair("accuracy", or_dash(r.baseline_accuracy, percent), or_dash(r.accuracy, percent), points);
+    pair(
+        "top-5 accuracy",
+        or_dash(r.baseline_top5_accuracy, percent),
+        or_dash(r.top5_accuracy, percent),
+        String::new(),
+    );
+    let square = |v: f64| format!("{v:.4e}");
+    let squares = [r.baseline_mean_squared_error, r.mean_squared_error].map(|v| or_dash(v, square));
+    let [before, after] = squares;
+    pair("mean squared error", before, after, String::new());
     pair("file size", or_dash(baseline_bytes, bytes), or_dash(r.model_bytes, bytes), String::new());
     let speed = match (r.baseline_milliseconds, r.milliseconds) {
         (Some(before), Some(after)) if after > 0.0 => {

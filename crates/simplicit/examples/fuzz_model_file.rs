@@ -41,13 +41,18 @@ struct Target {
     name: &'static str,
     seeds: Vec<Vec<u8>>,
     read: fn(&[u8]) -> bool,
+    /// Bytes of memory that any file may take, however small it is.
+    allowed: usize,
 }
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let seconds: u64 = arguments.next().map_or(5, |s| s.parse().unwrap());
     let seed: u64 = arguments.next().map_or(0, |s| s.parse().unwrap());
-    let targets = [Target { name: "model file", seeds: models(), read: read_model }];
+    let targets = [
+        Target { name: "model file", seeds: models(), read: read_model, allowed: 1 << 20 },
+        Target { name: "ONNX file", seeds: networks(), read: read_network, allowed: 1 << 30 },
+    ];
     let mut random = Random::new(seed);
     let (start, mut cases, mut accepted) = (Instant::now(), 0u64, 0u64);
     let quiet = std::panic::take_hook();
@@ -60,7 +65,7 @@ fn main() {
         let outcome = std::panic::catch_unwind(|| (target.read)(&bytes));
         let used = PEAK.load(Relaxed).saturating_sub(before);
         // Decoding widens u16 indices and copies; this is far above that and far below a claimed size.
-        let allowed = (1 << 20) + 200 * bytes.len();
+        let allowed = target.allowed + 200 * bytes.len();
         let problem = match outcome {
             Err(_) => Some("panicked".to_string()),
             Ok(_) if used > allowed => Some(format!("took {used} bytes of memory, more than {allowed}")),
@@ -94,6 +99,26 @@ fn read_model(bytes: &[u8]) -> bool {
         equilibrium.outputs(&Matrix::zeros(1, model.shape().inputs)).unwrap();
     }
     true
+}
+
+/// A network that is accepted also runs, if it is small.
+fn read_network(bytes: &[u8]) -> bool {
+    let Ok(network) = Network::from_onnx_bytes(bytes) else { return false };
+    let size = network.input_shape().size();
+    if size < 10_000 && network.multiply_adds() < 1 << 20 && network.summary().iter().all(|l| l.shape.size() < 1 << 16)
+    {
+        network.forward(&Matrix::zeros(1, size)).unwrap();
+    }
+    true
+}
+
+/// The ONNX files of the tests.
+fn networks() -> Vec<Vec<u8>> {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let files = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path());
+    let files = files.filter(|path| path.extension() == Some("onnx".as_ref()));
+    let bytes = files.map(|path| std::fs::read(path).unwrap());
+    bytes.filter(|bytes| bytes.len() < 1 << 16).collect()
 }
 
 fn models() -> Vec<Vec<u8>> {

@@ -1,18 +1,19 @@
 //! `simplicit evaluate`: accuracy of a model, of its baseline, and the distance between them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use simplicit::arrays::Labels;
-use simplicit::evaluate::{accuracy, agreement, equilibrium_error};
+use simplicit::arrays::{Array, Element, Labels};
+use simplicit::evaluate::{accuracy, agreement, equilibrium_error, mean_squared_error, top_accuracy};
+use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
 use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
 use crate::baseline::Baseline;
 use crate::exit::Outcome;
-use crate::measure::Runner;
+use crate::measure::{Measured, Runner};
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch, require_writable};
 use crate::summary::summary;
@@ -20,6 +21,9 @@ use crate::summary::summary;
 const HELP: &str = "\
 Give a model, a network, or both: with both, the table also says how often they agree and how far
 the outputs are apart. Inputs are preprocessed as the model says, unless flags override it.
+Measured is the share of samples whose label is the largest output (accuracy) and among the five
+largest (top-5); labels that are no integers, or several a sample, are targets: then it is the
+mean squared error.
 
 Example:
   simplicit evaluate --model m.safetensors --network net.onnx --inputs u.npy --labels y.npy";
@@ -34,7 +38,7 @@ pub(crate) struct EvaluateArgs {
     /// The baseline: an ONNX network, or another model
     #[arg(long, value_name = "FILE")]
     network: Option<PathBuf>,
-    /// Labels, in the formats of the inputs; a CIFAR file is its own [default: none, and no accuracy]
+    /// Labels or targets, in the formats of the inputs; a CIFAR file is its own [default: none, and no accuracy]
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     #[command(flatten)]
@@ -60,7 +64,7 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     let own = model.as_ref().map(ImplicitModel::preprocessing);
     let own = own.or(baseline.as_ref().and_then(Baseline::preprocessing));
     let inputs = args.data.open(own)?;
-    let labels = args.labels.as_ref().map(|path| Labels::read(path, &args.data.selection.selection())).transpose()?;
+    let answers = args.labels.as_ref().map(|path| Answers::read(path, &args.data)).transpose()?;
     stopwatch.lap("load");
     let mut results = model.as_ref().map_or_else(Results::new, Results::of_model);
     results.seed = Some(args.data.selection.seed);
@@ -93,19 +97,17 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     watcher.finish();
     for measured in [&of_model, &of_baseline].into_iter().flatten() {
         results.samples = Some(measured.outputs.rows());
-        if let Some(labels) = &labels {
-            labels.require(measured.outputs.rows(), measured.outputs.cols())?;
-        }
     }
-    let score = |measured: &crate::measure::Measured| {
-        labels.as_ref().map(|labels| accuracy(&measured.outputs, labels.as_slice())).transpose()
-    };
+    let score = |measured: &Measured| answers.as_ref().map(|answers| answers.score(&measured.outputs)).transpose();
     if let Some(measured) = &of_model {
-        results.accuracy = score(measured)?;
+        let scores = score(measured)?.unwrap_or_default();
+        (results.accuracy, results.top5_accuracy, results.mean_squared_error) = scores.into_parts();
         results.not_converged = Some(measured.not_converged());
     }
     if let Some(measured) = &of_baseline {
-        results.baseline_accuracy = score(measured)?;
+        let scores = score(measured)?.unwrap_or_default();
+        (results.baseline_accuracy, results.baseline_top5_accuracy, results.baseline_mean_squared_error) =
+            scores.into_parts();
     }
     if let (Some(model), Some(baseline)) = (&of_model, &of_baseline) {
         results.agreement = Some(agreement(&model.outputs, &baseline.outputs)?);
@@ -114,4 +116,56 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     results.seconds = stopwatch.seconds();
     results.deliver(&args.json, &summary(&results, baseline.as_ref().and_then(|b| b.bytes)))?;
     Ok(Outcome::with_notices(&results.notices()))
+}
+
+/// What the outputs are compared with: classes, or numbers.
+enum Answers {
+    Classes(Labels),
+    Targets(Matrix<f32>),
+}
+
+/// What is measured against the answers.
+#[derive(Default)]
+struct Scores {
+    top1: Option<f64>,
+    top5: Option<f64>,
+    squared_error: Option<f64>,
+}
+
+impl Scores {
+    fn into_parts(self) -> (Option<f64>, Option<f64>, Option<f64>) {
+        (self.top1, self.top5, self.squared_error)
+    }
+}
+
+impl Answers {
+    /// One integer a sample is its class; several numbers, or numbers that are no integers, are targets.
+    fn read(path: &Path, data: &InputArgs) -> anyhow::Result<Self> {
+        let array = Array::open(path)?;
+        let selection = data.selection.selection();
+        let is_class =
+            array.own_labels().is_some() || array.features() == 1 && Labels::from_array(&array, &selection).is_ok();
+        if is_class || !matches!(array.element(), Element::F32 | Element::F64) {
+            return Ok(Answers::Classes(Labels::from_array(&array, &selection)?));
+        }
+        let all: Matrix<f32> = array.rows(0..array.samples())?;
+        Ok(Answers::Targets(match selection.indices(array.samples())? {
+            None => all,
+            Some(rows) => Matrix::from_fn(rows.len(), all.cols(), |i, j| all[(rows[i], j)]),
+        }))
+    }
+
+    fn score(&self, outputs: &Matrix<f32>) -> anyhow::Result<Scores> {
+        Ok(match self {
+            Answers::Classes(labels) => {
+                labels.require(outputs.rows(), outputs.cols())?;
+                let labels = labels.as_slice();
+                let top5 = top_accuracy(outputs, labels, 5)?;
+                Scores { top1: Some(accuracy(outputs, labels)?), top5, squared_error: None }
+            }
+            Answers::Targets(targets) => {
+                Scores { squared_error: Some(mean_squared_error(outputs, targets)?), ..Default::default() }
+            }
+        })
+    }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use simplicit::files::write_bytes_atomically;
-use simplicit::network::{LayerSummary, OnnxFile, OnnxSelection};
+use simplicit::network::{LayerSummary, OnnxFile, OnnxSelection, Shape};
 
 use crate::args::JsonArgs;
 use crate::exit::{Outcome, say};
@@ -25,12 +25,20 @@ pub(crate) fn run(path: &Path, selection: &OnnxSelection, json: &JsonArgs) -> an
     Ok(Outcome::with_notices(&notices))
 }
 
+/// The sizes of all axes but that of the batch.
+fn sizes(shape: Shape) -> Vec<usize> {
+    match shape.dims().sizes() {
+        [1, rest @ ..] => rest.to_vec(),
+        all => all.to_vec(),
+    }
+}
+
 fn results(file: &OnnxFile, layers: Option<&[LayerSummary]>, seconds: f64) -> Value {
     let layer = |layer: &LayerSummary| {
         json!({
             "name": layer.name,
             "kind": layer.kind,
-            "shape": layer.shape.dims().sizes()[1..],
+            "shape": sizes(layer.shape),
             "parameters": layer.parameters,
             "multiply_adds": layer.multiply_adds,
             "trainable": layer.trainable,
@@ -46,8 +54,8 @@ fn results(file: &OnnxFile, layers: Option<&[LayerSummary]>, seconds: f64) -> Va
         "trainable_parameters": layers.map(|all| all.iter().filter(|l| l.trainable).map(|l| l.parameters).sum::<usize>()),
         "nonzeros": file.network.as_ref().map(|network| network.nonzeros()),
         "multiply_adds": layers.map(|all| all.iter().map(|l| l.multiply_adds).sum::<u64>()),
-        "input": file.network.as_ref().map(|network| network.input_shape().dims().sizes()[1..].to_vec()),
-        "output": file.network.as_ref().map(|network| network.output_shape().dims().sizes()[1..].to_vec()),
+        "input": file.network.as_ref().map(|network| sizes(network.input_shape())),
+        "output": file.network.as_ref().map(|network| sizes(network.output_shape())),
         "layers": layers.map(|all| all.iter().map(layer).collect::<Vec<_>>()),
         "unsupported": unsupported,
         "opset": file.opset,
@@ -71,7 +79,7 @@ fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>) -> String {
         head.row(&["multiply-adds", &count(layers.iter().map(|l| l.multiply_adds).sum())]);
         let mut body = Table::with_head(&["layer", "kind", "shape", "parameters", "multiply-adds", "trained"]);
         for layer in layers {
-            let sizes: Vec<String> = layer.shape.dims().sizes()[1..].iter().map(ToString::to_string).collect();
+            let sizes: Vec<String> = sizes(layer.shape).iter().map(ToString::to_string).collect();
             body.row(&[
                 &layer.name,
                 &layer.kind,

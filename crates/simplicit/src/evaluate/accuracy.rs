@@ -23,6 +23,31 @@ pub fn accuracy(outputs: &Matrix<f32>, labels: &[u32]) -> Result<f64> {
     Ok(share(predictions(outputs).iter().zip(labels).filter(|(p, l)| p == l).count(), labels.len()))
 }
 
+/// The share of samples whose label is among their `k` largest outputs; of equal outputs the first ones count. `None`
+/// where there are not more than `k` outputs, because every sample would be right.
+pub fn top_accuracy(outputs: &Matrix<f32>, labels: &[u32], k: usize) -> Result<Option<f64>> {
+    require_labels(outputs, labels)?;
+    if outputs.cols() <= k {
+        return Ok(None);
+    }
+    let right = |sample: usize, label: usize| {
+        let row = outputs.row(sample);
+        let own = row[label];
+        let before = row.iter().enumerate().filter(|(j, v)| **v > own || (**v == own && *j < label) || own.is_nan());
+        before.count() < k
+    };
+    let count = labels.iter().enumerate().filter(|(i, l)| right(*i, **l as usize)).count();
+    Ok(Some(share(count, labels.len())))
+}
+
+/// The mean of (output − target)² over all outputs of all samples.
+pub fn mean_squared_error(outputs: &Matrix<f32>, targets: &Matrix<f32>) -> Result<f64> {
+    require_same_shape(outputs, targets)?;
+    let square = |(a, b): (&f32, &f32)| (f64::from(*a) - f64::from(*b)).powi(2);
+    let sum: f64 = outputs.as_slice().iter().zip(targets.as_slice()).map(square).sum();
+    Ok(sum / outputs.as_slice().len().max(1) as f64)
+}
+
 /// The share of samples that both predict alike.
 pub fn agreement(outputs: &Matrix<f32>, baseline: &Matrix<f32>) -> Result<f64> {
     require_same_shape(outputs, baseline)?;
@@ -171,6 +196,17 @@ fn require_labels(outputs: &Matrix<f32>, labels: &[u32]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn top_accuracy_and_squared_error_by_hand() {
+        let outputs = Matrix::from_vec(2, 3, vec![0.1, 0.5, 0.4, 2.0, 2.0, 2.0]).unwrap();
+        assert_eq!(top_accuracy(&outputs, &[2, 2], 1).unwrap(), Some(0.0));
+        assert_eq!(top_accuracy(&outputs, &[2, 1], 2).unwrap(), Some(1.0));
+        assert_eq!(top_accuracy(&outputs, &[0, 2], 2).unwrap(), Some(0.0));
+        assert_eq!(top_accuracy(&outputs, &[0, 0], 3).unwrap(), None);
+        let targets = Matrix::from_vec(2, 3, vec![0.1, 0.5, 1.4, 0.0, 2.0, 2.0]).unwrap();
+        assert!((mean_squared_error(&outputs, &targets).unwrap() - 5.0 / 6.0).abs() < 1e-6);
+    }
 
     fn outputs(classes: &[usize]) -> Matrix<f32> {
         Matrix::from_fn(classes.len(), 3, |i, j| if j == classes[i] { 2.0 } else { -1.0 })

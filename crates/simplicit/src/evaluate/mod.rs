@@ -5,7 +5,9 @@ mod layers;
 mod ranges;
 mod rank;
 
-pub use accuracy::{ClassChange, accuracy, agreement, class_changes, equilibrium_error, predictions};
+pub use accuracy::{
+    ClassChange, accuracy, agreement, class_changes, equilibrium_error, mean_squared_error, predictions, top_accuracy,
+};
 pub use layers::{LayerError, layer_errors};
 pub use ranges::state_ranges;
 pub use rank::{Rank, rank};

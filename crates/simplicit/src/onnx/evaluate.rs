@@ -59,7 +59,15 @@ impl Importer<'_> {
                 };
                 Constant::Ints(a.zip(b, rest)?)
             }
-            ("Mod", [a, b]) => Constant::Floats(a.to_floats().zip(&b.to_floats(), |a, b| Some(a % b))?),
+            ("Mod", [a, b]) => {
+                // The remainder has the sign of the divisor or, as in C, that of the dividend.
+                let c = node.int("fmod", 0) != 0;
+                let rest = |a: f32, b: f32| {
+                    let r = a % b;
+                    Some(if !c && r != 0.0 && (r < 0.0) != (b < 0.0) { r + b } else { r })
+                };
+                Constant::Floats(a.to_floats().zip(&b.to_floats(), rest)?)
+            }
             ("Ceil" | "Floor" | "Round" | "Sign", [Constant::Floats(a)]) => {
                 Constant::Floats(a.map(|v| match node.op_type.as_str() {
                     "Ceil" => v.ceil(),
@@ -77,6 +85,7 @@ impl Importer<'_> {
             ("CumSum", [x, axis]) => cumulative(node, x, axis)?,
             ("NonZero", [x]) => nonzero(x)?,
             ("OneHot", [Constant::Ints(at), depth, values]) => one_hot(node, at, depth, values)?,
+            ("OneHot", [Constant::Floats(at), depth, values]) => one_hot(node, &at.map(|v| v as i64), depth, values)?,
             (operator, _) if operator.starts_with("Reduce") => reduce(node, inputs, first)?,
             _ => return Err(Error::shape(&node.op_type, "constants of fitting types", "others")),
         };
@@ -213,23 +222,48 @@ fn offsets(data: &[usize], indices: &Tensor<i64>) -> Result<(Vec<usize>, usize)>
 }
 
 fn scatter(node: &NodeProto, data: &Constant, indices: &Tensor<i64>, updates: &Constant) -> Result<Constant> {
-    if node.text("reduction", "none") != "none" {
-        return Err(Error::unsupported("a scatter that adds", "use ScatterND without a reduction"));
-    }
-    fn write<T: Copy>(data: &Tensor<T>, indices: &Tensor<i64>, updates: &Tensor<T>) -> Result<Tensor<T>> {
+    fn write<T: Copy>(
+        data: &Tensor<T>,
+        indices: &Tensor<i64>,
+        updates: &Tensor<T>,
+        f: impl Fn(T, T) -> T,
+    ) -> Result<Tensor<T>> {
         let (places, inner) = offsets(&data.dims, indices)?;
         if updates.values.len() != places.len() * inner {
             return Err(Error::shape("updates", places.len() * inner, updates.values.len()));
         }
         let mut out = data.clone();
         for (k, &at) in places.iter().enumerate() {
-            out.values[at..at + inner].copy_from_slice(&updates.values[k * inner..(k + 1) * inner]);
+            let new = &updates.values[k * inner..(k + 1) * inner];
+            out.values[at..at + inner].iter_mut().zip(new).for_each(|(old, &new)| *old = f(*old, new));
         }
         Ok(out)
     }
+    let how = node.text("reduction", "none");
+    if !matches!(how, "none" | "add" | "mul" | "max" | "min") {
+        return Err(Error::shape("reduction", "none, add, mul, max or min", how));
+    }
     Ok(match (data, updates) {
-        (Constant::Ints(data), Constant::Ints(updates)) => Constant::Ints(write(data, indices, updates)?),
-        _ => Constant::Floats(write(&data.to_floats(), indices, &updates.to_floats())?),
+        (Constant::Ints(data), Constant::Ints(updates)) => {
+            let f = |old: i64, new: i64| match how {
+                "add" => old.wrapping_add(new),
+                "mul" => old.wrapping_mul(new),
+                "max" => old.max(new),
+                "min" => old.min(new),
+                _ => new,
+            };
+            Constant::Ints(write(data, indices, updates, f)?)
+        }
+        _ => {
+            let f = |old: f32, new: f32| match how {
+                "add" => old + new,
+                "mul" => old * new,
+                "max" => old.max(new),
+                "min" => old.min(new),
+                _ => new,
+            };
+            Constant::Floats(write(&data.to_floats(), indices, &updates.to_floats(), f)?)
+        }
     })
 }
 
@@ -297,32 +331,34 @@ fn cumulative(node: &NodeProto, x: &Constant, axis: &Constant) -> Result<Constan
         Constant::Ints(axis) => axis.values.first().copied().unwrap_or(0),
         Constant::Floats(_) => return Err(Error::shape("axis", "an integer", "a float")),
     };
-    if node.int("exclusive", 0) != 0 || node.int("reverse", 0) != 0 {
-        return Err(Error::unsupported("an exclusive or reverse sum", "use CumSum without these attributes"));
-    }
     let dims = x.dims();
     let axis = place(axis, dims.len())?;
-    let inner: usize = dims[axis + 1..].iter().product();
-    let length = dims[axis];
+    let (exclusive, reverse) = (node.int("exclusive", 0) != 0, node.int("reverse", 0) != 0);
+    fn sum<T: Copy + Default>(
+        t: &Tensor<T>,
+        axis: usize,
+        exclusive: bool,
+        reverse: bool,
+        f: impl Fn(T, T) -> T,
+    ) -> Tensor<T> {
+        let inner: usize = t.dims[axis + 1..].iter().product();
+        let length = t.dims[axis];
+        let mut out = t.clone();
+        for lane in 0..t.values.len() / length.max(1) {
+            let first = lane / inner.max(1) * inner * length + lane % inner.max(1);
+            let mut total = T::default();
+            for k in 0..length {
+                let at = first + inner * if reverse { length - 1 - k } else { k };
+                let next = f(total, t.values[at]);
+                out.values[at] = if exclusive { total } else { next };
+                total = next;
+            }
+        }
+        out
+    }
     Ok(match x {
-        Constant::Ints(t) => {
-            let mut out = t.clone();
-            for k in 0..out.values.len() {
-                if k / inner.max(1) % length != 0 {
-                    out.values[k] = out.values[k].wrapping_add(out.values[k - inner]);
-                }
-            }
-            Constant::Ints(out)
-        }
-        Constant::Floats(t) => {
-            let mut out = t.clone();
-            for k in 0..out.values.len() {
-                if k / inner.max(1) % length != 0 {
-                    out.values[k] += out.values[k - inner];
-                }
-            }
-            Constant::Floats(out)
-        }
+        Constant::Ints(t) => Constant::Ints(sum(t, axis, exclusive, reverse, i64::wrapping_add)),
+        Constant::Floats(t) => Constant::Floats(sum(t, axis, exclusive, reverse, |a, b| a + b)),
     })
 }
 

@@ -13,6 +13,7 @@ mod nodes;
 mod pool;
 pub(crate) mod proto;
 mod recognise;
+mod resize;
 mod tensor;
 mod views;
 

@@ -267,7 +267,8 @@ impl Importer<'_> {
             if !h.is_multiple_of(b) || !w.is_multiple_of(b) {
                 return Err(Error::shape("blocksize", format!("a divisor of {h} and {w}"), b));
             }
-            (vec![n, c, h / b, b, w / b, b], [0, 3, 5, 1, 2, 4], vec![n, c * b * b, h / b, w / b])
+            let order = if node.text("mode", "DCR") == "CRD" { [0, 1, 3, 5, 2, 4] } else { [0, 3, 5, 1, 2, 4] };
+            (vec![n, c, h / b, b, w / b, b], order, vec![n, c * b * b, h / b, w / b])
         } else {
             if !c.is_multiple_of(b * b) {
                 return Err(Error::shape("blocksize", format!("whose square divides {c}"), b));
@@ -281,57 +282,6 @@ impl Importer<'_> {
         let apart = self.reshape(value, &middle)?;
         let turned = self.transpose(&apart, &order)?;
         self.reshape(&turned, &out)
-    }
-
-    /// Nearest neighbours: values at chosen places along every axis.
-    pub(super) fn resize(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        let value = inputs.value(0)?;
-        let dims = self.dims(value);
-        let mode = node.text("mode", "nearest");
-        let upsample = node.op_type == "Upsample" || inputs.0.len() == 2;
-        let (scale_at, size_at) = if upsample { (1, usize::MAX) } else { (2, 3) };
-        let scales = inputs.floats(scale_at)?.map(|t| t.values).filter(|v| !v.is_empty());
-        let scales = scales.or_else(|| node.floats("scales").map(<[f32]>::to_vec));
-        let sizes = inputs.ints(size_at)?;
-        let coordinates =
-            if upsample { "asymmetric" } else { node.text("coordinate_transformation_mode", "half_pixel") };
-        let rounding = if upsample { "floor" } else { node.text("nearest_mode", "round_prefer_floor") };
-        if mode != "nearest" || !matches!(coordinates, "asymmetric" | "half_pixel") || node.ints("axes").is_some() {
-            return Err(Error::unsupported(
-                format!("a resize of mode {mode:?} with {coordinates:?} coordinates"),
-                "only nearest neighbours with half_pixel or asymmetric coordinates are read",
-            ));
-        }
-        let mut out = value.clone();
-        for (axis, &size) in dims.iter().enumerate() {
-            let (count, scale) = match (&sizes, &scales) {
-                (Some(sizes), _) if sizes.len() == dims.len() => (sizes[axis], sizes[axis] as f64 / size as f64),
-                (None, Some(scales)) if scales.len() == dims.len() => {
-                    let scale = f64::from(scales[axis]);
-                    ((size as f64 * scale).floor() as i64, scale)
-                }
-                _ => return Err(Error::shape("resize", "scales or sizes, one per axis", "others")),
-            };
-            let count = if axis == 0 && self.fixed_batch == usize::try_from(count).ok() { size as i64 } else { count };
-            if !(1..=1 << 24).contains(&count) || !scale.is_finite() {
-                return Err(Error::shape("resize", "positive sizes", count));
-            }
-            let source = |k: i64| {
-                let x = if coordinates == "half_pixel" { (k as f64 + 0.5) / scale - 0.5 } else { k as f64 / scale };
-                let rounded = match rounding {
-                    "floor" => x.floor(),
-                    "ceil" => x.ceil(),
-                    "round_prefer_ceil" => (x + 0.5).floor(),
-                    _ => (x - 0.5).ceil(),
-                };
-                rounded.clamp(0.0, size as f64 - 1.0) as usize
-            };
-            let places: Vec<usize> = (0..count).map(source).collect();
-            if places.iter().copied().ne(0..size) {
-                out = self.gather(&out, axis, &places, &[places.len()])?;
-            }
-        }
-        Ok(out)
     }
 }
 
