@@ -296,7 +296,10 @@ fn what_needs_more_than_sums_is_refused_by_name() {
     let model = ImplicitModel::from_network(&attention()).unwrap();
     let message = model.rescale(0.9).unwrap_err().to_string();
     assert!(message.contains("layer"), "{message}");
-    let ranges = simplicit::model::Ranges { inputs: vec![(-1.0, 1.0); 3 * SIDE * SIDE], states: vec![(-1.0, 1.0); model.shape().states] };
+    let ranges = simplicit::model::Ranges {
+        inputs: vec![(-1.0, 1.0); 3 * SIDE * SIDE],
+        states: vec![(-1.0, 1.0); model.shape().states],
+    };
     let message = model.reduce(&ranges).map(|_| ()).unwrap_err().to_string();
     assert!(message.contains("a layer norm") || message.contains("a reshape"), "{message}");
     assert!(model.well_posedness().acyclic);

@@ -25,6 +25,7 @@ mod npy;
 mod preprocessing;
 mod safetensors;
 mod selection;
+mod source;
 mod zip;
 
 pub use array::Array;
@@ -37,3 +38,4 @@ pub use labels::Labels;
 pub use npy::write_npy;
 pub use preprocessing::{PerFeature, Preprocessing};
 pub use selection::Selection;
+pub use source::InputSource;

@@ -149,7 +149,9 @@ impl AdjointProgram {
         let layout = model.layout();
         let step = |target: Target| {
             let (range, activation, operator) = match target {
-                Target::Layer(k) => (layout.range(k), layout.layers()[k].activation, layout.layers()[k].operator.clone()),
+                Target::Layer(k) => {
+                    (layout.range(k), layout.layers()[k].activation, layout.layers()[k].operator.clone())
+                }
                 Target::Output => (0..model.shape().outputs, Activation::Identity, None),
             };
             let ops = model.summands(target).iter().map(Op::new).collect();

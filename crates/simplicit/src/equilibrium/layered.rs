@@ -271,7 +271,12 @@ impl LayerSum {
         if let Some(operator) = &self.0.operator {
             let operands = operands(Some(operator));
             for operand in operands {
-                require_rows(&format!("values of {:?}", operand.source), source(operand.source), samples, operand.dims.size())?;
+                require_rows(
+                    &format!("values of {:?}", operand.source),
+                    source(operand.source),
+                    samples,
+                    operand.dims.size(),
+                )?;
             }
             for sample in 0..samples {
                 let values: Vec<&[f32]> = operands.iter().map(|o| source(o.source).row(sample)).collect();

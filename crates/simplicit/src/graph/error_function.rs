@@ -119,7 +119,9 @@ mod tests {
     #[test]
     fn the_distribution_function_keeps_its_left_tail() {
         // From tables with more digits than needed here.
-        for (x, expected) in [(-3.0, 1.3498980316300945e-3), (-5.0, 2.866515718791939e-7), (-8.0, 6.220960574271785e-16)] {
+        for (x, expected) in
+            [(-3.0, 1.3498980316300945e-3), (-5.0, 2.866515718791939e-7), (-8.0, 6.220960574271785e-16)]
+        {
             assert!((normal_cdf(x) / expected - 1.0).abs() < 1e-13, "{x}: {}", normal_cdf(x));
         }
         for k in -80..80 {

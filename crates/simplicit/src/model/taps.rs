@@ -227,7 +227,9 @@ impl TapBlock {
                         format!("{} × {}", taps.rows(), taps.cols()),
                     );
                 }
-                if let Some(o) = (0..taps.rows()).find(|&o| taps.row(o).any(|(j, _)| !self.group_columns(o).contains(&j))) {
+                if let Some(o) =
+                    (0..taps.rows()).find(|&o| taps.row(o).any(|(j, _)| !self.group_columns(o).contains(&j)))
+                {
                     return fail(format!("taps of row {o} within its group"), "one of another group".into());
                 }
                 super::require_finite_csr(&what(), taps)?;

@@ -336,8 +336,7 @@ fn tap_group(
             let known = baseline.taps().get(block).map(|b| &b.weights);
             for (channel, allowed) in allowed.iter_mut().enumerate() {
                 let own = template.group_columns(channel);
-                let mut taps: Vec<bool> =
-                    (0..template.columns()).map(|j| feedforward && own.contains(&j)).collect();
+                let mut taps: Vec<bool> = (0..template.columns()).map(|j| feedforward && own.contains(&j)).collect();
                 if let Some(TapWeights::Taps(known)) = known {
                     known.row(channel).for_each(|(j, _)| taps[j] = true);
                 }

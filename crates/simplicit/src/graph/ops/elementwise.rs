@@ -98,18 +98,12 @@ impl Binary {
                 db,
                 |x, y| if x == 0.0 { 0.0 } else { power(x, y) * x.ln() },
             ),
-            Binary::Maximum => of.both(
-                da,
-                |x, y| f32::from(!(y > x || y.is_nan())),
-                db,
-                |x, y| f32::from(y > x || y.is_nan()),
-            ),
-            Binary::Minimum => of.both(
-                da,
-                |x, y| f32::from(!(y < x || y.is_nan())),
-                db,
-                |x, y| f32::from(y < x || y.is_nan()),
-            ),
+            Binary::Maximum => {
+                of.both(da, |x, y| f32::from(!(y > x || y.is_nan())), db, |x, y| f32::from(y > x || y.is_nan()))
+            }
+            Binary::Minimum => {
+                of.both(da, |x, y| f32::from(!(y < x || y.is_nan())), db, |x, y| f32::from(y < x || y.is_nan()))
+            }
         }
     }
 }

@@ -22,8 +22,8 @@ impl<const N: usize> Loops<N> {
         let mut loops = Self { sizes: [1; AXES], strides: [[0; AXES]; N], rank: 0, empty: sizes.contains(&0) };
         for (axis, &size) in sizes.iter().enumerate().filter(|(_, size)| **size != 1) {
             let last = loops.rank.wrapping_sub(1);
-            let merges = loops.rank > 0
-                && (0..N).all(|v| loops.strides[v][last] == strides[v][axis].wrapping_mul(size));
+            let merges =
+                loops.rank > 0 && (0..N).all(|v| loops.strides[v][last] == strides[v][axis].wrapping_mul(size));
             let at = if merges { last } else { loops.rank };
             loops.sizes[at] *= size;
             (0..N).for_each(|v| loops.strides[v][at] = strides[v][axis]);

@@ -92,12 +92,7 @@ pub(super) fn forward(a: Value<'_>, b: Value<'_>, out: &mut [f32]) {
 }
 
 /// da += dout·bᵀ, db += aᵀ·dout.
-pub(super) fn adjoint(
-    [a, b]: [Value<'_>; 2],
-    dout: &[f32],
-    mut da: Option<&mut [f32]>,
-    mut db: Option<&mut [f32]>,
-) {
+pub(super) fn adjoint([a, b]: [Value<'_>; 2], dout: &[f32], mut da: Option<&mut [f32]>, mut db: Option<&mut [f32]>) {
     let Ok(plan) = plan(a.dims, b.dims) else { return };
     if plan.is_empty() {
         return;

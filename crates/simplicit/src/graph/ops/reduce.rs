@@ -93,14 +93,7 @@ fn fold<T: Copy>(
 }
 
 /// Sums and means pass their cotangent on to all values, extremes to the first that is the extreme.
-pub(super) fn adjoint(
-    reduction: Reduction,
-    axes: &[usize],
-    x: Value<'_>,
-    out: &[f32],
-    dout: &[f32],
-    dx: &mut [f32],
-) {
+pub(super) fn adjoint(reduction: Reduction, axes: &[usize], x: Value<'_>, out: &[f32], dout: &[f32], dx: &mut [f32]) {
     let (kept, reduced, count) = plan(axes, x.dims);
     let mut done = 0;
     match reduction {

@@ -239,7 +239,11 @@ pub(super) mod expand {
         let fits = before.is_some_and(|before| {
             x.sizes().iter().zip(&to.sizes()[before..]).all(|(&size, &to)| size == 1 || size == to)
         });
-        if fits { Ok(to) } else { Err(Error::shape("a repetition", format!("sizes of 1 or of {to:?}"), format!("{x:?}"))) }
+        if fits {
+            Ok(to)
+        } else {
+            Err(Error::shape("a repetition", format!("sizes of 1 or of {to:?}"), format!("{x:?}")))
+        }
     }
 
     pub(in super::super) fn forward(to: Dims, x: Value<'_>, out: &mut [f32]) {
@@ -248,7 +252,11 @@ pub(super) mod expand {
         let mut done = 0;
         loops.outer().each(|[i]| {
             let out = &mut out[done..done + n];
-            if step == 0 { out.fill(x.data[i]) } else { out.copy_from_slice(&x.data[i..i + n]) }
+            if step == 0 {
+                out.fill(x.data[i])
+            } else {
+                out.copy_from_slice(&x.data[i..i + n])
+            }
             done += n;
         });
     }

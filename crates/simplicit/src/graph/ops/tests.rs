@@ -464,7 +464,10 @@ fn every_adjoint_adds_the_derivative() {
                 // Rounding of the sum of some hundred terms in single precision, that of the difference (10⁻¹⁶ of the loss
                 // over h) and what h² leaves of a third derivative of at most some hundreds.
                 let room = 2e-5 * (1.0 + expected.abs()) + 1e-10 * (up.abs() + down.abs());
-                assert!((got - expected).abs() <= room, "{structure:?} of {inputs:?}, input {k} at {i}: {got}, {expected}");
+                assert!(
+                    (got - expected).abs() <= room,
+                    "{structure:?} of {inputs:?}, input {k} at {i}: {got}, {expected}"
+                );
             }
         }
     }

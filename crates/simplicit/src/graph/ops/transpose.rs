@@ -12,7 +12,11 @@ pub(super) fn dims(order: &[usize], x: Dims) -> Result<Dims> {
     let all = order.len() == x.rank()
         && order.iter().all(|&axis| axis < x.rank() && !std::mem::replace(&mut seen[axis], true));
     if !all {
-        return Err(Error::shape("order of a transposition", format!("every axis of {x:?} once"), format!("{order:?}")));
+        return Err(Error::shape(
+            "order of a transposition",
+            format!("every axis of {x:?} once"),
+            format!("{order:?}"),
+        ));
     }
     Dims::new(&order.iter().map(|&axis| x.sizes()[axis]).collect::<Vec<_>>())
 }
@@ -33,12 +37,7 @@ fn loops(order: &[usize], x: Dims) -> Loops<2> {
 /// Calls `run` with places of x and of the result from where runs of values agree, or, where the last axis moved, `one`
 /// with every pair of places, square by square.
 #[inline(always)]
-fn each(
-    order: &[usize],
-    x: Dims,
-    mut run: impl FnMut(usize, usize, usize),
-    mut one: impl FnMut(usize, usize),
-) {
+fn each(order: &[usize], x: Dims, mut run: impl FnMut(usize, usize, usize), mut one: impl FnMut(usize, usize)) {
     let loops = loops(order, x);
     let (n, [from, _]) = loops.inner();
     let neighbours = (0..loops.rank()).find(|&axis| loops.axis(axis).1[0] == 1);
