@@ -37,6 +37,13 @@ pub(super) struct Stages<'a> {
 
 impl<'a> Stages<'a> {
     pub(super) fn new(model: &'a ImplicitModel) -> Result<Self> {
+        let fits = |a: Activation| a.is_non_decreasing() && a.is_non_expansive();
+        if let Some(layer) = model.layout().layers().iter().find(|l| !fits(l.activation)) {
+            return Err(Error::unsupported(
+                format!("a certificate through layer {:?} with activation {}", layer.name, layer.activation),
+                "its bounds need activations that are non-decreasing and non-expansive, such as relu, clip or tanh",
+            ));
+        }
         let stages = order(model.a())?;
         let mut stage_of = vec![0; model.shape().states];
         stages.iter().enumerate().for_each(|(k, stage)| stage.units.iter().for_each(|&i| stage_of[i] = k));

@@ -20,6 +20,11 @@ impl Lines {
             Activation::Relu => Some(0.0),
             Activation::LeakyRelu { slope } => Some(f64::from(slope)),
             Activation::Tanh | Activation::Sigmoid => return Self::parallel(activation, low, high),
+            // Any other that does not decrease: its values at the two ends.
+            _ => {
+                let (from, to) = image(activation, low, high);
+                return Self { lower: 0.0, below: from, upper: 0.0, above: to };
+            }
         };
         let straight = |slope: f64| Self { lower: slope, below: 0.0, upper: slope, above: 0.0 };
         let Some(slope) = bent else { return straight(1.0) };
@@ -72,6 +77,9 @@ mod tests {
             Activation::leaky_relu(0.1).unwrap(),
             Activation::Tanh,
             Activation::Sigmoid,
+            Activation::Softplus,
+            Activation::Clip { low: 0.0, high: 6.0 },
+            Activation::Elu { alpha: 0.5 },
         ];
         let mut bent = 0;
         for round in 0..4000 {

@@ -5,7 +5,7 @@
 //! precision). All coefficients are positive, so that no sum cancels.
 
 const NEAR_ABOVE: [f64; 8] = [
-    1.1283791670955126,
+    std::f64::consts::FRAC_2_SQRT_PI,
     0.17683205341510852,
     0.05429603535083517,
     0.0038549212119496435,
@@ -115,7 +115,7 @@ mod tests {
         assert!(erf(f64::NAN).is_nan());
     }
 
-    /// ∫₀^h of the density by Simpson's rule in small steps, from a tail that is known.
+    /// Known values of the tail, and rises that are the area under the density by Simpson's rule.
     #[test]
     fn the_distribution_function_keeps_its_left_tail() {
         // From tables with more digits than needed here.

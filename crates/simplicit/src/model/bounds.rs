@@ -87,12 +87,15 @@ impl ImplicitModel {
     }
 }
 
-/// φ of an interval: φ never decreases.
+/// φ of an interval where φ does not decrease; everything otherwise.
 fn image(activation: Activation, (low, high): Interval) -> Interval {
-    let at = |z: f64| match activation {
+    if !activation.is_non_decreasing() {
+        return (f64::NEG_INFINITY, f64::INFINITY);
+    }
+    let at = |z: f64, unknown: f64| match activation {
         // 0 · ∞ of a slope of zero.
         Activation::LeakyRelu { slope: 0.0 } => z.max(0.0),
-        _ => activation.apply_f64(z),
+        _ => Some(activation.apply_f64(z)).filter(|x| !x.is_nan()).unwrap_or(unknown),
     };
-    (at(low), at(high))
+    (at(low, f64::NEG_INFINITY), at(high, f64::INFINITY))
 }

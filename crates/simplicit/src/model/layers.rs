@@ -129,6 +129,29 @@ impl ImplicitModel {
         }
     }
 
+    /// An error where an expansive activation lies on a cycle: nothing there proves that an equilibrium exists.
+    pub(super) fn require_non_expansive_cycles(&self) -> Result<()> {
+        let layers = self.layout().layers();
+        if layers.iter().all(|l| l.activation.is_non_expansive()) || self.layers_are_acyclic() {
+            return Ok(());
+        }
+        // Anything but residual sums beside A has no cycles.
+        let Some(plain) = self.without_taps() else { return Ok(()) };
+        let found = components(plain.a());
+        let cyclic = found.members.iter().zip(&found.cyclic).filter(|(_, cyclic)| **cyclic);
+        for layer in cyclic.flat_map(|(members, _)| members).filter_map(|&i| self.layout().layer_of(i)) {
+            let layer = &layers[layer];
+            if !layer.activation.is_non_expansive() {
+                return Err(Error::unsupported(
+                    format!("a cycle through layer {:?} with activation {}", layer.name, layer.activation),
+                    "cycles need non-expansive activations, such as relu, clip or tanh; train with connectivity \
+                     feedforward or baseline",
+                ));
+            }
+        }
+        Ok(())
+    }
+
     /// An error where something only works on A, B, C and D themselves.
     pub(crate) fn require_no_taps(&self, what: &str) -> Result<()> {
         self.require_no_operators(what)?;

@@ -139,7 +139,9 @@ impl ImplicitModel {
         layers::require_acyclic_taps(&parts)?;
         parts.preprocessing.check_inputs(p)?;
         parts.metadata.check(n)?;
-        Ok(Self { parts, shape })
+        let model = Self { parts, shape };
+        model.require_non_expansive_cycles()?;
+        Ok(model)
     }
 
     /// The pieces, to change them and build another model.

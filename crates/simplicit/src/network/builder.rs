@@ -349,9 +349,7 @@ impl NetworkBuilder {
     }
 
     pub(crate) fn push_activation(&mut self, input: usize, activation: Activation) -> Result<usize> {
-        if let Activation::LeakyRelu { slope } = activation {
-            Activation::leaky_relu(slope)?;
-        }
+        let activation = activation.checked()?;
         self.push(Op::Activation(activation), vec![input], self.nodes[input].shape)
     }
 

@@ -56,7 +56,7 @@ use crate::{Error, Result};
 /// A trained network, batch norm folded, with its layers and what feeds them.
 ///
 /// A layer is an activation of the graph. Two things differ from the graph as written, neither changes an output bit: an
-/// activation behind a max pooling is applied in front of it, and a sum that is pooled, multiplied or read twice without
+/// non-decreasing activation behind a max pooling is applied in front of it, and a sum that is pooled, multiplied or read twice without
 /// an activation becomes a layer with the identity.
 #[derive(Debug)]
 pub struct Network {

@@ -1,6 +1,6 @@
 //! From the graph as written to one whose pre-activations are sums of terms over layers and the input.
 //!
-//! Outputs keep every bit: an activation moves in front of a max pooling (both are non-decreasing, so they commute),
+//! Outputs keep every bit: a non-decreasing activation moves in front of a max pooling (they commute),
 //! and a sum that something other than one activation, one sum or the output reads becomes an identity layer.
 
 use super::fixed::FixedMap;
@@ -53,7 +53,8 @@ fn activations_before_max_pools(graph: &mut Graph) {
     let uses = count_uses(&graph.nodes, graph.output);
     let nodes = &mut graph.nodes;
     for id in 0..nodes.len() {
-        if !matches!(nodes[id].op, Op::Activation(_)) {
+        // One that decreases somewhere does not commute with a maximum: it stays, and what is pooled becomes a layer.
+        if !matches!(nodes[id].op, Op::Activation(activation) if activation.is_non_decreasing()) {
             continue;
         }
         let mut chain = vec![id];

@@ -356,7 +356,7 @@ fn shapes_that_do_not_fit_are_errors() {
     assert!(vector().linear(Matrix::from_fn(2, 4, |_, _| f32::NAN), None).is_err());
     assert!(vector().max_pool(Window::square(2, 2, 0)).is_err());
     assert!(vector().reshape(Shape::map(1, 2, 3)).is_err());
-    assert!(vector().activation(Activation::LeakyRelu { slope: 2.0 }).is_err());
+    assert!(vector().activation(Activation::LeakyRelu { slope: f32::NAN }).is_err());
     assert!(vector().at(NodeId(5)).is_err());
     let map = Network::builder(Shape::map(1, 4, 4)).unwrap();
     assert!(map.clone().linear(Matrix::zeros(2, 16), None).is_err());
@@ -366,4 +366,116 @@ fn shapes_that_do_not_fit_are_errors() {
     assert_eq!(network.layout().size(), 0);
     assert!(network.forward(&Matrix::zeros(1, 3)).is_err());
     assert!(network.backward(&Matrix::zeros(1, 4), &Matrix::zeros(2, 4)).is_err());
+}
+
+/// One that decreases somewhere must not move in front of a maximum.
+#[test]
+fn only_activations_that_do_not_decrease_move_in_front_of_a_max_pooling() {
+    let r = &mut Random::new(91);
+    let taps = random(2, 9, r);
+    for activation in [Activation::Silu, Activation::Relu] {
+        let network = Network::builder(Shape::map(1, 6, 6))
+            .and_then(|b| b.convolution(taps.clone(), Window::square(3, 1, 1), None))
+            .and_then(|b| b.max_pool(Window::square(2, 2, 0)))
+            .and_then(|b| b.activation(activation))
+            .and_then(NetworkBuilder::build)
+            .unwrap();
+        let moved = network.layout().layers().len() == 1;
+        assert_eq!(moved, activation == Activation::Relu);
+        let u = random(3, 36, r);
+        let y = network.forward(&u).unwrap();
+        for s in 0..3 {
+            let at = |c: usize, i: usize, j: usize| -> f64 {
+                let mut sum = 0.0;
+                for (k, w) in taps.row(c).iter().enumerate() {
+                    let (row, column) = (i + k / 3, j + k % 3);
+                    if (1..7).contains(&row) && (1..7).contains(&column) {
+                        sum += f64::from(*w) * f64::from(u[(s, (row - 1) * 6 + column - 1)]);
+                    }
+                }
+                sum
+            };
+            for k in 0..18 {
+                let (c, i, j) = (k / 9, k / 3 % 3 * 2, k % 3 * 2);
+                let largest = [at(c, i, j), at(c, i, j + 1), at(c, i + 1, j), at(c, i + 1, j + 1)];
+                let expected = activation.apply_f64(largest.into_iter().fold(f64::NEG_INFINITY, f64::max));
+                assert!((f64::from(y[(s, k)]) - expected).abs() < 1e-5, "{activation} {s} {k}");
+            }
+        }
+        assert_eq!(network.trace(&u).unwrap().outputs(), &y);
+    }
+}
+
+/// Attention over tokens, a layer norm, squeeze and excite, a concatenation and a grouped, dilated convolution.
+fn with_operators(r: &mut Random) -> Network {
+    use crate::graph::{Binary, Dims, Reduction, Structure};
+    let tokens = Dims::new(&[1, 6, 4]).unwrap();
+    let transpose = |order: &[usize]| Structure::Transpose { order: order.to_vec() };
+    let window = Window { dilation: [2, 1], ..Window::square(3, 1, 1) };
+    let start = Network::builder(Shape::map(4, 5, 3))
+        .and_then(|b| b.grouped_convolution(random(4, 18, r), window, 2, Some(vec![0.1; 4])))
+        .and_then(|b| b.activation(Activation::Gelu))
+        .unwrap();
+    let map = start.here();
+    // Squeeze: the mean of every channel, through a linear map and a sigmoid, times the map.
+    let squeeze = start
+        .structure(Structure::Reduce { reduction: Reduction::Mean, axes: vec![2, 3], keep: false }, &[])
+        .and_then(|b| b.linear(random(4, 4, r), None))
+        .and_then(|b| b.activation(Activation::Sigmoid))
+        .and_then(|b| b.structure(Structure::Reshape { dims: Dims::new(&[1, 4, 1, 1]).unwrap() }, &[]))
+        .and_then(|b| b.structure(Structure::Binary(Binary::Multiply), &[map]))
+        .unwrap();
+    let excited = squeeze.here();
+    let size = squeeze.shape().size();
+    let tokens_of = Dims::new(&[1, size / 4, 4]).unwrap();
+    assert_eq!(size % 4, 0);
+    let scale = squeeze.constant(Dims::new(&[1, 1, 4]).unwrap(), vec![0.5, 1.5, -1.0, 2.0], true).unwrap();
+    let scale_at = scale.here();
+    let normed = scale
+        .at(excited)
+        .and_then(|b| b.structure(Structure::Reshape { dims: tokens_of }, &[]))
+        .and_then(|b| b.structure(Structure::Slice { axis: 1, start: 0, step: 1, count: 6 }, &[]))
+        .and_then(|b| b.structure(Structure::Normalise { axis: 2, epsilon: 1e-3 }, &[]))
+        .and_then(|b| b.structure(Structure::Binary(Binary::Multiply), &[scale_at]))
+        .unwrap();
+    assert_eq!(normed.shape().dims(), tokens);
+    let x = normed.here();
+    let keys = normed.structure(transpose(&[0, 2, 1]), &[]).unwrap();
+    let keys_at = keys.here();
+    let attended = keys
+        .at(x)
+        .and_then(|b| b.structure(Structure::MatMul, &[keys_at]))
+        .and_then(|b| b.structure(Structure::Softmax { axis: 2 }, &[]))
+        .and_then(|b| b.structure(Structure::MatMul, &[x]))
+        .and_then(|b| b.structure(Structure::Concat { axis: 2 }, &[x]))
+        .unwrap();
+    attended.flatten().and_then(|b| b.linear(random(3, 48, r), None)).and_then(NetworkBuilder::build).unwrap()
+}
+
+#[test]
+fn gradients_through_operators_are_what_differences_say() {
+    let r = &mut Random::new(92);
+    let network = with_operators(r);
+    let (u, dy) = (random(2, 60, r), random(2, 3, r));
+    let y = network.forward(&u).unwrap();
+    assert_eq!(network.trace(&u).unwrap().outputs(), &y);
+    let du = network.backward(&u, &dy).unwrap().du;
+    let loss = |u: &Matrix<f32>| -> f64 {
+        let y = network.forward(u).unwrap();
+        y.as_slice().iter().zip(dy.as_slice()).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let largest = du.as_slice().iter().fold(0.0f64, |m, v| m.max(f64::from(v.abs())));
+    assert!(largest > 0.01);
+    for k in 0..120 {
+        let (s, j, h) = (k / 60, k % 60, 4e-3f32);
+        let moved = |by: f32| {
+            let mut u = u.clone();
+            u[(s, j)] += by;
+            loss(&u)
+        };
+        let numeric = (moved(h) - moved(-h)) / (2.0 * f64::from(h));
+        // Rounding of the outputs over 2h is some 10⁻⁴ of them; h² of a third derivative less.
+        let off = (numeric - f64::from(du[(s, j)])).abs();
+        assert!(off < 2e-3 * (1.0 + largest), "{s} {j}: {numeric} and {}", du[(s, j)]);
+    }
 }

@@ -297,6 +297,16 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     {
         return Err(Error::setting("kappa", "a number between 0 and 1", kappa));
     }
+    if let Some(layer) = layout(input).layers().iter().find(|l| !l.activation.is_non_expansive()) {
+        let about = format!("layer {:?}, whose activation {} is expansive", layer.name, layer.activation);
+        if let Some(kappa) = settings.kappa {
+            return Err(Error::setting("kappa", format!("none with {about}: it would prove nothing"), kappa));
+        }
+        if let Connectivity::Full | Connectivity::NoSelfLoop = settings.connectivity {
+            let expected = format!("feedforward or baseline with {about}, which no cycle may go through");
+            return Err(Error::setting("connectivity", expected, "one with cycles"));
+        }
+    }
     if let Matching::Relaxed { states, outputs } = settings.matching
         && !(states > 0.0 && outputs > 0.0 && states.is_finite() && outputs.is_finite())
     {

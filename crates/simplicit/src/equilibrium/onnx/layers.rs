@@ -55,6 +55,12 @@ pub(super) fn graph(model: &ImplicitModel) -> Result<GraphProto> {
             Activation::Tanh => node("Tanh", &[&z.tensor], &x, vec![]),
             Activation::Sigmoid => node("Sigmoid", &[&z.tensor], &x, vec![]),
             Activation::Identity => node("Identity", &[&z.tensor], &x, vec![]),
+            other => {
+                return Err(Error::unsupported(
+                    format!("export of layer {:?} with activation {other}", layer.name),
+                    "this form of export has relu, leaky-relu, tanh, sigmoid and identity",
+                ));
+            }
         };
         // Readers, ours among them, name the layer after this node.
         phi.name.clone_from(&layer.name);

@@ -93,6 +93,11 @@ pub fn to_onnx(model: &ImplicitModel, settings: OnnxSettings) -> Result<Vec<u8>>
     .encode_to_vec())
 }
 
+/// The name of the layer that a unit belongs to, for messages.
+fn layer_name(model: &ImplicitModel, unit: usize) -> &str {
+    model.layout().layer_of(unit).map_or("", |k| model.layout().layers()[k].name.as_str())
+}
+
 /// A model without tap blocks, stage by stage.
 fn stages(model: &ImplicitModel, settings: OnnxSettings) -> Result<GraphProto> {
     let shape = model.shape();
@@ -109,7 +114,7 @@ fn stages(model: &ImplicitModel, settings: OnnxSettings) -> Result<GraphProto> {
                 // One group per activation.
                 let (same, other) = rest.iter().partition(|&&i| activations[i] == activations[first]);
                 rest = other;
-                graph.group(&format!("s{s}_{part}"), same, activations[first]);
+                graph.group(&format!("s{s}_{part}"), same, activations[first])?;
                 part += 1;
             }
         }
@@ -214,7 +219,7 @@ impl<'a> Graph<'a> {
         sum
     }
 
-    fn group(&mut self, name: &str, units: Vec<usize>, activation: Activation) {
+    fn group(&mut self, name: &str, units: Vec<usize>, activation: Activation) -> Result<()> {
         let model = self.model;
         let z = self.pre_activation(name, &units, model.a(), model.b(), model.state_bias());
         let x = format!("{name}_x");
@@ -224,8 +229,15 @@ impl<'a> Graph<'a> {
             Activation::Tanh => self.node("Tanh", &[&z], &x, vec![]),
             Activation::Sigmoid => self.node("Sigmoid", &[&z], &x, vec![]),
             Activation::Identity => self.node("Identity", &[&z], &x, vec![]),
+            other => {
+                return Err(Error::unsupported(
+                    format!("export of layer {:?} with activation {other}", layer_name(model, units[0])),
+                    "this form of export has relu, leaky-relu, tanh, sigmoid and identity",
+                ));
+            }
         }
         self.groups.push(Group { tensor: x, units });
+        Ok(())
     }
 
     /// A Loop that carries x: z = A x + w, x′ = φ(z), until max |x′ − x| is small enough.
@@ -286,8 +298,25 @@ impl<'a> Graph<'a> {
                 Activation::Tanh => body.push(node("Tanh", &[&parts[k]], &x, vec![])),
                 Activation::Sigmoid => body.push(node("Sigmoid", &[&parts[k]], &x, vec![])),
                 Activation::Identity => body.push(node("Identity", &[&parts[k]], &x, vec![])),
+                other @ (Activation::Clip { .. }
+                | Activation::Softplus
+                | Activation::Softsign
+                | Activation::Elu { .. }
+                | Activation::Celu { .. }
+                | Activation::Selu
+                | Activation::HardSigmoid { .. }
+                | Activation::HardSwish
+                | Activation::Gelu
+                | Activation::GeluTanh
+                | Activation::Silu
+                | Activation::Mish) => {
+                    return Err(Error::unsupported(
+                        format!("export of a cycle with activation {other}"),
+                        "this form of export has relu, leaky-relu, tanh, sigmoid and identity",
+                    ));
+                }
                 Activation::LeakyRelu { slope } => {
-                    // Slopes are at most 1, so this is the larger of z and slope·z; LeakyRelu itself is float only.
+                    // Slopes of a cycle are at most 1, so this is the larger of z and slope·z; LeakyRelu itself is float only.
                     let (factor, scaled) = (n(&format!("slope{k}")), n(&format!("scaled{k}")));
                     self.initialisers.push(scalar(&factor, data_type::DOUBLE, &f64::from(*slope).to_le_bytes()));
                     body.push(node("Mul", &[&parts[k], &factor], &scaled, vec![]));

@@ -260,6 +260,9 @@ impl Structure {
     /// overwritten.
     pub fn forward(&self, inputs: &[Value<'_>], out: &mut [f32]) {
         let Some(&x) = inputs.first() else { return };
+        if out.is_empty() {
+            return;
+        }
         match (self, inputs) {
             (Structure::Unary(unary), _) => unary.forward(x.data, out),
             (Structure::Binary(binary), &[a, b]) => {
@@ -290,6 +293,9 @@ impl Structure {
     /// One sample backwards: adds to the cotangent of every input that is asked for (`Some`) what the result's
     /// cotangent `dout` gives it.
     pub fn adjoint(&self, inputs: &[Value<'_>], out: Value<'_>, dout: &[f32], into: &mut [Option<&mut [f32]>]) {
+        if dout.is_empty() {
+            return;
+        }
         match (self, inputs, into) {
             (Structure::Concat { axis }, _, into) => concat::adjoint(*axis, inputs, dout, into),
             (Structure::Binary(binary), &[a, b], [da, db]) => {

@@ -59,8 +59,11 @@ impl Pooling {
         let extent = (kernel - 1).checked_mul(dilation)?.checked_add(1)?;
         let out = (size + before + after).checked_sub(extent)? / stride + 1;
         let axis = Axis { size, out, kernel, stride, dilation, before, behind: after.checked_sub(beyond)? };
-        // A window on padding alone has neither a maximum nor a mean.
-        (0..out).all(|o| !axis.inside(o).is_empty()).then_some(axis)
+        // A window on padding alone has neither a maximum nor a mean. Only where places are further apart than the values
+        // reach can a window between two others miss them all.
+        let meets = |o: usize| !axis.inside(o).is_empty();
+        let all = meets(0) && meets(out - 1) && (dilation <= size || (0..out).all(meets));
+        all.then_some(axis)
     }
 
     pub(super) fn dims(&self, x: Dims) -> Result<Dims> {
