@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use simplicit::arrays::{Array, Inputs, Preprocessing, Selection};
+use simplicit::network::OnnxSelection;
 use simplicit::parallel::Threads;
 
 use crate::progress::Show;
@@ -133,6 +134,24 @@ pub(crate) struct RunArgs {
 impl RunArgs {
     pub(crate) fn threads(&self) -> Threads {
         self.threads.map_or_else(Threads::available, |n| Threads::new(usize::from(n)))
+    }
+}
+
+/// Which input and output of an ONNX network, where it has several.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Networks with several inputs or outputs")]
+pub(crate) struct NameArgs {
+    /// The input of the ONNX network that is the sample [default: its only one]
+    #[arg(long, value_name = "NAME")]
+    input: Option<String>,
+    /// The output of the ONNX network, or any value in it to end at [default: its only output]
+    #[arg(long, value_name = "NAME")]
+    output: Option<String>,
+}
+
+impl NameArgs {
+    pub(crate) fn selection(&self) -> OnnxSelection {
+        OnnxSelection { input: self.input.clone(), output: self.output.clone() }
     }
 }
 

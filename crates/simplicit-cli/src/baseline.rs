@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use simplicit::arrays::Preprocessing;
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::model::ImplicitModel;
-use simplicit::network::Network;
+use simplicit::network::{Network, OnnxSelection};
 use simplicit::parallel::Threads;
 use simplicit::states::StateMap;
 
@@ -27,16 +27,19 @@ pub(crate) enum Kind {
 impl Baseline {
     /// ONNX or a model file, by what the file begins with.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
-        use std::io::Read;
-        let mut head = Vec::new();
-        let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
-        let bytes = file.metadata().with_context(|| path.display().to_string())?.len();
-        file.take(9).read_to_end(&mut head).with_context(|| path.display().to_string())?;
-        // The header of safetensors is a length in eight bytes and then JSON.
-        let kind = if head.get(8) == Some(&b'{') {
+        Self::open_selected(path, &OnnxSelection::default())
+    }
+
+    /// As [`Baseline::open`], one of several inputs and outputs of an ONNX file chosen.
+    pub(crate) fn open_selected(path: &Path, selection: &OnnxSelection) -> anyhow::Result<Self> {
+        let bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
+        let kind = if !is_network(path)? {
+            if *selection != OnnxSelection::default() {
+                bail!("{}: --input and --output choose in ONNX files; a model has one of each", path.display());
+            }
             Kind::of_model(ImplicitModel::load(path)?)?
         } else {
-            Kind::Network(Arc::new(Network::from_onnx(path)?))
+            Kind::Network(Arc::new(Network::from_onnx_selected(path, selection)?))
         };
         Ok(Self { kind, bytes: Some(bytes) })
     }
@@ -103,4 +106,14 @@ impl Kind {
         let equilibrium = Equilibrium::new(&model, settings)?;
         Ok(Kind::Model(Box::new(model), Box::new(equilibrium)))
     }
+}
+
+/// Whether a file is a network and no model, by what it begins with.
+pub(crate) fn is_network(path: &Path) -> anyhow::Result<bool> {
+    use std::io::Read;
+    let mut head = Vec::new();
+    let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
+    file.take(9).read_to_end(&mut head).with_context(|| path.display().to_string())?;
+    // The header of safetensors is a length in eight bytes and then JSON.
+    Ok(head.get(8) != Some(&b'{'))
 }

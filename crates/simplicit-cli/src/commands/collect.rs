@@ -6,7 +6,7 @@ use clap::Args;
 use simplicit::parallel::Cancel;
 use simplicit::states::{Collected, StateSource, StatesMetadata, write_states};
 
-use crate::args::{InputArgs, RunArgs};
+use crate::args::{InputArgs, NameArgs, RunArgs};
 use crate::baseline::Baseline;
 use crate::exit::{Outcome, say};
 use crate::progress::Watcher;
@@ -32,6 +32,8 @@ pub(crate) struct CollectArgs {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     #[command(flatten)]
+    names: NameArgs,
+    #[command(flatten)]
     data: InputArgs,
     #[command(flatten)]
     run: RunArgs,
@@ -40,7 +42,7 @@ pub(crate) struct CollectArgs {
 pub(crate) fn run(args: &CollectArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     require_writable([args.out.as_path()])?;
     let watcher = Watcher::new(args.run.progress);
-    let baseline = Baseline::open(&args.network)?;
+    let baseline = Baseline::open_selected(&args.network, &args.names.selection())?;
     let inputs = args.data.open(baseline.preprocessing())?;
     let source = Collected::new(baseline.map(), &inputs)?;
     let metadata = StatesMetadata {

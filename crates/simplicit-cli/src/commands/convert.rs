@@ -6,7 +6,7 @@ use clap::Args;
 use simplicit::arrays::{Preprocessing, content_hash};
 use simplicit::model::ImplicitModel;
 
-use crate::args::{JsonArgs, PreprocessingArgs};
+use crate::args::{JsonArgs, NameArgs, PreprocessingArgs};
 use crate::baseline::Baseline;
 use crate::exit::Outcome;
 use crate::results::{Results, require_writable};
@@ -31,6 +31,8 @@ pub(crate) struct ConvertArgs {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     #[command(flatten)]
+    names: NameArgs,
+    #[command(flatten)]
     preprocessing: PreprocessingArgs,
     #[command(flatten)]
     json: JsonArgs,
@@ -38,7 +40,7 @@ pub(crate) struct ConvertArgs {
 
 pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<Outcome> {
     require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
-    let baseline = Baseline::open(&args.network)?;
+    let baseline = Baseline::open_selected(&args.network, &args.names.selection())?;
     let mut parts = baseline.implicit()?.into_parts();
     let identity = Preprocessing::identity();
     parts.preprocessing = args.preprocessing.over(baseline.preprocessing().unwrap_or(&identity))?;

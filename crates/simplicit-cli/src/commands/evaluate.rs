@@ -9,7 +9,7 @@ use simplicit::evaluate::{accuracy, agreement, equilibrium_error};
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
-use crate::args::{InputArgs, JsonArgs, RunArgs};
+use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
 use crate::baseline::Baseline;
 use crate::exit::Outcome;
 use crate::measure::Runner;
@@ -38,6 +38,8 @@ pub(crate) struct EvaluateArgs {
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     #[command(flatten)]
+    names: NameArgs,
+    #[command(flatten)]
     data: InputArgs,
     #[command(flatten)]
     run: RunArgs,
@@ -51,7 +53,7 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
     let model = args.model.as_ref().map(ImplicitModel::load).transpose()?;
-    let baseline = args.network.as_deref().map(Baseline::open).transpose()?;
+    let baseline = args.network.as_deref().map(|n| Baseline::open_selected(n, &args.names.selection())).transpose()?;
     if args.labels.is_none() && (model.is_none() || baseline.is_none()) {
         bail!("--labels: expected a file with the labels, or both --model and --network to compare; got neither");
     }

@@ -1,28 +1,35 @@
-//! `simplicit inspect`: what a model file holds.
+//! `simplicit inspect`: what a model file or a network holds.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use simplicit::model::ImplicitModel;
 
-use crate::args::JsonArgs;
+use super::inspect_network;
+use crate::args::{JsonArgs, NameArgs};
+use crate::baseline::is_network;
 use crate::exit::Outcome;
 use crate::results::{Results, Stopwatch};
 use crate::table::{Table, bytes, count, or_dash, percent};
 
-/// Show what a model file holds: sizes, layers, well-posedness, where it comes from
+/// Show what a model file or an ONNX network holds: sizes, layers, well-posedness, what cannot be read
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  simplicit inspect model.safetensors")]
+#[command(after_help = "Examples:\n  simplicit inspect model.safetensors\n  simplicit inspect network.onnx --json -")]
 pub(crate) struct InspectArgs {
-    /// The model
-    #[arg(value_name = "MODEL")]
+    /// A model, or an ONNX network
+    #[arg(value_name = "FILE")]
     model: PathBuf,
+    #[command(flatten)]
+    names: NameArgs,
     #[command(flatten)]
     json: JsonArgs,
 }
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
+    if is_network(&args.model)? {
+        return inspect_network::run(&args.model, &args.names.selection(), &args.json);
+    }
     let model = ImplicitModel::load(&args.model)?;
     let mut results = Results::of_model(&model);
     let seed = model.metadata().provenance.get("seed");

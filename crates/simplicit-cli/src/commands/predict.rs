@@ -1,13 +1,14 @@
-//! `simplicit predict`: a model's outputs on some inputs.
+//! `simplicit predict`: the outputs of a model or a network on some inputs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use simplicit::arrays::write_npy;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
-use crate::args::{InputArgs, RunArgs};
+use crate::args::{InputArgs, NameArgs, RunArgs};
+use crate::baseline::Baseline;
 use crate::exit::{Outcome, say};
 use crate::measure::Runner;
 use crate::progress::Watcher;
@@ -15,20 +16,25 @@ use crate::results::require_writable;
 use crate::table::count;
 
 const HELP: &str = "\
-Outputs are in the units of the network the model was made from. A sample whose equilibrium was
+Outputs are in the units of the network the model was made from; with --network those of a network. A sample whose equilibrium was
 not reached within the limit is written as far as it got, counted on stderr, and makes the exit
 code 1.
 
 Example:
   simplicit predict --model model.safetensors --inputs images.npy --out outputs.npy";
 
-/// Write a model's outputs on some inputs
+/// Write the outputs of a model or a network on some inputs
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct PredictArgs {
     /// The model
+    #[arg(long, value_name = "FILE", required_unless_present = "network", conflicts_with = "network")]
+    model: Option<PathBuf>,
+    /// An ONNX network in its place
     #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    network: Option<PathBuf>,
+    #[command(flatten)]
+    names: NameArgs,
     /// The outputs to write, a float32 .npy with one sample a row
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -41,10 +47,15 @@ pub(crate) struct PredictArgs {
 pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     require_writable([args.out.as_path()])?;
     let watcher = Watcher::new(args.run.progress);
-    let model = ImplicitModel::load(&args.model)?;
-    let inputs = args.data.open(Some(model.preprocessing()))?;
+    let baseline = match (&args.model, &args.network) {
+        (Some(model), _) => Baseline::of_model(ImplicitModel::load(model)?)?,
+        (None, network) => {
+            Baseline::open_selected(network.as_deref().unwrap_or(Path::new("")), &args.names.selection())?
+        }
+    };
+    let inputs = args.data.open(baseline.preprocessing())?;
     watcher.phase("outputs");
-    let measured = Runner::of_model(&model, args.run.threads())?.run(&inputs, cancel, &watcher)?;
+    let measured = Runner::of_baseline(&baseline, args.run.threads())?.run(&inputs, cancel, &watcher)?;
     write_npy(&args.out, &measured.outputs)?;
     watcher.finish();
     say(&format!(

@@ -7,7 +7,7 @@ use super::fold::{self, BatchNorm};
 use super::graph::{Node, Op};
 use super::shape::{Shape, Window};
 use super::{Network, normalise};
-use crate::graph::{Dims, Structure};
+use crate::graph::{Binary, Dims, Structure};
 use crate::layout::{Activation, MapShape};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
@@ -43,6 +43,8 @@ pub struct NetworkBuilder {
     here: usize,
     layers: usize,
     parameters: usize,
+    /// Batch norms that could not be folded, and the node that computes them.
+    settled: Vec<(usize, usize)>,
 }
 
 impl NetworkBuilder {
@@ -53,6 +55,7 @@ impl NetworkBuilder {
             here: 0,
             layers: 0,
             parameters: 0,
+            settled: Vec::new(),
         })
     }
 
@@ -120,7 +123,7 @@ impl NetworkBuilder {
     }
 
     /// An inference batch norm, folded into the linear map or convolution before it, or else into the one after it. One
-    /// that cannot be folded is refused by what follows it.
+    /// that cannot be folded becomes a product and a sum with constants.
     pub fn batch_norm(mut self, norm: &BatchNorm) -> Result<Self> {
         let (scale, shift) = norm.scale_shift(self.shape().channels())?;
         self.here = self.push_scale_shift(self.here, scale, shift)?;
@@ -174,8 +177,9 @@ impl NetworkBuilder {
     }
 
     /// The network whose output is the current value.
-    pub fn build(self) -> Result<Network> {
-        Network::new(normalise::normalise(self.nodes, self.here)?)
+    pub fn build(mut self) -> Result<Network> {
+        let output = self.settled(self.here)?;
+        Network::new(normalise::normalise(self.nodes, output))
     }
 
     fn known(&self, node: NodeId) -> Result<usize> {
@@ -189,6 +193,19 @@ impl NetworkBuilder {
     /// Weights pushed so far, dropped copies included: what an importer bounds.
     pub(crate) fn parameters(&self) -> usize {
         self.parameters
+    }
+
+    /// Number of nodes so far.
+    pub(crate) fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    pub(crate) fn op(&self, node: usize) -> &Op {
+        &self.nodes[node].op
+    }
+
+    pub(crate) fn inputs(&self, node: usize) -> &[usize] {
+        &self.nodes[node].inputs
     }
 
     pub(crate) fn shape_of(&self, node: usize) -> Shape {
@@ -216,18 +233,11 @@ impl NetworkBuilder {
 
     fn push(&mut self, op: Op, inputs: Vec<usize>, shape: Shape) -> Result<usize> {
         let shape = shape.require_sane(op.name())?;
-        let id = self.nodes.len();
-        for &input in &inputs {
-            let from = &self.nodes[input];
-            if matches!(from.op, Op::ScaleShift { .. }) {
-                let norm = &self.nodes[from.inputs[0]];
-                return Err(Error::unsupported(
-                    format!("batch norm {} between {} and {}", from.name, norm.op.name(), op.name()),
-                    "it folds only into a linear map or convolution right before it, or into a linear map or unpadded \
-                     convolution right after it; export the network with batch norm behind its convolutions",
-                ));
-            }
+        let mut inputs = inputs;
+        for input in &mut inputs {
+            *input = self.settled(*input)?;
         }
+        let id = self.nodes.len();
         let name = match &op {
             Op::Activation(_) => {
                 self.layers += 1;
@@ -240,6 +250,31 @@ impl NetworkBuilder {
         }
         self.nodes.push(Node { name, op, inputs, shape });
         Ok(id)
+    }
+
+    /// The value of a node; a batch norm that waited in vain for a linear map becomes a product and a sum with constants.
+    fn settled(&mut self, node: usize) -> Result<usize> {
+        let Some((mut out, scale, shift)) = self.waiting(node) else { return Ok(node) };
+        if let Some((_, settled)) = self.settled.iter().find(|(waiting, _)| *waiting == node) {
+            return Ok(*settled);
+        }
+        let name = self.nodes[node].name.clone();
+        for (binary, values, neutral) in [(Binary::Multiply, scale, 1.0), (Binary::Add, shift, 0.0)] {
+            if values.iter().all(|&v| v == neutral) {
+                continue;
+            }
+            let dims = match self.nodes[node].shape {
+                Shape::Map(map) => Dims::map(map.channels, 1, 1),
+                shape => Dims::vector(shape.channels()),
+            };
+            let values = values.iter().map(|&v| v as f32).collect();
+            let constant = self.push_constant(dims, values, true)?;
+            out = self.push_structure(Structure::Binary(binary), vec![out, constant])?;
+            self.rename(constant, &format!("{name}:{}", if binary == Binary::Add { "shift" } else { "scale" }));
+            self.rename(out, &name);
+        }
+        self.settled.push((node, out));
+        Ok(out)
     }
 
     pub(crate) fn push_linear(&mut self, input: usize, weights: Matrix<f32>, bias: Option<Vec<f32>>) -> Result<usize> {
@@ -378,6 +413,10 @@ impl NetworkBuilder {
     }
 
     pub(crate) fn push_reshape(&mut self, input: usize, shape: Shape) -> Result<usize> {
+        let mut input = input;
+        while let Op::Reshape = self.nodes[input].op {
+            input = self.nodes[input].inputs[0];
+        }
         let old = self.nodes[input].shape;
         if old == shape {
             return Ok(input);

@@ -32,6 +32,7 @@ mod fold;
 mod graph;
 mod normalise;
 mod shape;
+mod summary;
 mod terms;
 mod trace;
 
@@ -40,12 +41,14 @@ pub(crate) use convolution::Convolution;
 pub use fixed::FixedMap;
 pub use fold::BatchNorm;
 pub use shape::{Shape, Window};
+pub use summary::LayerSummary;
 pub use terms::{PreActivation, Term, Weights};
 
 pub use crate::layout::Source;
+pub use crate::onnx::{OnnxFile, OnnxSelection, UnsupportedNode};
 pub use trace::{Gradient, Trace};
 
-use graph::Op;
+pub(crate) use graph::Op;
 use normalise::Graph;
 
 use crate::layout::{Activation, Layer, Layout};

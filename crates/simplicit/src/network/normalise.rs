@@ -6,7 +6,6 @@
 use super::fixed::FixedMap;
 use super::graph::{Node, Op, count_uses};
 use crate::layout::Activation;
-use crate::{Error, Result};
 
 /// Nodes in topological order, the input first, the output last or wherever `output` says.
 #[derive(Debug)]
@@ -15,16 +14,10 @@ pub(crate) struct Graph {
     pub(crate) output: usize,
 }
 
-pub(crate) fn normalise(nodes: Vec<Node>, output: usize) -> Result<Graph> {
-    if let Op::ScaleShift { .. } = nodes[output].op {
-        return Err(Error::unsupported(
-            format!("batch norm {} at the output", nodes[output].name),
-            "it folds only into a linear map or convolution next to it",
-        ));
-    }
+pub(crate) fn normalise(nodes: Vec<Node>, output: usize) -> Graph {
     let mut graph = keep_reachable(nodes, output);
     activations_before_max_pools(&mut graph);
-    Ok(identity_layers(graph))
+    identity_layers(graph)
 }
 
 fn keep_reachable(nodes: Vec<Node>, output: usize) -> Graph {

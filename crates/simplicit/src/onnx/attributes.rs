@@ -1,7 +1,6 @@
 //! Attributes of a node, read with their defaults.
 
 use super::proto::{AttributeProto, NodeProto};
-use crate::layout::MapShape;
 use crate::network::Window;
 use crate::{Error, Result};
 
@@ -11,8 +10,12 @@ const MAX_EXTENT: i64 = 1 << 24;
 impl NodeProto {
     /// The node in messages: its name (or the value it computes) and operator.
     pub(crate) fn label(&self) -> String {
-        let output = self.output.first().map_or("", String::as_str);
-        format!("node {:?} ({})", if self.name.is_empty() { output } else { &self.name }, self.op_type)
+        format!("node {:?} ({})", self.title(), self.op_type)
+    }
+
+    /// Its name or, where it has none, that of the value it computes.
+    pub(crate) fn title(&self) -> &str {
+        if self.name.is_empty() { self.output.first().map_or("", String::as_str) } else { &self.name }
     }
 
     pub(crate) fn attribute(&self, name: &str) -> Option<&AttributeProto> {
@@ -39,74 +42,118 @@ impl NodeProto {
         }
     }
 
-    fn pair(&self, name: &str, default: usize) -> Result<[usize; 2]> {
+    pub(crate) fn floats(&self, name: &str) -> Option<&[f32]> {
+        self.attribute(name).map(|a| a.floats.as_slice())
+    }
+
+    /// An attribute that is a word.
+    pub(crate) fn text<'n>(&'n self, name: &str, default: &'n str) -> &'n str {
+        let bytes = self.attribute(name).and_then(|a| a.s.as_deref());
+        bytes.and_then(|s| std::str::from_utf8(s).ok()).filter(|s| !s.is_empty()).unwrap_or(default)
+    }
+
+    /// One positive number per axis.
+    fn positive(&self, name: &str, axes: usize) -> Result<Vec<usize>> {
         match self.ints(name) {
-            None | Some([]) => Ok([default; 2]),
-            Some(&[a, b]) if (1..=MAX_EXTENT).contains(&a) && (1..=MAX_EXTENT).contains(&b) => {
-                Ok([a as usize, b as usize])
+            None | Some([]) => Ok(vec![1; axes]),
+            Some(all) if all.len() == axes && all.iter().all(|v| (1..=MAX_EXTENT).contains(v)) => {
+                Ok(all.iter().map(|&v| v as usize).collect())
             }
-            Some(other) => Err(Error::shape(name, "two positive numbers (2-D maps only)", format!("{other:?}"))),
+            Some(other) => Err(Error::shape(name, format!("{axes} positive number(s)"), format!("{other:?}"))),
         }
     }
 
     /// `kernel_shape` of a pooling.
-    pub(crate) fn kernel(&self) -> Result<[usize; 2]> {
+    pub(crate) fn kernel(&self, axes: usize) -> Result<Vec<usize>> {
         if self.attribute("kernel_shape").is_none() {
-            return Err(Error::shape("kernel_shape", "two positive numbers", "none"));
+            return Err(Error::shape("kernel_shape", format!("{axes} positive number(s)"), "none"));
         }
-        self.pair("kernel_shape", 1)
+        self.positive("kernel_shape", axes)
     }
 
-    /// Stride, padding and `auto_pad` around a kernel; dilation only where it changes nothing.
-    pub(crate) fn window(&self, kernel: [usize; 2], input: MapShape) -> Result<Window> {
-        let dilation = self.pair("dilations", 1)?;
-        if (0..2).any(|axis| dilation[axis] != 1 && kernel[axis] != 1) {
-            return Err(Error::unsupported(
-                format!("dilations = {dilation:?}"),
-                "windows must be dense; use dilation 1 (a larger kernel with zeros computes the same)",
-            ));
+    /// One window over everything.
+    pub(crate) fn whole(&self, sizes: &[usize]) -> Windows {
+        let axes = sizes.len();
+        Windows {
+            kernel: sizes.to_vec(),
+            stride: vec![1; axes],
+            dilation: vec![1; axes],
+            padding: vec![[0, 0]; axes],
+            beyond: vec![0; axes],
         }
-        let stride = self.pair("strides", 1)?;
-        let mut padding = [0; 4];
+    }
+
+    /// Stride, dilation and padding around a kernel over axes of these sizes, `auto_pad` and `ceil_mode` worked out.
+    pub(crate) fn windows(&self, kernel: &[usize], sizes: &[usize]) -> Result<Windows> {
+        let axes = kernel.len();
+        let (dilation, stride) = (self.positive("dilations", axes)?, self.positive("strides", axes)?);
+        let mut padding = vec![[0usize; 2]; axes];
         match self.ints("pads") {
             None | Some([]) => {}
-            Some(pads) if pads.len() == 4 && pads.iter().all(|p| (0..=MAX_EXTENT).contains(p)) => {
-                padding.iter_mut().zip(pads).for_each(|(a, &b)| *a = b as usize);
+            Some(pads) if pads.len() == 2 * axes && pads.iter().all(|p| (0..=MAX_EXTENT).contains(p)) => {
+                (0..axes).for_each(|k| padding[k] = [pads[k] as usize, pads[axes + k] as usize]);
             }
-            Some(pads) => return Err(Error::shape("pads", "four numbers ≥ 0 (2-D maps only)", format!("{pads:?}"))),
+            Some(pads) => return Err(Error::shape("pads", format!("{} numbers ≥ 0", 2 * axes), format!("{pads:?}"))),
         }
-        let auto_pad = self.attribute("auto_pad").and_then(|a| a.s.as_deref()).unwrap_or(b"NOTSET");
-        match auto_pad {
-            b"" | b"NOTSET" => {}
-            b"VALID" => padding = [0; 4],
-            b"SAME_UPPER" | b"SAME_LOWER" => {
-                for (axis, size) in [input.height, input.width].into_iter().enumerate() {
-                    let reach = (size.div_ceil(stride[axis]) - 1) * stride[axis] + kernel[axis];
-                    let total = reach.saturating_sub(size);
+        let auto_pad = self.text("auto_pad", "NOTSET");
+        let mut beyond = vec![0; axes];
+        for k in 0..axes {
+            let extent = kernel[k].checked_sub(1).and_then(|v| v.checked_mul(dilation[k])).map(|v| v + 1);
+            let Some(extent) = extent.filter(|&e| sizes[k] > 0 && e as i64 <= MAX_EXTENT) else {
+                return Err(Error::shape("window", "a positive kernel and size", format!("{kernel:?} over {sizes:?}")));
+            };
+            match auto_pad {
+                "NOTSET" => {}
+                "VALID" => padding[k] = [0, 0],
+                "SAME_UPPER" | "SAME_LOWER" => {
+                    let reach = (sizes[k].div_ceil(stride[k]) - 1) * stride[k] + extent;
+                    let total = reach.saturating_sub(sizes[k]);
                     let (small, large) = (total / 2, total - total / 2);
-                    (padding[axis], padding[axis + 2]) =
-                        if auto_pad == b"SAME_UPPER" { (small, large) } else { (large, small) };
+                    padding[k] = if auto_pad == "SAME_UPPER" { [small, large] } else { [large, small] };
+                }
+                other => {
+                    return Err(Error::shape("auto_pad", "NOTSET, VALID, SAME_UPPER or SAME_LOWER", other));
                 }
             }
-            other => {
-                let got = String::from_utf8_lossy(other).into_owned();
-                return Err(Error::shape("auto_pad", "NOTSET, VALID, SAME_UPPER or SAME_LOWER", got));
+            let padded = sizes[k] + padding[k][0] + padding[k][1];
+            if self.int("ceil_mode", 0) != 0 && padded >= extent && !(padded - extent).is_multiple_of(stride[k]) {
+                // One more window, unless it would start behind the values and the padding in front of them.
+                let start = ((padded - extent) / stride[k] + 1) * stride[k];
+                if start < sizes[k] + padding[k][0] {
+                    beyond[k] = start + extent - padded;
+                }
             }
         }
-        let window = Window { kernel, stride, padding, dilation: [1; 2] };
-        if self.int("ceil_mode", 0) != 0 {
-            // Harmless where the windows end exactly at the border.
-            let exact = (0..2).all(|axis| {
-                let padded = [input.height, input.width][axis] + padding[axis] + padding[axis + 2];
-                padded >= kernel[axis] && (padded - kernel[axis]).is_multiple_of(stride[axis])
-            });
-            if !exact {
-                return Err(Error::unsupported(
-                    "ceil_mode = 1",
-                    "windows must lie inside the map; use ceil_mode=False",
-                ));
-            }
+        Ok(Windows { kernel: kernel.to_vec(), stride, dilation, padding, beyond })
+    }
+}
+
+/// A window per axis: heights and widths of a map, or positions of a sequence.
+#[derive(Debug, Clone)]
+pub(crate) struct Windows {
+    pub(crate) kernel: Vec<usize>,
+    pub(crate) stride: Vec<usize>,
+    pub(crate) dilation: Vec<usize>,
+    /// Before and after.
+    pub(crate) padding: Vec<[usize; 2]>,
+    /// What ceil_mode adds after the padding.
+    pub(crate) beyond: Vec<usize>,
+}
+
+impl Windows {
+    /// As a window of a map; a sequence is a map of height one.
+    pub(crate) fn plane(&self) -> Window {
+        let pair =
+            |values: &[usize]| if let &[a, b] = values { [a, b] } else { [1, values.first().copied().unwrap_or(1)] };
+        let [rows, columns] = match self.padding[..] {
+            [rows, columns] => [rows, columns],
+            _ => [[0, 0], self.padding.first().copied().unwrap_or([0, 0])],
+        };
+        Window {
+            kernel: pair(&self.kernel),
+            stride: pair(&self.stride),
+            padding: [rows[0], columns[0], rows[1], columns[1]],
+            dilation: pair(&self.dilation),
         }
-        Ok(window)
     }
 }

@@ -1,155 +1,290 @@
 //! Reading a network from an ONNX file, node by node.
+//!
+//! The graph is walked with a batch of one sample. What depends on constants and shapes alone is computed at once, whatever
+//! the operators; the rest becomes nodes of a network. A node that cannot be read is noted, what depends on it is passed
+//! over, and the end names all of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 use prost::Message;
 
-use super::dimensions::Dimensions;
-use super::proto::{DimensionValue, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
-use super::tensor::{self, Constant, Tensor};
-use crate::network::{Network, NetworkBuilder, Shape};
+use super::constant::{Constant, Tensor};
+use super::external;
+use super::linear::Dense;
+use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
+use super::recognise::Profiles;
+use super::tensor;
+use crate::graph::Dims;
+use crate::network::{Network, NetworkBuilder, NodeId, Shape};
 use crate::{Error, Result};
 
-/// Largest file that is read: half of what a protocol buffer can hold.
-const MAX_BYTES: u64 = 1 << 30;
+/// Largest file that is read: what a protocol buffer can hold.
+const MAX_BYTES: u64 = 1 << 31;
+
+/// Deepest nesting of branches.
+const MAX_DEPTH: usize = 8;
+
+/// The oldest operator set whose broadcasting is today's.
+const MIN_OPSET: i64 = 7;
+
+/// Which input and output of a file to read, where it has several.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OnnxSelection {
+    /// The name of the input that is the sample.
+    pub input: Option<String>,
+    /// The name of the output.
+    pub output: Option<String>,
+}
+
+/// A node of an ONNX file that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnsupportedNode {
+    /// Its name or, where it has none, that of the value it computes.
+    pub name: String,
+    /// Its operator.
+    pub operator: String,
+    /// Why, and what to do.
+    pub why: String,
+}
+
+/// What an ONNX file holds, also where not all of it can be read.
+#[derive(Debug)]
+pub struct OnnxFile {
+    /// The version of ONNX's operators.
+    pub opset: i64,
+    /// The network, if all of it can be read.
+    pub network: Option<Network>,
+    /// All nodes that cannot be read and that the output depends on.
+    pub unsupported: Vec<UnsupportedNode>,
+}
 
 impl Network {
-    /// Reads an ONNX file (opset 13 or later) as PyTorch's exporters write it.
+    /// Reads an ONNX file (opset 7 or later).
     ///
-    /// The first axis of the input is the batch, whatever its stored size; all others must be fixed. Batch norm is
-    /// folded. What cannot be represented is an error that names the node, its operator and a way out.
+    /// The first axis of the input is the batch, whatever its stored size; all others must be fixed. Batch norm is folded
+    /// where a linear map or convolution stands beside it. What cannot be represented is an error that names every such
+    /// node, its operator and a way out.
     pub fn from_onnx(path: impl AsRef<Path>) -> Result<Self> {
+        Self::from_onnx_selected(path, &OnnxSelection::default())
+    }
+
+    /// As [`Network::from_onnx`], one of several inputs or outputs chosen.
+    pub fn from_onnx_selected(path: impl AsRef<Path>, selection: &OnnxSelection) -> Result<Self> {
         let path = path.as_ref();
-        let file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
-        let mut bytes = Vec::new();
-        file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(Error::file(
-                path,
-                format!("larger than {MAX_BYTES} bytes; no network this library can run is"),
-            ));
-        }
-        import(&bytes, path)
+        let bytes = read_file(path)?;
+        let (_, network, refused) = import(&bytes, path, path.parent(), selection)?;
+        network.ok_or_else(|| all_at_once(path, refused))
     }
 
     /// As [`Network::from_onnx`], from the bytes of a file.
     pub fn from_onnx_bytes(bytes: &[u8]) -> Result<Self> {
-        import(bytes, Path::new("ONNX bytes"))
+        let path = Path::new("ONNX bytes");
+        let (_, network, refused) = import(bytes, path, None, &OnnxSelection::default())?;
+        network.ok_or_else(|| all_at_once(path, refused))
     }
 }
 
-fn import(bytes: &[u8], path: &Path) -> Result<Network> {
+impl OnnxFile {
+    /// Reads what can be read; an error only where the file as a whole is none.
+    pub fn read(path: impl AsRef<Path>, selection: &OnnxSelection) -> Result<Self> {
+        let path = path.as_ref();
+        let bytes = read_file(path)?;
+        let (opset, network, refused) = import(&bytes, path, path.parent(), selection)?;
+        Ok(Self { opset, network, unsupported: refused.into_iter().map(|r| r.about).collect() })
+    }
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>> {
+    let file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(Error::file(path, format!("larger than {MAX_BYTES} bytes; keep the weights in a file beside it")));
+    }
+    Ok(bytes)
+}
+
+/// A node that was refused, with the error it gave.
+struct Refused {
+    about: UnsupportedNode,
+    error: Error,
+}
+
+/// One error for all refused nodes: the error itself if there is only one.
+fn all_at_once(path: &Path, mut refused: Vec<Refused>) -> Error {
+    const SHOWN: usize = 20;
+    let place = path.display().to_string();
+    if refused.len() == 1 {
+        return refused.remove(0).error.within(&place);
+    }
+    let shown: Vec<String> = refused.iter().take(SHOWN).map(|r| r.error.to_string()).collect();
+    let more = if refused.len() > SHOWN { format!("; and {} more", refused.len() - SHOWN) } else { String::new() };
+    Error::file(path, format!("{} nodes cannot be read: {}{more}", refused.len(), shown.join("; ")))
+}
+
+fn import(
+    bytes: &[u8],
+    path: &Path,
+    folder: Option<&Path>,
+    selection: &OnnxSelection,
+) -> Result<(i64, Option<Network>, Vec<Refused>)> {
     let model = ModelProto::decode(bytes).map_err(|e| Error::file(path, format!("not an ONNX file: {e}")))?;
     let place = path.display().to_string();
     let opset = model.opset_import.iter().find(|o| matches!(o.domain.as_str(), "" | "ai.onnx"));
-    let version = opset.and_then(|o| o.version).unwrap_or(0);
+    let opset = opset.and_then(|o| o.version).unwrap_or(0);
     let Some(graph) = &model.graph else {
         return Err(Error::file(path, "not an ONNX file: no graph in it"));
     };
-    if version < 13 {
-        return Err(Error::unsupported(format!("{place}: opset {version}"), "export again with opset 13 or later"));
+    if opset < MIN_OPSET {
+        return Err(Error::unsupported(
+            format!("{place}: opset {opset}"),
+            format!("export again with opset {MIN_OPSET} or later"),
+        ));
     }
-    // A few bytes must not become gigabytes by being used again and again.
-    let budget = bytes.len().saturating_mul(4).max(1 << 24);
-    Importer::new(graph, budget).and_then(|importer| importer.run(graph)).map_err(|e| e.within(&place))
+    // A few bytes must not become gigabytes by being used again and again. Fused forms need a few copies.
+    let budget = bytes.len().saturating_mul(8).max(1 << 26);
+    let run = || {
+        let mut importer = Importer::new(graph, opset, budget, folder, selection)?;
+        let network = importer.run(graph, selection)?;
+        Ok((network, std::mem::take(&mut importer.refused)))
+    };
+    let (network, refused) = run().map_err(|e: Error| e.within(&place))?;
+    Ok((opset, network, refused))
 }
 
 /// What a name in the file stands for.
 #[derive(Debug, Clone)]
 pub(super) enum Value {
-    /// A batch of values: the node that computes it, and its dimensions without the batch.
-    Batch { node: usize, dims: Vec<usize> },
-    /// Weights.
-    Floats(Tensor<f32>),
-    /// A shape.
-    Dimensions(Dimensions),
+    /// A value of the sample: the node that computes it.
+    Node(usize),
+    /// Numbers that do not depend on the sample, and whether they come from stored weights.
+    Constant(Arc<Constant>, bool),
+    /// Something that depends on a node that was refused.
+    Unknown,
 }
 
 /// The network under construction and what the names mean.
 pub(super) struct Importer<'a> {
     pub(super) builder: NetworkBuilder,
-    /// The size of the first axis of the input, where the file fixes it.
-    pub(super) fixed_batch: Option<i64>,
+    pub(super) opset: i64,
+    /// The size of the first axis of the input, where the file fixes it to more than one sample.
+    pub(super) fixed_batch: Option<usize>,
+    /// Dense layers over the last axis, by the node of their result: a constant behind them folds into them.
+    pub(super) dense: HashMap<usize, Dense>,
+    pub(super) profiles: Profiles,
+    /// Constants that are nodes already, by the address of the shared tensor.
+    constants: HashMap<usize, (Arc<Constant>, usize)>,
     initializers: HashMap<&'a str, &'a TensorProto>,
     values: HashMap<&'a str, Value>,
-    /// How many more numbers may be copied out of the file.
+    folder: Option<&'a Path>,
+    /// How many more numbers may be computed or copied out of the file.
     budget: usize,
+    refused: Vec<Refused>,
 }
 
 impl<'a> Importer<'a> {
-    fn new(graph: &'a GraphProto, budget: usize) -> Result<Self> {
+    fn new(
+        graph: &'a GraphProto,
+        opset: i64,
+        budget: usize,
+        folder: Option<&'a Path>,
+        selection: &OnnxSelection,
+    ) -> Result<Self> {
         let initializers: HashMap<_, _> = graph.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
         // Before IR version 4 initialisers are listed as inputs, too.
-        let mut inputs = graph.input.iter().filter(|i| !initializers.contains_key(i.name.as_str()));
-        let (Some(input), None) = (inputs.next(), inputs.next()) else {
-            let names: Vec<&str> = graph.input.iter().map(|i| i.name.as_str()).collect();
-            return Err(Error::unsupported(
-                format!("a network with the inputs {names:?}"),
-                "it must have exactly one input that is not a constant",
-            ));
-        };
+        let inputs: Vec<_> = graph.input.iter().filter(|i| !initializers.contains_key(i.name.as_str())).collect();
+        let input = choose(&inputs, selection.input.as_deref(), "input")?;
         let (fixed_batch, dims) = input_dims(input)?;
-        let shape = match dims[..] {
-            [channels, height, width] => Shape::map(channels, height, width),
-            _ => Shape::Vector(product(&dims).unwrap_or(0)),
-        };
-        let builder = Network::builder(shape).map_err(|e| e.within(&format!("input {:?}", input.name)))?;
-        let values = HashMap::from([(input.name.as_str(), Value::Batch { node: builder.here().0, dims })]);
-        Ok(Self { builder, fixed_batch, initializers, values, budget })
+        let builder = Dims::new(&dims).and_then(|dims| Network::builder(Shape::from_dims(dims)));
+        let builder = builder.map_err(|e| e.within(&format!("input {:?}", input.name)))?;
+        let mut values = HashMap::from([(input.name.as_str(), Value::Node(builder.here().0))]);
+        values.extend(inputs.iter().filter(|i| i.name != input.name).map(|i| (i.name.as_str(), Value::Unknown)));
+        Ok(Self {
+            builder,
+            opset,
+            fixed_batch: fixed_batch.filter(|&b| b > 1),
+            dense: HashMap::new(),
+            profiles: Profiles::default(),
+            constants: HashMap::new(),
+            initializers,
+            values,
+            folder,
+            budget,
+            refused: Vec::new(),
+        })
     }
 
-    fn run(mut self, graph: &'a GraphProto) -> Result<Network> {
-        for node in &graph.node {
-            let value = self.node(node).map_err(|e| e.within(&node.label()))?;
-            let Some(name) = node.output.first().filter(|name| !name.is_empty()) else { continue };
-            if self.values.insert(name, value).is_some() || self.initializers.contains_key(name.as_str()) {
-                return Err(Error::shape(node.label(), "a new value", format!("{name:?}, which exists already")));
-            }
-        }
-        let [output] = &graph.output[..] else {
-            let names: Vec<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
-            return Err(Error::unsupported(
-                format!("a network with the outputs {names:?}"),
-                "it must have exactly one",
-            ));
+    fn run(&mut self, graph: &'a GraphProto, selection: &OnnxSelection) -> Result<Option<Network>> {
+        let outputs: Vec<_> = graph.output.iter().collect();
+        // Any value of the graph may be the end.
+        let inner = selection.output.as_ref().filter(|name| graph.node.iter().any(|node| node.output.contains(name)));
+        let output = match inner {
+            Some(name) => name,
+            None => &choose(&outputs, selection.output.as_deref(), "output")?.name,
         };
-        match self.values.get(output.name.as_str()) {
-            Some(Value::Batch { node, dims }) => {
-                let node = match dims[..] {
-                    [size] => self.builder.push_reshape(*node, Shape::Vector(size))?,
-                    _ => *node,
-                };
-                self.builder.at(crate::network::NodeId(node))?.build()
+        self.walk(graph, std::slice::from_ref(output), 0)?;
+        let what = || format!("output {output:?}");
+        match self.values.get(output.as_str()) {
+            Some(Value::Unknown) if self.refused.is_empty() => {
+                let names: Vec<&str> = graph.input.iter().map(|i| i.name.as_str()).collect();
+                Err(Error::unsupported(
+                    format!("{}, which depends on several of the inputs {names:?}", what()),
+                    "give every other input a constant value, or choose an output that depends on one input",
+                ))
             }
-            _ => Err(Error::shape(format!("output {:?}", output.name), "a value computed from the input", "none")),
+            Some(Value::Unknown) => Ok(None),
+            Some(&Value::Node(node)) => {
+                let dims = self.builder.shape_of(node).dims();
+                if dims.sizes().first().is_some_and(|&d| d != 1) {
+                    return Err(Error::shape(
+                        what(),
+                        "the batch as its first axis",
+                        format!("{dims} for a batch of one sample; samples must not mix"),
+                    ));
+                }
+                self.builder.clone().at(NodeId(node))?.build().map(Some)
+            }
+            _ => Err(Error::shape(what(), "a value computed from the input", "none")),
         }
     }
 
-    /// What a name stands for; constants are copied out of the file.
-    fn value(&mut self, name: &str) -> Result<Value> {
-        let value = match (self.values.get(name), self.initializers.get(name)) {
-            (Some(value), _) => value.clone(),
-            (None, Some(tensor)) => constant(tensor)?,
-            (None, None) => {
-                return Err(Error::shape("input", "a value computed before this node", format!("{name:?}")));
+    /// Computes the nodes that the wanted values depend on, in the order of the file.
+    fn walk(&mut self, graph: &'a GraphProto, wanted: &[String], depth: usize) -> Result<()> {
+        let mut needed: HashSet<&str> = wanted.iter().map(String::as_str).collect();
+        let mut runs = vec![false; graph.node.len()];
+        for (k, node) in graph.node.iter().enumerate().rev() {
+            runs[k] = node.output.iter().any(|name| needed.contains(name.as_str()));
+            if runs[k] {
+                needed.extend(node.input.iter().map(String::as_str));
+                node.attribute.iter().for_each(|a| names_read(a, depth, &mut needed));
             }
-        };
-        if let Value::Floats(tensor) = &value {
-            self.spend(tensor.values.len())?;
         }
-        Ok(value)
-    }
-
-    fn spend(&mut self, numbers: usize) -> Result<()> {
-        self.budget = self.budget.checked_sub(numbers).ok_or_else(|| {
-            Error::shape("constants", "weights in proportion to the file", "many more by using the same ones again")
-        })?;
+        for node in graph.node.iter().zip(runs).filter_map(|(node, runs)| runs.then_some(node)) {
+            let values = match self.node(node, depth) {
+                Ok(values) => values,
+                Err(error) => {
+                    let about = UnsupportedNode {
+                        name: node.title().to_string(),
+                        operator: node.op_type.clone(),
+                        why: error.to_string(),
+                    };
+                    self.refused.push(Refused { about, error: error.within(&node.label()) });
+                    vec![Value::Unknown; node.output.len()]
+                }
+            };
+            for (name, value) in node.output.iter().zip(values).filter(|(name, _)| !name.is_empty()) {
+                if self.values.insert(name, value).is_some() || self.initializers.contains_key(name.as_str()) {
+                    return Err(Error::shape(node.label(), "a new value", format!("{name:?}, which exists already")));
+                }
+            }
+        }
         Ok(())
     }
 
-    fn node(&mut self, node: &NodeProto) -> Result<Value> {
+    fn node(&mut self, node: &'a NodeProto, depth: usize) -> Result<Vec<Value>> {
         if !matches!(node.domain.as_str(), "" | "ai.onnx") {
             return Err(Error::unsupported(
                 format!("operator set {:?}", node.domain),
@@ -160,23 +295,137 @@ impl<'a> Importer<'a> {
         for name in &node.input {
             inputs.push(if name.is_empty() { None } else { Some(self.value(name)?) });
         }
-        if node.op_type == "Constant" {
-            return constant_node(node);
+        if inputs.iter().flatten().any(|v| matches!(v, Value::Unknown)) {
+            return Ok(vec![Value::Unknown; node.output.len()]);
         }
-        let before = self.builder.parameters();
-        let value = self.apply(node, &inputs)?;
-        // Folding a batch norm copies weights as well.
-        self.spend(self.builder.parameters() - before)?;
+        match node.op_type.as_str() {
+            "Constant" => return Ok(vec![Value::Constant(Arc::new(constant_node(node)?), false)]),
+            "If" => return self.branch(node, &inputs, depth),
+            _ => {}
+        }
+        let (nodes, parameters) = (self.builder.count(), self.builder.parameters());
+        let values = self.apply(node, &inputs)?;
+        self.spend(self.builder.parameters() - parameters)?;
+        let result = if let [Value::Node(id)] = values[..] { Some(id) } else { None };
+        for id in nodes..self.builder.count() {
+            let title = node.title();
+            let title = if Some(id) == result { title.to_string() } else { format!("{title}:{}", id - nodes) };
+            self.builder.rename(id, &title);
+        }
+        Ok(values)
+    }
+
+    /// The branch that a constant condition takes.
+    fn branch(&mut self, node: &'a NodeProto, inputs: &[Option<Value>], depth: usize) -> Result<Vec<Value>> {
+        let condition = match inputs.first() {
+            Some(Some(Value::Constant(constant, _))) => match &**constant {
+                Constant::Ints(tensor) => tensor.values.first().copied(),
+                Constant::Floats(_) => None,
+            },
+            _ => None,
+        };
+        let Some(condition) = condition else {
+            return Err(Error::unsupported(
+                "a condition that depends on the sample",
+                "the same nodes must run for every sample; export without data-dependent branches",
+            ));
+        };
+        let name = if condition != 0 { "then_branch" } else { "else_branch" };
+        let graph = node.attribute(name).and_then(|a| a.g.as_ref());
+        let graph = graph.filter(|_| depth < MAX_DEPTH).ok_or_else(|| Error::shape(name, "a graph", "none"))?;
+        self.initializers.extend(graph.initializer.iter().map(|t| (t.name.as_str(), t)));
+        let wanted: Vec<String> = graph.output.iter().map(|o| o.name.clone()).collect();
+        self.walk(graph, &wanted, depth + 1)?;
+        wanted.iter().map(|name| self.value(name)).collect()
+    }
+
+    /// What a name stands for; constants are read once.
+    fn value(&mut self, name: &str) -> Result<Value> {
+        if let Some(value) = self.values.get(name) {
+            return Ok(value.clone());
+        }
+        let Some((&name, &stored)) = self.initializers.get_key_value(name) else {
+            return Err(Error::shape("input", "a value computed before this node", format!("{name:?}")));
+        };
+        let constant = match self.folder {
+            Some(folder) if tensor::is_external(stored) => {
+                let constant = external::read(stored, folder)?;
+                // The weights beside the file count as its own.
+                self.budget = self.budget.saturating_add(constant.len().saturating_mul(16));
+                constant
+            }
+            _ => tensor::read(stored)?,
+        };
+        let is_weight = matches!(constant, Constant::Floats(_));
+        let value = Value::Constant(Arc::new(constant), is_weight);
+        self.values.insert(name, value.clone());
         Ok(value)
+    }
+
+    pub(super) fn spend(&mut self, numbers: usize) -> Result<()> {
+        self.budget = self.budget.checked_sub(numbers).ok_or_else(|| {
+            Error::shape("constants", "weights in proportion to the file", "many more by using the same ones again")
+        })?;
+        Ok(())
+    }
+
+    /// A computed constant.
+    pub(super) fn constant(&mut self, constant: Constant, is_weight: bool) -> Result<Value> {
+        self.spend(constant.len())?;
+        Ok(Value::Constant(Arc::new(constant), is_weight))
+    }
+
+    /// The node of a constant that meets values of the sample; one for all its uses.
+    pub(super) fn node_of(&mut self, value: &Value) -> Result<usize> {
+        match value {
+            Value::Node(node) => Ok(*node),
+            Value::Constant(constant, is_weight) => {
+                let key = Arc::as_ptr(constant) as usize;
+                if let Some((_, node)) = self.constants.get(&key) {
+                    return Ok(*node);
+                }
+                let Tensor { dims, values } = constant.to_floats();
+                // −∞ masks an entry of a softmax; any number far below the others does the same.
+                let values =
+                    values.into_iter().map(|v| if v == f32::NEG_INFINITY { -1e30 } else { v }).collect::<Vec<_>>();
+                let parameter = *is_weight && values.len() > 1;
+                let node = self.builder.push_constant(Dims::new(&dims)?, values, parameter)?;
+                self.constants.insert(key, (constant.clone(), node));
+                Ok(node)
+            }
+            Value::Unknown => Err(Error::shape("input", "a value", "one that could not be read")),
+        }
     }
 }
 
-pub(super) fn product(dims: &[usize]) -> Option<usize> {
-    dims.iter().try_fold(1usize, |p, &d| p.checked_mul(d))
+/// All names that the branches of a node read.
+fn names_read<'a>(attribute: &'a AttributeProto, depth: usize, into: &mut HashSet<&'a str>) {
+    if let Some(graph) = attribute.g.as_ref().filter(|_| depth < MAX_DEPTH) {
+        into.extend(graph.output.iter().map(|o| o.name.as_str()));
+        for node in &graph.node {
+            into.extend(node.input.iter().map(String::as_str));
+            node.attribute.iter().for_each(|a| names_read(a, depth + 1, into));
+        }
+    }
 }
 
-/// The stored batch size, if any, and the dimensions of one sample.
-fn input_dims(input: &ValueInfoProto) -> Result<(Option<i64>, Vec<usize>)> {
+/// The one there is, or the one that was asked for.
+fn choose<'v>(all: &[&'v ValueInfoProto], name: Option<&str>, what: &str) -> Result<&'v ValueInfoProto> {
+    let names: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
+    match (name, all) {
+        (Some(name), _) => all.iter().find(|i| i.name == name).copied().ok_or_else(|| {
+            Error::setting(format!("--{what}"), format!("one of the {what}s {names:?}"), format!("{name:?}"))
+        }),
+        (None, [only]) => Ok(only),
+        (None, _) => Err(Error::unsupported(
+            format!("a network with the {what}s {names:?}"),
+            format!("choose one {what} by its name (--{what} NAME)"),
+        )),
+    }
+}
+
+/// The stored batch size, if any, and the dimensions of a batch of one sample.
+fn input_dims(input: &ValueInfoProto) -> Result<(Option<usize>, Vec<usize>)> {
     let what = || format!("input {:?}", input.name);
     let shape = input.kind.as_ref().and_then(|t| t.tensor_type.as_ref()).and_then(|t| t.shape.as_ref());
     let Some([batch, rest @ ..]) = shape.map(|s| &s.dim[..]) else {
@@ -185,53 +434,48 @@ fn input_dims(input: &ValueInfoProto) -> Result<(Option<i64>, Vec<usize>)> {
     if rest.is_empty() {
         return Err(Error::shape(what(), "batch × features or batch × channels × height × width", "one axis"));
     }
-    let mut dims = Vec::with_capacity(rest.len());
+    let mut dims = vec![1];
     for (axis, dim) in rest.iter().enumerate() {
         match dim.value {
             Some(DimensionValue::Value(v)) if v > 0 => dims.push(v as usize),
             _ => {
-                return Err(Error::shape(
-                    format!("{}, axis {}", what(), axis + 1),
-                    "a fixed size (only the batch may be dynamic)",
-                    format!("{:?}", dim.value),
-                ));
+                let got = match &dim.value {
+                    Some(DimensionValue::Value(v)) => v.to_string(),
+                    Some(DimensionValue::Param(name)) => format!("{name:?}"),
+                    None => "an unknown one".to_string(),
+                };
+                let expected = "a fixed size (only the batch may be dynamic; export with fixed image sizes)";
+                return Err(Error::shape(format!("{}, axis {}", what(), axis + 1), expected, got));
             }
         }
     }
     let batch = match batch.value {
-        Some(DimensionValue::Value(v)) => Some(v),
+        Some(DimensionValue::Value(v)) => usize::try_from(v).ok(),
         _ => None,
     };
     Ok((batch, dims))
 }
 
-fn constant(tensor: &TensorProto) -> Result<Value> {
-    Ok(match tensor::read(tensor)? {
-        Constant::Floats(tensor) => Value::Floats(tensor),
-        Constant::Ints(tensor) => Value::Dimensions(Dimensions::from_constant(&tensor)?),
-    })
-}
-
-fn constant_node(node: &NodeProto) -> Result<Value> {
-    let [attribute] = &node.attribute[..] else {
-        return Err(Error::shape("constant", "one attribute", node.attribute.len()));
+fn constant_node(node: &NodeProto) -> Result<Constant> {
+    let Some(attribute) = node.attribute.first() else {
+        return Err(Error::shape("constant", "one attribute", "none"));
     };
-    let scalar = |is_scalar, length| if is_scalar { vec![] } else { vec![length] };
-    let ints = |values: Vec<i64>, is_scalar| {
-        let tensor = Tensor { dims: scalar(is_scalar, values.len()), values };
-        Dimensions::from_constant(&tensor).map(Value::Dimensions)
-    };
-    let floats =
-        |values: Vec<f32>, is_scalar| Ok(Value::Floats(Tensor { dims: scalar(is_scalar, values.len()), values }));
-    match attribute.name.as_str() {
+    let list = |length| vec![length];
+    Ok(match attribute.name.as_str() {
         "value" => match &attribute.t {
-            Some(tensor) => constant(tensor),
-            None => Err(Error::shape("constant", "a tensor", "none")),
+            Some(tensor) => return tensor::read(tensor),
+            None => return Err(Error::shape("constant", "a tensor", "none")),
         },
-        "value_float" => floats(vec![attribute.f.unwrap_or(0.0)], true),
-        "value_floats" => floats(attribute.floats.clone(), false),
-        "value_int" => ints(vec![attribute.i.unwrap_or(0)], true),
-        "value_ints" => ints(attribute.ints.clone(), false),
-        other => Err(Error::unsupported(format!("a constant of kind {other}"), "constants must be numbers")),
-    }
+        "value_float" => Constant::Floats(Tensor::scalar(attribute.f.unwrap_or(0.0))),
+        "value_int" => Constant::Ints(Tensor::scalar(attribute.i.unwrap_or(0))),
+        "value_floats" => {
+            let values = attribute.floats.clone();
+            Constant::Floats(Tensor { dims: list(values.len()), values })
+        }
+        "value_ints" => {
+            let values = attribute.ints.clone();
+            Constant::Ints(Tensor { dims: list(values.len()), values })
+        }
+        other => return Err(Error::unsupported(format!("a constant of kind {other}"), "constants must be numbers")),
+    })
 }

@@ -1,374 +1,270 @@
-//! What each supported operator adds to the network.
+//! The table of operators: what each adds to the network.
 
-use super::axes::{flatten, squeeze};
-use super::dimensions::{Dimension, Dimensions, place};
-use super::import::{Importer, Value, product};
+use super::constant::{Constant, Tensor, places};
+use super::import::{Importer, Value};
 use super::proto::NodeProto;
-use super::tensor::Tensor;
-use super::weights::{matrix, per_channel, real_bias, reshape_weights};
-use crate::layout::{Activation, MapShape};
-use crate::linalg::Matrix;
-use crate::network::{BatchNorm, FixedMap, Shape, Window};
+use crate::graph::{Binary, Reduction, Structure, Unary};
+use crate::network::Op;
 use crate::{Error, Result};
 
-pub(super) const SUPPORTED: &str = "supported are Gemm, MatMul, Conv, BatchNormalization, Relu, LeakyRelu, Tanh, Sigmoid, Add (and Sub, \
-                         Mul, Div by constants), AveragePool, MaxPool, GlobalAveragePool, GlobalMaxPool, ReduceMean over \
-                         positions, Flatten, Reshape, Squeeze, Unsqueeze, Transpose of weights, Identity, Cast, Dropout";
-
-/// A batch of values: the node that computes it, and its dimensions without the batch.
-struct Batch<'v> {
-    node: usize,
-    dims: &'v [usize],
-}
-
-/// The inputs of one node.
-pub(super) struct Inputs<'v>(&'v [Option<Value>]);
+/// The inputs of one node; those left out are none.
+pub(super) struct Inputs<'v>(pub(super) &'v [Option<Value>]);
 
 impl<'v> Inputs<'v> {
-    fn batch(&self, k: usize) -> Result<Batch<'v>> {
-        match self.0.get(k) {
-            Some(Some(Value::Batch { node, dims })) => Ok(Batch { node: *node, dims }),
-            other => Err(Error::shape(format!("input {k}"), "a value that depends on the sample", describe(other))),
+    pub(super) fn get(&self, k: usize) -> Option<&'v Value> {
+        self.0.get(k).and_then(Option::as_ref)
+    }
+
+    pub(super) fn value(&self, k: usize) -> Result<&'v Value> {
+        self.get(k).ok_or_else(|| Error::shape(format!("input {k}"), "a value", "nothing"))
+    }
+
+    /// A constant, if the input is there.
+    pub(super) fn constant(&self, k: usize) -> Result<Option<&'v Constant>> {
+        match self.get(k) {
+            None => Ok(None),
+            Some(Value::Constant(constant, _)) => Ok(Some(constant)),
+            Some(_) => Err(Error::unsupported(
+                format!("input {k} that depends on the sample"),
+                "it must follow from constants and shapes alone; export with fixed weights and sizes",
+            )),
         }
     }
 
-    fn floats(&self, k: usize) -> Result<&'v Tensor<f32>> {
-        match self.0.get(k) {
-            Some(Some(Value::Floats(tensor))) => Ok(tensor),
-            other => Err(Error::shape(format!("input {k}"), "constant weights", describe(other))),
+    pub(super) fn floats(&self, k: usize) -> Result<Option<Tensor<f32>>> {
+        Ok(self.constant(k)?.map(Constant::to_floats))
+    }
+
+    pub(super) fn weights(&self, k: usize) -> Result<Tensor<f32>> {
+        self.floats(k)?.ok_or_else(|| Error::shape(format!("input {k}"), "constant weights", "nothing"))
+    }
+
+    /// A list of integers, if the input is there.
+    pub(super) fn ints(&self, k: usize) -> Result<Option<Vec<i64>>> {
+        match self.constant(k)? {
+            None => Ok(None),
+            Some(Constant::Ints(tensor)) => Ok(Some(tensor.values.clone())),
+            Some(Constant::Floats(_)) => Err(Error::shape(format!("input {k}"), "integers", "floats")),
         }
     }
 
-    fn optional_floats(&self, k: usize) -> Result<Option<&'v Tensor<f32>>> {
-        match self.0.get(k) {
-            None | Some(None) => Ok(None),
-            _ => self.floats(k).map(Some),
+    /// A single number, if the input is there.
+    pub(super) fn number(&self, k: usize) -> Result<Option<f32>> {
+        match self.floats(k)? {
+            None => Ok(None),
+            Some(Tensor { values, .. }) => match values[..] {
+                [value] => Ok(Some(value)),
+                _ => Err(Error::shape(format!("input {k}"), "one number", values.len())),
+            },
         }
     }
 
-    pub(super) fn dimensions(&self, k: usize) -> Result<&'v Dimensions> {
-        match self.0.get(k) {
-            Some(Some(Value::Dimensions(dimensions))) => Ok(dimensions),
-            other => Err(Error::shape(format!("input {k}"), "a constant list of integers", describe(other))),
-        }
+    /// Integers from input `k` or, in older files, from an attribute.
+    pub(super) fn ints_or(&self, k: usize, node: &NodeProto, attribute: &str) -> Result<Option<Vec<i64>>> {
+        Ok(self.ints(k)?.or_else(|| node.ints(attribute).map(<[i64]>::to_vec)))
     }
 
-    /// Axes from input `k` or, before opset 13 or 18, from the attribute.
-    pub(super) fn axes(&self, node: &NodeProto, k: usize) -> Result<Option<Vec<i64>>> {
-        match self.0.get(k) {
-            None | Some(None) => Ok(node.ints("axes").map(<[i64]>::to_vec)),
-            _ => self.dimensions(k)?.known().map(Some),
-        }
-    }
-}
-
-fn describe(value: Option<&Option<Value>>) -> &'static str {
-    match value {
-        None | Some(None) => "nothing",
-        Some(Some(Value::Batch { .. })) => "a value that depends on the sample",
-        Some(Some(Value::Floats(_))) => "constant numbers",
-        Some(Some(Value::Dimensions(_))) => "integers",
+    pub(super) fn all(&self) -> Result<Vec<Value>> {
+        (0..self.0.len()).map(|k| self.value(k).cloned()).collect()
     }
 }
 
 impl Importer<'_> {
-    /// Appends what the node computes and says what its first output stands for.
-    pub(super) fn apply(&mut self, node: &NodeProto, values: &[Option<Value>]) -> Result<Value> {
+    /// Appends what the node computes and says what its outputs stand for.
+    pub(super) fn apply(&mut self, node: &NodeProto, values: &[Option<Value>]) -> Result<Vec<Value>> {
         let inputs = Inputs(values);
-        let dimensions: Option<Vec<&Dimensions>> =
-            values.iter().flatten().map(|v| if let Value::Dimensions(d) = v { Some(d) } else { None }).collect();
-        if let Some(dimensions) = dimensions.filter(|d| !d.is_empty()) {
-            return Dimensions::compute(node, &dimensions).map(Value::Dimensions);
+        if node.op_type == "Split" {
+            return self.split(node, &inputs);
         }
-        if let Some(Some(Value::Floats(tensor))) = values.first()
-            && (node.op_type == "CastLike" || !values.iter().flatten().any(|v| matches!(v, Value::Batch { .. })))
-        {
-            return reshape_weights(node, &inputs, tensor);
+        self.single(node, &inputs).map(|value| vec![value])
+    }
+
+    fn single(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        if let Some(binary) = binary_of(&node.op_type) {
+            return self.several(binary, inputs);
+        }
+        if let Some(unary) = unary_of(&node.op_type) {
+            return self.unary(unary, inputs.value(0)?);
+        }
+        if let Some(value) = self.activation(node, inputs)? {
+            return Ok(value);
         }
         match node.op_type.as_str() {
-            "Identity" | "Dropout" | "Cast" | "CastLike" => self.pass_through(node, &inputs),
-            "Gemm" => self.gemm(node, &inputs),
-            "MatMul" => self.matmul(&inputs),
-            "Conv" => self.convolution(node, &inputs),
-            "BatchNormalization" => self.batch_norm(node, &inputs),
-            "Relu" => self.activation(node, &inputs, Activation::Relu),
-            "LeakyRelu" => {
-                let activation = Activation::leaky_relu(node.float("alpha", 0.01))?;
-                self.activation(node, &inputs, activation)
+            "Identity" | "Dropout" | "Cast" | "CastLike" => self.pass_through(node, inputs),
+            "Shape" | "Size" | "ConstantOfShape" | "Range" | "Where" | "Equal" | "Less" | "Greater" | "LessOrEqual"
+            | "GreaterOrEqual" | "Not" | "And" | "Or" | "Xor" | "Mod" | "ScatterND" | "Trilu" | "CumSum"
+            | "NonZero" | "OneHot" | "IsNaN" | "Ceil" | "Floor" | "Round" | "Sign" | "ReduceProd" | "GatherND"
+            | "GatherElements" => self.evaluate(node, inputs),
+            "Gemm" => self.gemm(node, inputs),
+            "MatMul" => self.matmul(inputs),
+            "Conv" => self.convolution(node, inputs),
+            "BatchNormalization" => self.batch_norm(node, inputs),
+            "LayerNormalization" | "InstanceNormalization" | "GroupNormalization" | "RMSNormalization" => {
+                self.norm(node, inputs)
             }
-            "Tanh" => self.activation(node, &inputs, Activation::Tanh),
-            "Sigmoid" => self.activation(node, &inputs, Activation::Sigmoid),
-            "Add" if values.iter().flatten().all(|v| matches!(v, Value::Batch { .. })) => self.add(&inputs),
-            "Add" | "Sub" | "Mul" | "Div" => self.scale_or_shift(node, &inputs),
-            "AveragePool" | "MaxPool" | "GlobalAveragePool" | "GlobalMaxPool" => self.pool(node, &inputs),
-            "ReduceMean" => self.mean(node, &inputs),
-            "Flatten" | "Reshape" | "Squeeze" | "Unsqueeze" => {
-                let batch = inputs.batch(0)?;
-                let dims = match node.op_type.as_str() {
-                    "Flatten" => flatten(node, batch.dims)?,
-                    "Reshape" => self.reshape(node, inputs.dimensions(1)?, batch.dims)?,
-                    _ => squeeze(node, inputs.axes(node, 1)?, batch.dims)?,
-                };
-                Ok(Value::Batch { node: batch.node, dims })
+            "MaxPool" | "AveragePool" | "GlobalAveragePool" | "GlobalMaxPool" => self.pool(node, inputs),
+            "ReduceMean" | "ReduceSum" | "ReduceMax" | "ReduceMin" | "ReduceL2" | "ReduceSumSquare" => {
+                self.reduce(node, inputs)
             }
-            "Shape" => {
-                let dims = Dimensions::of_batch(inputs.batch(0)?.dims);
-                Ok(Value::Dimensions(shape_range(node, dims.values)))
+            "Softmax" | "LogSoftmax" => self.softmax(node, inputs),
+            "Flatten" | "Reshape" | "Squeeze" | "Unsqueeze" => self.reshape_node(node, inputs),
+            "Transpose" => self.transpose_node(node, inputs),
+            "Slice" => self.slice_node(node, inputs),
+            "Gather" => self.gather_node(node, inputs),
+            "Concat" => {
+                let values = inputs.all()?;
+                let rank = values.first().map_or(0, |v| self.dims(v).len());
+                let axis = super::constant::place(node.int("axis", 0), rank)?;
+                self.concat(&values, axis)
             }
-            "Softmax" | "LogSoftmax" => Err(Error::unsupported(
-                "a softmax",
-                "the network must end at its logits; export it without the softmax",
+            "Expand" => self.expand_node(inputs),
+            "Tile" => self.tile(inputs),
+            "Pad" => self.pad_node(node, inputs),
+            "DepthToSpace" | "SpaceToDepth" => self.depth_and_space(node, inputs),
+            "Resize" | "Upsample" => self.resize(node, inputs),
+            _ => Err(Error::unsupported(
+                "this operator",
+                "it has no counterpart here; replace the layer in the network, or cut the network in front of it \
+                 (--output NAME)",
             )),
-            "Gelu" | "Erf" | "Elu" | "Selu" | "Celu" | "Softplus" | "HardSwish" | "Mish" | "Swish" | "Clip"
-            | "PRelu" | "HardSigmoid" | "Softsign" | "ThresholdedRelu" => Err(Error::unsupported(
-                "this activation",
-                "activations must be non-decreasing and non-expansive: relu, leaky relu with slope in [0, 1], tanh, \
-                 sigmoid and identity are read",
-            )),
-            _ => Err(Error::unsupported("this operator", SUPPORTED)),
         }
     }
 
     fn pass_through(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        let Batch { node: id, dims } = inputs.batch(0)?;
-        if node.op_type == "Cast" && node.int("to", 1) != 1 {
-            return Err(Error::unsupported(
-                "a cast of values",
-                "values stay 32-bit floats; export in single precision",
-            ));
-        }
-        if let Some(Some(Value::Dimensions(training))) = inputs.0.get(2)
-            && training.known()? != [0]
-        {
+        if node.op_type == "Dropout" && inputs.ints(2)?.is_some_and(|training| training != [0]) {
             return Err(Error::unsupported("dropout in training mode", "export the network in eval mode"));
         }
-        Ok(Value::Batch { node: id, dims: dims.to_vec() })
-    }
-
-    /// The operand of a dense layer, as a vector.
-    fn vector(&mut self, batch: &Batch<'_>) -> Result<usize> {
-        match batch.dims {
-            &[size] => self.builder.push_reshape(batch.node, Shape::Vector(size)),
-            dims => Err(Error::unsupported(
-                format!("a dense layer on batch × {dims:?}"),
-                "it would act on the last axis only; flatten the values to batch × features first",
-            )),
-        }
-    }
-
-    /// The operand of a convolution or pooling, as a map.
-    fn map(&mut self, batch: &Batch<'_>) -> Result<(usize, MapShape)> {
-        match batch.dims {
-            &[channels, height, width] => {
-                let node = self.builder.push_reshape(batch.node, Shape::map(channels, height, width))?;
-                Ok((node, MapShape { channels, height, width }))
-            }
-            dims => Err(Error::unsupported(
-                format!("an operand of batch × {dims:?}"),
-                "convolutions and poolings are 2-D: batch × channels × height × width",
-            )),
-        }
-    }
-
-    fn gemm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        node.require_int("transA", 0, "samples are rows; export without transA")?;
-        let batch = inputs.batch(0)?;
-        let input = self.vector(&batch)?;
-        let mut weights = matrix(inputs.floats(1)?)?;
-        if node.int("transB", 0) == 0 {
-            weights = weights.transposed();
-        }
-        let (alpha, beta) = (node.float("alpha", 1.0), node.float("beta", 1.0));
-        weights.as_mut_slice().iter_mut().for_each(|w| *w *= alpha);
-        let bias = match inputs.optional_floats(2)? {
-            Some(bias) => per_channel(bias, &[weights.rows()])?.iter().map(|&b| b as f32 * beta).collect(),
-            None => vec![],
-        };
-        let bias = real_bias(bias);
-        let dims = vec![weights.rows()];
-        Ok(Value::Batch { node: self.builder.push_linear(input, weights, bias)?, dims })
-    }
-
-    fn matmul(&mut self, inputs: &Inputs<'_>) -> Result<Value> {
-        let batch = inputs.batch(0).map_err(|_| {
-            Error::unsupported("weights on the left", "samples are rows: values × weights, as nn.Linear is exported")
-        })?;
-        let weights = matrix(inputs.floats(1)?)?.transposed();
-        let input = self.vector(&batch)?;
-        let dims = vec![weights.rows()];
-        Ok(Value::Batch { node: self.builder.push_linear(input, weights, None)?, dims })
-    }
-
-    fn convolution(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        node.require_int("group", 1, "every output channel must see all input channels; use groups=1")?;
-        let (input, map) = self.map(&inputs.batch(0)?)?;
-        let weights = inputs.floats(1)?;
-        let &[out, channels, height, width] = &weights.dims[..] else {
-            return Err(Error::shape("weights", "out × in × height × width", format!("{:?}", weights.dims)));
-        };
-        let kernel = [height, width];
-        if node.attribute("kernel_shape").is_some() && node.kernel()? != kernel {
-            return Err(Error::shape("kernel_shape", format!("{kernel:?}"), format!("{:?}", node.kernel()?)));
-        }
-        let window = node.window(kernel, map)?;
-        let columns = product(&[channels, height, width]).unwrap_or(0);
-        let taps = Matrix::from_vec(out, columns, weights.values.clone())?;
-        let bias = inputs.optional_floats(2)?.and_then(|bias| real_bias(bias.values.clone()));
-        let id = self.builder.push_convolution(input, taps, window, 1, bias)?;
-        Ok(self.batch_of(id))
-    }
-
-    fn batch_norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        node.require_int("training_mode", 0, "export the network in eval mode")?;
-        let batch = inputs.batch(0)?;
-        let id = if batch.dims.len() == 1 { self.vector(&batch)? } else { self.map(&batch)?.0 };
-        let values = |k| inputs.floats(k).map(|t| t.values.clone());
-        let (scale, shift, mean, variance) = (values(1)?, values(2)?, values(3)?, values(4)?);
-        let norm = BatchNorm { scale, shift, mean, variance, epsilon: node.float("epsilon", 1e-5) };
-        let (scale, shift) = norm.scale_shift(self.builder.shape_of(id).channels())?;
-        self.scaled(node, id, batch.dims, scale, shift)
-    }
-
-    fn scaled(
-        &mut self,
-        node: &NodeProto,
-        id: usize,
-        dims: &[usize],
-        scale: Vec<f64>,
-        shift: Vec<f64>,
-    ) -> Result<Value> {
-        let id = self.builder.push_scale_shift(id, scale, shift)?;
-        self.builder.rename(id, name(node));
-        Ok(Value::Batch { node: id, dims: dims.to_vec() })
-    }
-
-    fn activation(&mut self, node: &NodeProto, inputs: &Inputs<'_>, activation: Activation) -> Result<Value> {
-        let batch = inputs.batch(0)?;
-        let id = self.builder.push_activation(batch.node, activation)?;
-        self.builder.rename(id, name(node));
-        Ok(Value::Batch { node: id, dims: batch.dims.to_vec() })
-    }
-
-    fn add(&mut self, inputs: &Inputs<'_>) -> Result<Value> {
-        let (a, b) = (inputs.batch(0)?, inputs.batch(1)?);
-        if a.dims != b.dims {
-            return Err(Error::shape("sum", format!("batch × {:?} twice", a.dims), format!("batch × {:?}", b.dims)));
-        }
-        let other = self.builder.push_reshape(b.node, self.builder.shape_of(a.node))?;
-        Ok(Value::Batch { node: self.builder.push_add(a.node, other)?, dims: a.dims.to_vec() })
-    }
-
-    /// A value plus, minus, times or over one constant per channel.
-    fn scale_or_shift(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        let swapped = inputs.batch(0).is_err() && matches!(node.op_type.as_str(), "Add" | "Mul");
-        let (batch, constant) = if swapped { (1, 0) } else { (0, 1) };
-        let (batch, constant) = (inputs.batch(batch)?, inputs.floats(constant)?);
-        let id = if batch.dims.len() == 1 { self.vector(&batch)? } else { self.map(&batch)?.0 };
-        let values = per_channel(constant, batch.dims)?;
-        let (ones, zeros) = (vec![1.0; values.len()], vec![0.0; values.len()]);
-        let (scale, shift) = match node.op_type.as_str() {
-            "Add" => (ones, values),
-            "Sub" => (ones, values.iter().map(|v| -v).collect()),
-            "Mul" => (values, zeros),
-            _ => (values.iter().map(|v| 1.0 / v).collect(), zeros),
-        };
-        if let Some(v) = scale.iter().chain(&shift).find(|v| !v.is_finite()) {
-            return Err(Error::shape("constant", "finite numbers", v));
-        }
-        self.scaled(node, id, batch.dims, scale, shift)
-    }
-
-    fn pool(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        let (id, input) = self.map(&inputs.batch(0)?)?;
-        let whole = Window { kernel: [input.height, input.width], stride: [1, 1], padding: [0; 4], dilation: [1; 2] };
-        let map = match node.op_type.as_str() {
-            "GlobalAveragePool" => FixedMap::GlobalAverage { input },
-            "GlobalMaxPool" => FixedMap::MaxPool { input, window: whole },
-            "MaxPool" => FixedMap::MaxPool { input, window: node.window(node.kernel()?, input)? },
-            _ => FixedMap::AveragePool {
-                input,
-                window: node.window(node.kernel()?, input)?,
-                count_padding: node.int("count_include_pad", 0) != 0,
+        let to = match node.op_type.as_str() {
+            "Cast" => node.int("to", 1),
+            "CastLike" => match inputs.value(1)? {
+                Value::Constant(constant, _) if matches!(**constant, Constant::Ints(_)) => 7,
+                _ => 1,
             },
+            _ => return inputs.value(0).cloned(),
         };
-        let out = map.output()?;
-        let dims = vec![out.channels, out.height, out.width];
-        Ok(Value::Batch { node: self.builder.push_fixed(id, map)?, dims })
+        match (inputs.value(0)?, to) {
+            (Value::Constant(constant, w), 1 | 10 | 11 | 16) => {
+                self.constant(Constant::Floats(constant.to_floats()), *w)
+            }
+            (Value::Constant(constant, _), 9) => {
+                let truth = match &**constant {
+                    Constant::Floats(tensor) => tensor.map(|v| i64::from(v != 0.0)),
+                    Constant::Ints(tensor) => tensor.map(|v| i64::from(v != 0)),
+                };
+                self.constant(Constant::Ints(truth), false)
+            }
+            (Value::Constant(constant, w), 2..=7 | 12 | 13) => match &**constant {
+                // Towards zero, as in C; what does not fit becomes the nearest integer that does.
+                Constant::Floats(tensor) => self.constant(Constant::Ints(tensor.map(|v| v as i64)), false),
+                Constant::Ints(_) => Ok(Value::Constant(constant.clone(), *w)),
+            },
+            (value @ Value::Node(_), 1 | 10 | 11 | 16) => Ok(value.clone()),
+            (value @ Value::Node(id), 6 | 7) if matches!(self.builder.op(*id), Op::Input) => Ok(value.clone()),
+            (_, to) => Err(Error::unsupported(
+                format!("a cast of values to ONNX type {to}"),
+                "values that depend on the sample stay floats; export in single precision",
+            )),
+        }
     }
 
-    fn mean(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        let (id, input) = self.map(&inputs.batch(0)?)?;
-        let mut axes = Vec::new();
-        for axis in inputs.axes(node, 1)?.unwrap_or_default() {
-            axes.push(place(axis, 4)?);
+    /// A function of two values, or of several from left to right.
+    fn several(&mut self, binary: Binary, inputs: &Inputs<'_>) -> Result<Value> {
+        let mut out = inputs.value(0)?.clone();
+        for k in 1..inputs.0.len() {
+            out = self.binary(binary, &out, inputs.value(k)?)?;
         }
-        axes.sort_unstable();
-        if axes != [2, 3] {
-            return Err(Error::unsupported(
-                format!("a mean over the axes {axes:?}"),
-                "only the mean over height and width (axes 2 and 3) is read",
-            ));
-        }
-        let id = self.builder.push_fixed(id, FixedMap::GlobalAverage { input })?;
-        let dims = if node.int("keepdims", 1) != 0 { vec![input.channels, 1, 1] } else { vec![input.channels] };
-        Ok(Value::Batch { node: id, dims })
+        Ok(out)
     }
 
-    fn reshape(&self, node: &NodeProto, target: &Dimensions, dims: &[usize]) -> Result<Vec<usize>> {
-        let refuse = || {
-            Error::unsupported(
-                format!("a reshape of batch × {dims:?} to {:?}", target.values),
-                "the batch must stay the first axis and samples must not mix; use Flatten or reshape(x.shape[0], ...)",
-            )
+    fn reduce(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let mut value = inputs.value(0)?.clone();
+        let dims = self.dims(&value);
+        let axes = match inputs.ints_or(1, node, "axes")?.filter(|axes| !axes.is_empty()) {
+            Some(axes) => places(&axes, dims.len())?,
+            None if node.int("noop_with_empty_axes", 0) != 0 => return Ok(value),
+            None => (0..dims.len()).collect(),
         };
-        let copy_zeros = node.int("allowzero", 0) == 0;
-        let size = product(dims).ok_or_else(refuse)?;
-        let [batch, rest @ ..] = &target.values[..] else { return Err(refuse()) };
-        let batch_is_inferred = *batch == Dimension::Known(-1);
-        let batch_stays = match *batch {
-            Dimension::Batch | Dimension::Known(-1) => true,
-            Dimension::Known(0) => copy_zeros,
-            Dimension::Known(v) => self.fixed_batch == Some(v),
+        let keep = node.int("keepdims", 1) != 0;
+        let reduction = match node.op_type.as_str() {
+            "ReduceMean" => Reduction::Mean,
+            "ReduceMax" => Reduction::Maximum,
+            "ReduceMin" => Reduction::Minimum,
+            _ => Reduction::Sum,
         };
-        let mut out = Vec::with_capacity(rest.len());
-        let mut inferred = None;
-        for (axis, dim) in rest.iter().enumerate() {
-            out.push(match *dim {
-                Dimension::Known(-1) if inferred.is_none() && !batch_is_inferred => {
-                    inferred = Some(axis);
-                    1
-                }
-                Dimension::Known(0) if copy_zeros => *dims.get(axis).ok_or_else(refuse)?,
-                Dimension::Known(v) if v > 0 => v as usize,
-                _ => return Err(refuse()),
-            });
+        if let Value::Constant(constant, _) = &value
+            && let Constant::Ints(_) = **constant
+        {
+            return self.evaluate(node, inputs);
         }
-        let known = product(&out).filter(|&p| p > 0).ok_or_else(refuse)?;
-        if let Some(axis) = inferred {
-            out[axis] = size / known;
+        if matches!(node.op_type.as_str(), "ReduceL2" | "ReduceSumSquare") {
+            value = self.binary(Binary::Multiply, &value, &value)?;
         }
-        if !batch_stays || product(&out) != Some(size) { Err(refuse()) } else { Ok(out) }
+        if let (Value::Node(id), Reduction::Mean, [2, 3], [1, channels, height, width]) =
+            (&value, reduction, &axes[..], &dims[..])
+        {
+            let input = crate::layout::MapShape { channels: *channels, height: *height, width: *width };
+            let mean = self.builder.push_fixed(*id, crate::network::FixedMap::GlobalAverage { input })?;
+            let dims = if keep { vec![1, *channels, 1, 1] } else { vec![1, *channels] };
+            return self.reshape(&Value::Node(mean), &dims);
+        }
+        let out = self.structure(Structure::Reduce { reduction, axes, keep }, &[value])?;
+        if node.op_type == "ReduceL2" { self.unary(Unary::Sqrt, &out) } else { Ok(out) }
     }
 
-    fn batch_of(&self, node: usize) -> Value {
-        let dims = match self.builder.shape_of(node) {
-            Shape::Vector(size) => vec![size],
-            Shape::Map(map) => vec![map.channels, map.height, map.width],
-            Shape::Tensor(dims) => dims.sizes().get(1..).unwrap_or_default().to_vec(),
-        };
-        Value::Batch { node, dims }
+    fn softmax(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let value = inputs.value(0)?;
+        let dims = self.dims(value);
+        let default = if self.opset < 13 { 1 } else { -1 };
+        let axis = super::constant::place(node.int("axis", default), dims.len())?;
+        if self.opset < 13 && axis + 1 != dims.len() {
+            // Over all axes from this one on, as if they were one.
+            let (rows, columns) = (dims[..axis].iter().product(), dims[axis..].iter().product());
+            let flat = self.reshape(value, &[rows, columns])?;
+            let out = self.softmax_over(node, &flat, 1)?;
+            return self.reshape(&out, &dims);
+        }
+        self.softmax_over(node, value, axis)
+    }
+
+    fn softmax_over(&mut self, node: &NodeProto, value: &Value, axis: usize) -> Result<Value> {
+        if node.op_type == "Softmax" {
+            return self.structure(Structure::Softmax { axis }, std::slice::from_ref(value));
+        }
+        // x − max − ln Σ e^(x − max): the logarithm of a softmax would be that of zero.
+        let over = |reduction| Structure::Reduce { reduction, axes: vec![axis], keep: true };
+        let largest = self.structure(over(Reduction::Maximum), std::slice::from_ref(value))?;
+        let moved = self.structure(Structure::Binary(Binary::Subtract), &[value.clone(), largest])?;
+        let powers = self.structure(Structure::Unary(Unary::Exp), std::slice::from_ref(&moved))?;
+        let total = self.structure(over(Reduction::Sum), &[powers])?;
+        let logarithm = self.structure(Structure::Unary(Unary::Log), &[total])?;
+        self.structure(Structure::Binary(Binary::Subtract), &[moved, logarithm])
     }
 }
 
-/// The part of a shape that a Shape node asks for.
-pub(super) fn shape_range(node: &NodeProto, all: Vec<Dimension>) -> Dimensions {
-    let length = all.len() as i64;
-    let clamp = |v: i64| (if v < 0 { v.saturating_add(length) } else { v }).clamp(0, length) as usize;
-    let (start, end) = (clamp(node.int("start", 0)), clamp(node.int("end", length)));
-    Dimensions { values: all.get(start..end).unwrap_or_default().to_vec(), is_scalar: false }
+fn binary_of(operator: &str) -> Option<Binary> {
+    Some(match operator {
+        "Add" | "Sum" => Binary::Add,
+        "Sub" => Binary::Subtract,
+        "Mul" => Binary::Multiply,
+        "Div" => Binary::Divide,
+        "Pow" => Binary::Power,
+        "Max" => Binary::Maximum,
+        "Min" => Binary::Minimum,
+        _ => return None,
+    })
 }
 
-/// The name of a layer: that of its node or, where there is none, of its value.
-fn name(node: &NodeProto) -> &str {
-    if node.name.is_empty() { node.output.first().map_or("", String::as_str) } else { &node.name }
+fn unary_of(operator: &str) -> Option<Unary> {
+    Some(match operator {
+        "Sqrt" => Unary::Sqrt,
+        "Exp" => Unary::Exp,
+        "Log" => Unary::Log,
+        "Erf" => Unary::Erf,
+        "Neg" => Unary::Negative,
+        "Abs" => Unary::Absolute,
+        "Reciprocal" => Unary::Reciprocal,
+        "Sin" => Unary::Sine,
+        "Cos" => Unary::Cosine,
+        _ => return None,
+    })
 }

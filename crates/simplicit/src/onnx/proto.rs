@@ -156,6 +156,9 @@ pub(crate) struct TensorProto {
 /// TensorProto.DataType.
 pub(crate) mod data_type {
     pub(crate) const FLOAT: i32 = 1;
+    pub(crate) const UINT8: i32 = 2;
+    pub(crate) const INT8: i32 = 3;
+    pub(crate) const INT16: i32 = 5;
     pub(crate) const INT32: i32 = 6;
     pub(crate) const INT64: i32 = 7;
     pub(crate) const BOOL: i32 = 9;

@@ -1,31 +1,29 @@
 //! Constants of an ONNX file: checked, and converted to what the library computes with.
 
+use super::constant::{Constant, Tensor};
 use super::proto::{TensorProto, data_type};
 use crate::{Error, Result};
 
-/// Values in row-major order under their dimensions.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Tensor<T> {
-    pub(crate) dims: Vec<usize>,
-    pub(crate) values: Vec<T>,
+/// Whether the values are in another file.
+pub(crate) fn is_external(tensor: &TensorProto) -> bool {
+    tensor.data_location.unwrap_or(0) != 0 || !tensor.external_data.is_empty()
 }
 
-/// A constant: weights, or integers that describe shapes.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Constant {
-    Floats(Tensor<f32>),
-    Ints(Tensor<i64>),
-}
-
-/// Reads a tensor; nothing is allocated that the file does not hold.
+/// Reads a tensor whose values are in the file itself; nothing is allocated that the file does not hold.
 pub(crate) fn read(tensor: &TensorProto) -> Result<Constant> {
     let what = || format!("tensor {:?}", tensor.name);
-    if tensor.data_location.unwrap_or(0) != 0 || !tensor.external_data.is_empty() {
+    if is_external(tensor) {
         return Err(Error::unsupported(
             format!("{} with its data in another file", what()),
-            "save the model in one file, e.g. torch.onnx.export(..., external_data=False)",
+            "open the model from its folder, or save it in one file, e.g. torch.onnx.export(..., external_data=False)",
         ));
     }
+    read_from(tensor, tensor.raw_data.as_deref())
+}
+
+/// Reads a tensor from these bytes or, where there are none, from the field of its type.
+pub(crate) fn read_from(tensor: &TensorProto, raw: Option<&[u8]>) -> Result<Constant> {
+    let what = || format!("tensor {:?}", tensor.name);
     let mut dims = Vec::with_capacity(tensor.dims.len());
     let mut count = Some(1usize);
     for &dim in &tensor.dims {
@@ -35,7 +33,7 @@ pub(crate) fn read(tensor: &TensorProto) -> Result<Constant> {
     }
     let count = count.ok_or_else(|| Error::shape(what(), "fewer values", format!("{:?}", tensor.dims)))?;
     let kind = tensor.data_type.unwrap_or(0);
-    let source = Data { tensor, count };
+    let source = Data { tensor, raw, count };
     let floats = |values| Ok(Constant::Floats(Tensor { dims: dims.clone(), values }));
     let ints = |values| Ok(Constant::Ints(Tensor { dims: dims.clone(), values }));
     match kind {
@@ -53,16 +51,24 @@ pub(crate) fn read(tensor: &TensorProto) -> Result<Constant> {
         data_type::INT32 => {
             ints(source.read(&tensor.int32_data, |b| i64::from(i32::from_le_bytes(b)), |&v| i64::from(v))?)
         }
+        data_type::INT16 => {
+            ints(source.read(&tensor.int32_data, |b| i64::from(i16::from_le_bytes(b)), |&v| i64::from(v))?)
+        }
+        data_type::INT8 => {
+            ints(source.read(&tensor.int32_data, |b: [u8; 1]| i64::from(b[0] as i8), |&v| i64::from(v))?)
+        }
+        data_type::UINT8 => ints(source.read(&tensor.int32_data, |b: [u8; 1]| i64::from(b[0]), |&v| i64::from(v))?),
         data_type::BOOL => ints(source.read(&tensor.int32_data, |b: [u8; 1]| i64::from(b[0]), |&v| i64::from(v))?),
         other => Err(Error::unsupported(
             format!("{} of ONNX type {other}", what()),
-            "weights may be float, double, float16 or bfloat16 and shapes int64 or int32; convert a quantised model back",
+            "weights may be float, double, float16 or bfloat16 and shapes or indices signed integers; convert a quantised model back",
         )),
     }
 }
 
 struct Data<'a> {
     tensor: &'a TensorProto,
+    raw: Option<&'a [u8]>,
     count: usize,
 }
 
@@ -75,7 +81,7 @@ impl Data<'_> {
         from_field: impl Fn(&S) -> T,
     ) -> Result<Vec<T>> {
         let what = || format!("tensor {:?} of dimensions {:?}", self.tensor.name, self.tensor.dims);
-        match &self.tensor.raw_data {
+        match self.raw {
             Some(raw) => {
                 let (values, rest) = raw.as_chunks::<N>();
                 if values.len() != self.count || !rest.is_empty() {
@@ -156,7 +162,7 @@ mod tests {
         assert!(read(&tensor(data_type::FLOAT, &[1 << 40, 1 << 40])).is_err());
         assert!(read(&tensor(data_type::FLOAT, &[-1])).is_err());
         assert!(read(&tensor(data_type::FLOAT, &[101])).is_err());
-        assert!(read(&tensor(3, &[1])).is_err());
+        assert!(read(&tensor(8, &[1])).is_err());
         let external = TensorProto { data_location: Some(1), ..tensor(data_type::FLOAT, &[1]) };
         assert!(read(&external).unwrap_err().to_string().contains("one file"));
     }

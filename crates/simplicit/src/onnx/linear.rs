@@ -1,0 +1,312 @@
+//! Nodes with weights: dense layers over the last axis, convolutions, norms.
+
+use std::sync::Arc;
+
+use super::constant::{Constant, Tensor, place};
+use super::import::{Importer, Value};
+use super::nodes::Inputs;
+use super::proto::NodeProto;
+use crate::graph::{Binary, Structure, Unary};
+use crate::linalg::Matrix;
+use crate::network::{BatchNorm, Shape, Window};
+use crate::{Error, Result};
+
+/// A dense layer over the last axis of a value with several positions.
+#[derive(Debug, Clone)]
+pub(super) struct Dense {
+    input: usize,
+    weights: Arc<Matrix<f32>>,
+    bias: Option<Vec<f32>>,
+}
+
+/// Exporters write zeros where a layer has no bias.
+fn real_bias(bias: Vec<f32>) -> Option<Vec<f32>> {
+    bias.iter().any(|&b| b != 0.0).then_some(bias)
+}
+
+impl Importer<'_> {
+    pub(super) fn gemm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let (mut a, mut b) = (inputs.value(0)?.clone(), inputs.value(1)?.clone());
+        if self.dims(&a).len() != 2 || self.dims(&b).len() != 2 {
+            return Err(Error::shape("Gemm", "two operands of two axes", format!("{:?}", self.dims(&a))));
+        }
+        if node.int("transA", 0) != 0 {
+            a = self.transpose(&a, &[1, 0])?;
+        }
+        if node.int("transB", 0) != 0 {
+            b = self.transpose(&b, &[1, 0])?;
+        }
+        let (alpha, beta) = (node.float("alpha", 1.0), node.float("beta", 1.0));
+        let mut out = if let (Value::Node(_), Value::Constant(weights, _)) = (&a, &b) {
+            let mut weights = matrix(&weights.to_floats())?.transposed();
+            weights.as_mut_slice().iter_mut().for_each(|w| *w *= alpha);
+            let bias = match inputs.get(2) {
+                Some(Value::Constant(bias, _)) if bias.len() == weights.rows() => {
+                    real_bias(bias.to_floats().values.iter().map(|b| b * beta).collect())
+                }
+                _ => None,
+            };
+            let done = bias.is_some() || inputs.get(2).is_none();
+            let out = self.dense(&a, Arc::new(weights), bias)?;
+            if done {
+                return Ok(out);
+            }
+            out
+        } else {
+            let product = self.product(&a, &b)?;
+            self.times(&product, alpha)?
+        };
+        if let Some(c) = inputs.get(2) {
+            let c = self.times(c, beta)?;
+            out = self.binary(Binary::Add, &out, &c)?;
+        }
+        Ok(out)
+    }
+
+    fn times(&mut self, value: &Value, factor: f32) -> Result<Value> {
+        if factor == 1.0 {
+            return Ok(value.clone());
+        }
+        let factor = self.constant(Constant::Floats(Tensor::scalar(factor)), false)?;
+        self.binary(Binary::Multiply, value, &factor)
+    }
+
+    pub(super) fn matmul(&mut self, inputs: &Inputs<'_>) -> Result<Value> {
+        self.product(inputs.value(0)?, inputs.value(1)?)
+    }
+
+    fn product(&mut self, a: &Value, b: &Value) -> Result<Value> {
+        let (left, right) = (self.dims(a), self.dims(b));
+        if left.is_empty() || right.is_empty() {
+            return Err(Error::shape("MatMul", "operands with axes", "a single number"));
+        }
+        // Vectors are matrices of one row or column, which goes again.
+        if left.len() == 1 || right.len() == 1 {
+            let a = if left.len() == 1 { self.reshape(a, &[1, left[0]])? } else { a.clone() };
+            let b = if right.len() == 1 { self.reshape(b, &[right[0], 1])? } else { b.clone() };
+            let out = self.product(&a, &b)?;
+            let mut dims = self.dims(&out);
+            if right.len() == 1 {
+                dims.pop();
+            }
+            if left.len() == 1 {
+                dims.remove(dims.len() - 1 - usize::from(right.len() != 1));
+            }
+            return self.reshape(&out, &dims);
+        }
+        match (a, b) {
+            (Value::Node(_), Value::Constant(weights, _)) if right.len() == 2 => {
+                let weights = matrix(&weights.to_floats())?.transposed();
+                self.dense(a, Arc::new(weights), None)
+            }
+            _ => self.structure(Structure::MatMul, &[a.clone(), b.clone()]),
+        }
+    }
+
+    /// W x + bias for every vector along the last axis. With several positions it is a 1 × 1 convolution of the value whose
+    /// channels come first.
+    fn dense(&mut self, value: &Value, weights: Arc<Matrix<f32>>, bias: Option<Vec<f32>>) -> Result<Value> {
+        let mut dims = self.dims(value);
+        let (inputs, outputs) = (weights.cols(), weights.rows());
+        if dims.last() != Some(&inputs) {
+            return Err(Error::shape("weights of a dense layer", format!("{inputs} values"), format!("{dims:?}")));
+        }
+        let positions = dims.iter().product::<usize>() / inputs.max(1);
+        let input = self.node_of(value)?;
+        let rank = dims.len();
+        *dims.last_mut().unwrap_or(&mut 0) = outputs;
+        let (out, one) = (dims, Window::square(1, 1, 0));
+        if positions == 1 {
+            let flat = self.reshape(value, &[1, inputs])?;
+            let flat = self.node_of(&flat)?;
+            let id = self.builder.push_linear(flat, (*weights).clone(), bias)?;
+            return self.reshape(&Value::Node(id), &out);
+        }
+        let result = if rank == 4 && out[0] == 1 {
+            let first = self.transpose(value, &[0, 3, 1, 2])?;
+            let first = self.node_of(&first)?;
+            let id = self.builder.push_convolution(first, (*weights).clone(), one, 1, bias.clone())?;
+            self.transpose(&Value::Node(id), &[0, 2, 3, 1])?
+        } else {
+            let rows = self.reshape(value, &[1, positions, inputs])?;
+            let first = self.transpose(&rows, &[0, 2, 1])?;
+            let map = self.reshape(&first, &[1, inputs, positions, 1])?;
+            let map = self.node_of(&map)?;
+            let id = self.builder.push_convolution(map, (*weights).clone(), one, 1, bias.clone())?;
+            let columns = self.reshape(&Value::Node(id), &[1, outputs, positions])?;
+            let rows = self.transpose(&columns, &[0, 2, 1])?;
+            self.reshape(&rows, &out)?
+        };
+        if let Value::Node(id) = result {
+            self.dense.insert(id, Dense { input, weights, bias });
+        }
+        Ok(result)
+    }
+
+    /// A dense layer with scale·y + shift behind it is another dense layer; scale and shift have one number per unit.
+    pub(super) fn scaled_dense(&mut self, node: usize, scale: &[f64], shift: &[f64]) -> Result<Option<Value>> {
+        let Some(Dense { input, weights, bias }) = self.dense.get(&node).cloned() else { return Ok(None) };
+        let folded = if scale.iter().all(|&s| s == 1.0) {
+            weights.clone()
+        } else {
+            let scaled = |o: usize, k: usize| (f64::from(weights[(o, k)]) * scale[o]) as f32;
+            Arc::new(Matrix::from_fn(weights.rows(), weights.cols(), scaled))
+        };
+        let old = |o: usize| bias.as_ref().map_or(0.0, |b| f64::from(b[o]));
+        let bias = real_bias((0..weights.rows()).map(|o| (old(o) * scale[o] + shift[o]) as f32).collect());
+        self.dense(&Value::Node(input), folded, bias).map(Some)
+    }
+
+    pub(super) fn convolution(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let weights = inputs.weights(1)?;
+        let value = inputs.value(0)?;
+        let spatial = weights.dims.len().saturating_sub(2);
+        if !(1..=2).contains(&spatial) {
+            return Err(Error::unsupported(
+                format!("a convolution with weights {:?}", weights.dims),
+                "convolutions are 1-D or 2-D; replace 3-D ones",
+            ));
+        }
+        // A convolution adds zeros around its map by itself, which costs nothing.
+        let (value, zeros) = self.without_zero_padding(value, spatial);
+        let dims = self.dims(&value);
+        if !matches!(value, Value::Node(_)) || dims.len() != spatial + 2 || dims[0] != 1 {
+            return Err(Error::unsupported(
+                format!("a convolution of {dims:?} (for a batch of one)"),
+                "it must read batch × channels × positions that depend on the sample, the batch not folded into them",
+            ));
+        }
+        let kernel = &weights.dims[2..];
+        if node.ints("kernel_shape").is_some_and(|shape| shape.iter().map(|&k| k as usize).ne(kernel.iter().copied())) {
+            let got = format!("{:?}", node.ints("kernel_shape"));
+            return Err(Error::shape("kernel_shape", format!("{kernel:?}"), got));
+        }
+        let mut padded = dims[2..].to_vec();
+        padded.iter_mut().zip(&zeros).for_each(|(d, p)| *d += p[0] + p[1]);
+        let mut windows = node.windows(kernel, &padded)?;
+        windows.padding.iter_mut().zip(&zeros).for_each(|(a, b)| *a = [a[0] + b[0], a[1] + b[1]]);
+        let groups = usize::try_from(node.int("group", 1)).unwrap_or(0);
+        let bias = inputs.floats(2)?.and_then(|bias| real_bias(bias.values));
+        let (out, columns) = (weights.dims[0], weights.dims[1..].iter().product());
+        let taps = Matrix::from_vec(out, columns, weights.values)?;
+        let [channels, height, width] = match dims[1..] {
+            [channels, width] => [channels, 1, width],
+            _ => [dims[1], dims[2], dims[3]],
+        };
+        let map = self.reshape(&value, &[1, channels, height, width])?;
+        let map = self.node_of(&map)?;
+        let id = self.builder.push_convolution(map, taps, windows.plane(), groups, bias)?;
+        if spatial == 2 {
+            return Ok(Value::Node(id));
+        }
+        let size = self.builder.shape_of(id).size() / out.max(1);
+        self.reshape(&Value::Node(id), &[1, out, size])
+    }
+
+    pub(super) fn batch_norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        node.require_int("training_mode", 0, "export the network in eval mode")?;
+        node.require_int("spatial", 1, "one mean per channel is read; export again with a newer opset")?;
+        let value = inputs.value(0)?;
+        let dims = self.dims(value);
+        let &[samples, channels, ..] = &dims[..] else {
+            return Err(Error::shape("batch norm", "batch × channels × positions", format!("{dims:?}")));
+        };
+        let values = |k| inputs.weights(k).map(|t| t.values);
+        let (scale, shift, mean, variance) = (values(1)?, values(2)?, values(3)?, values(4)?);
+        let norm = BatchNorm { scale, shift, mean, variance, epsilon: node.float("epsilon", 1e-5) };
+        let (scale, shift) = norm.scale_shift(channels)?;
+        if let Value::Node(_) = value
+            && samples == 1
+        {
+            return self.scale_channels(value, scale, shift);
+        }
+        let mut out = value.clone();
+        for (binary, values) in [(Binary::Multiply, scale), (Binary::Add, shift)] {
+            let values = Tensor { dims: vec![channels], values: values.iter().map(|&v| v as f32).collect() };
+            let dims: Vec<usize> = std::iter::once(channels).chain(vec![1; dims.len().saturating_sub(2)]).collect();
+            let constant = self.constant(Constant::Floats(values.reshaped(dims)?), true)?;
+            out = self.structure(Structure::Binary(binary), &[out, constant])?;
+        }
+        Ok(out)
+    }
+
+    /// scale·x + shift per channel (the second axis): into the convolution before or after it where there is one.
+    pub(super) fn scale_channels(&mut self, value: &Value, scale: Vec<f64>, shift: Vec<f64>) -> Result<Value> {
+        let dims = self.dims(value);
+        let channels = dims[1];
+        let node = self.node_of(value)?;
+        let flat = match self.builder.shape_of(node) {
+            Shape::Vector(_) | Shape::Map(_) => value.clone(),
+            Shape::Tensor(_) => {
+                let positions = dims[2..].iter().product::<usize>();
+                self.reshape(value, &[1, channels, 1, positions])?
+            }
+        };
+        let node = self.node_of(&flat)?;
+        let out = self.builder.push_scale_shift(node, scale, shift)?;
+        self.reshape(&Value::Node(out), &dims)
+    }
+
+    /// Norms whose mean depends on the sample: normalise, scale and shift.
+    pub(super) fn norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let value = inputs.value(0)?;
+        let dims = self.dims(value);
+        let epsilon = node.float("epsilon", 1e-5);
+        let own = std::slice::from_ref(value);
+        let (mut out, per_channel) = match node.op_type.as_str() {
+            "LayerNormalization" => {
+                let axis = place(node.int("axis", -1), dims.len())?;
+                (self.structure(Structure::Normalise { axis, epsilon }, own)?, None)
+            }
+            "RMSNormalization" => {
+                let axis = place(node.int("axis", -1), dims.len())?;
+                let squares = self.structure(Structure::Binary(Binary::Multiply), &[value.clone(), value.clone()])?;
+                let axes = (axis..dims.len()).collect();
+                let reduce = Structure::Reduce { reduction: crate::graph::Reduction::Mean, axes, keep: true };
+                let mean = self.structure(reduce, &[squares])?;
+                let epsilon = self.constant(Constant::Floats(Tensor::scalar(epsilon)), false)?;
+                let moved = self.binary(Binary::Add, &mean, &epsilon)?;
+                let root = self.unary(Unary::Sqrt, &moved)?;
+                (self.structure(Structure::Binary(Binary::Divide), &[value.clone(), root])?, None)
+            }
+            _ => {
+                let [samples, channels, ..] = dims[..] else {
+                    return Err(Error::shape(&node.op_type, "batch × channels × positions", format!("{dims:?}")));
+                };
+                let instance = node.op_type == "InstanceNormalization";
+                let groups = if instance { channels as i64 } else { node.int("num_groups", 0) };
+                let groups = usize::try_from(groups).ok().filter(|&g| g > 0 && channels.is_multiple_of(g));
+                let groups =
+                    groups.ok_or_else(|| Error::shape("num_groups", format!("a divisor of {channels}"), "not"))?;
+                let size = dims.iter().product::<usize>() / (samples * groups).max(1);
+                let parts = self.reshape(value, &[samples, groups, size])?;
+                let flat = self.structure(Structure::Normalise { axis: 2, epsilon }, &[parts])?;
+                (self.reshape(&flat, &dims)?, Some((channels, groups)))
+            }
+        };
+        for (k, binary) in [(1, Binary::Multiply), (2, Binary::Add)] {
+            let Some(weights) = inputs.floats(k)? else { continue };
+            let weights = match per_channel {
+                None => weights,
+                Some((channels, groups)) => {
+                    // Before opset 21 a group norm has one number per group.
+                    let each = if weights.values.len() == groups { channels / groups } else { 1 };
+                    let values: Vec<f32> = weights.values.iter().flat_map(|&v| std::iter::repeat_n(v, each)).collect();
+                    let tail = vec![1; dims.len() - 2];
+                    Tensor { dims: vec![channels], values: values.clone() }
+                        .reshaped(std::iter::once(values.len()).chain(tail).collect())?
+                }
+            };
+            let constant = self.constant(Constant::Floats(weights), true)?;
+            out = self.binary(binary, &out, &constant)?;
+        }
+        Ok(out)
+    }
+}
+
+fn matrix(tensor: &Tensor<f32>) -> Result<Matrix<f32>> {
+    match tensor.dims[..] {
+        [rows, cols] => Matrix::from_vec(rows, cols, tensor.values.clone()),
+        _ => Err(Error::shape("weights", "two axes", format!("{:?}", tensor.dims))),
+    }
+}
