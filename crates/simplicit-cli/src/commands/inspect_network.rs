@@ -30,7 +30,7 @@ fn results(file: &OnnxFile, layers: Option<&[LayerSummary]>, seconds: f64) -> Va
         json!({
             "name": layer.name,
             "kind": layer.kind,
-            "shape": layer.shape.dims().sizes()[1..],
+            "shape": layer.shape.dims().sizes().get(1..).unwrap_or_default(),
             "parameters": layer.parameters,
             "multiply_adds": layer.multiply_adds,
             "trainable": layer.trainable,
