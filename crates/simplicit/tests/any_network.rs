@@ -6,7 +6,7 @@ use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient};
 use simplicit::graph::{Binary, Dims, Reduction, Structure};
 use simplicit::layout::Activation;
 use simplicit::linalg::Matrix;
-use simplicit::model::{ImplicitModel, TapWeights};
+use simplicit::model::{ImplicitModel, Ranges, TapWeights};
 use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
@@ -296,11 +296,7 @@ fn what_needs_more_than_sums_is_refused_by_name() {
     let model = ImplicitModel::from_network(&attention()).unwrap();
     let message = model.rescale(0.9).unwrap_err().to_string();
     assert!(message.contains("layer"), "{message}");
-    let ranges = simplicit::model::Ranges {
-        inputs: vec![(-1.0, 1.0); 3 * SIDE * SIDE],
-        states: vec![(-1.0, 1.0); model.shape().states],
-    };
-    let message = model.reduce(&ranges).map(|_| ()).unwrap_err().to_string();
-    assert!(message.contains("a layer norm") || message.contains("a reshape"), "{message}");
+    let message = model.reduce(&Ranges::Unknown).map(|_| ()).unwrap_err().to_string();
+    assert!(message.contains("a reduction"), "{message}");
     assert!(model.well_posedness().acyclic);
 }

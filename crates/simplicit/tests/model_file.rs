@@ -147,7 +147,7 @@ fn hostile_contents_are_named() {
     type Change = Box<dyn Fn(&mut Metadata, &mut TensorMap)>;
     let cases: Vec<(&str, Change)> = vec![
         ("format", Box::new(|m, _| put(m, "format", "other"))),
-        ("update it", Box::new(|m, _| put(m, "version", "3"))),
+        ("update it", Box::new(|m, _| put(m, "version", "4"))),
         ("\"shape\" is missing", Box::new(|m, _| drop(m.remove("shape")))),
         ("metadata \"shape\"", Box::new(|m, _| put(m, "shape", "{\"inputs\":-3,\"states\":4,\"outputs\":2}"))),
         ("at most 2^31", Box::new(|m, _| put(m, "shape", "{\"inputs\":99999999999,\"states\":4,\"outputs\":2}"))),

@@ -355,6 +355,7 @@ fn cycles_and_misfits_are_refused() {
         window: Window::square(3, 1, 1),
         input: map,
         output: map,
+        groups: 1,
         weights: taps(1),
     };
     let build = |blocks: Vec<TapBlock>| {

@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
+use super::InputSource;
 use super::array::{Array, Shape};
 use super::preprocessing::{PerFeature, Preprocessing};
 use super::selection::Selection;
 use crate::linalg::Matrix;
-use crate::states::InputSource;
 use crate::{Error, Result};
 
 /// Samples as a network expects them, read in blocks from a file or from memory.

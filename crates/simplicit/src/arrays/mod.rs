@@ -26,6 +26,7 @@ mod pictures;
 mod preprocessing;
 mod safetensors;
 mod selection;
+mod source;
 mod zip;
 
 pub use array::Array;
@@ -39,3 +40,4 @@ pub use npy::write_npy;
 pub use pictures::{PictureSettings, picture_files};
 pub use preprocessing::{PerFeature, Preprocessing};
 pub use selection::Selection;
+pub use source::InputSource;

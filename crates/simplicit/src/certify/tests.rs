@@ -259,3 +259,26 @@ fn a_model_not_shown_to_be_well_posed_is_refused() {
     assert!(run(&[2]).contains("classes below 2, got 2"));
     assert!(run(&[]).contains("expected 1, one for each input, got 0"));
 }
+
+/// Expansive or decreasing activations: no certificate, no cycle; the message names the layer.
+#[test]
+fn activations_that_prove_nothing_are_refused_by_the_name_of_their_layer() {
+    let mut r = Random::new(77);
+    let with = |model: ImplicitModel, activation: Activation| {
+        let mut parts = model.into_parts();
+        let mut layers = parts.layout.layers().to_vec();
+        layers[1].activation = activation;
+        layers[1].name = "middle".into();
+        parts.layout = Layout::new(layers);
+        ImplicitModel::new(parts)
+    };
+    for activation in [Activation::Gelu, Activation::Selu, Activation::leaky_relu(-0.5).unwrap()] {
+        let model = with(random_model(&mut r, false, 0.3), activation).unwrap();
+        let message = sensitivity(&model, &[1.0; INPUTS]).unwrap_err().to_string();
+        assert!(message.contains("\"middle\"") && message.contains(&activation.to_string()), "{message}");
+    }
+    let message = with(random_model(&mut r, true, 0.05), Activation::Gelu).unwrap_err().to_string();
+    assert!(message.contains("cycle through layer \"middle\" with activation gelu"), "{message}");
+    let clip = Activation::Clip { low: 0.0, high: 6.0 };
+    assert!(sensitivity(&with(random_model(&mut r, true, 0.05), clip).unwrap(), &[1.0; INPUTS]).is_ok());
+}

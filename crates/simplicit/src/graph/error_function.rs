@@ -115,7 +115,7 @@ mod tests {
         assert!(erf(f64::NAN).is_nan());
     }
 
-    /// ∫₀^h of the density by Simpson's rule in small steps, from a tail that is known.
+    /// Known values of the tail, and rises that are the area under the density by Simpson's rule.
     #[test]
     fn the_distribution_function_keeps_its_left_tail() {
         // From tables with more digits than needed here.

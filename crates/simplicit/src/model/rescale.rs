@@ -29,6 +29,7 @@ impl ImplicitModel {
         if !(kappa > 0.0 && kappa < 1.0) {
             return Err(Error::setting("kappa", "a number between 0 and 1, both excluded", kappa));
         }
+        self.require_no_operators("rescaling")?;
         if let Some(layer) = self.layout().layers().iter().find(|l| !l.activation.is_positively_homogeneous()) {
             return Err(Error::unsupported(
                 format!("rescaling layer {:?} with activation {}", layer.name, layer.activation),

@@ -319,20 +319,35 @@ fn batch_norm_folds_into_what_stands_before_or_after() {
 }
 
 #[test]
-fn batch_norm_that_cannot_be_folded_is_refused() {
+fn batch_norm_that_cannot_be_folded_is_computed() {
     let r = &mut Random::new(5);
-    let padded = |norm: &BatchNorm, r: &mut Random| {
+    let window = Window::square(3, 1, 1);
+    let taps = random(3, 18, r);
+    let u = random(1, 72, r);
+    let padded = |norm: &BatchNorm| {
         let start = Network::builder(Shape::map(2, 6, 6)).unwrap().activation(Activation::Relu).unwrap();
-        start.batch_norm(norm).unwrap().convolution(random(3, 18, r), Window::square(3, 1, 1), None).map(|_| ())
+        start.batch_norm(norm).unwrap().convolution(taps.clone(), window, None).unwrap().build().unwrap()
     };
-    let message = padded(&norm(2, r), r).unwrap_err().to_string();
-    assert!(message.contains("batch norm") && message.contains("between an activation and a convolution"), "{message}");
-    // Without a shift, zeros of the padding stay zeros.
+    let by_hand = |norm: &BatchNorm| {
+        let (scale, shift) = norm.scale_shift(2).unwrap();
+        let x: Vec<f64> = u.row(0).iter().map(|&v| f64::from(v.max(0.0))).collect();
+        x.iter().enumerate().map(|(k, v)| scale[k / 36] * v + shift[k / 36]).collect::<Vec<_>>()
+    };
+    let shape = |channels| MapShape { channels, height: 6, width: 6 };
+    // Shifted, the zeros of the padding must stay zeros; unshifted, they do by themselves and the norm folds.
     let unshifted = BatchNorm { shift: vec![0.0; 2], mean: vec![0.0; 2], ..norm(2, r) };
-    padded(&unshifted, r).unwrap();
-    let at_the_end = Network::builder(Shape::Vector(2)).unwrap().activation(Activation::Relu).unwrap();
-    assert!(at_the_end.batch_norm(&norm(2, r)).unwrap().build().is_err());
-    let negative = BatchNorm { variance: vec![-1.0; 2], ..norm(2, r) };
+    for (norm, layers) in [(norm(2, r), 5), (unshifted, 1)] {
+        let network = padded(&norm);
+        assert_eq!(network.layout().layers().len(), layers);
+        let y = convolved(&taps, window, shape(2), shape(3), &by_hand(&norm));
+        close("norm", network.forward(&u).unwrap().row(0).iter().map(|&v| f64::from(v)), &y, 1e-5);
+    }
+    let norm = norm(2, r);
+    let start = Network::builder(Shape::map(2, 6, 6)).unwrap().activation(Activation::Relu).unwrap();
+    let at_the_end = start.batch_norm(&norm).unwrap().build().unwrap();
+    close("end", at_the_end.forward(&u).unwrap().row(0).iter().map(|&v| f64::from(v)), &by_hand(&norm), 1e-6);
+    assert_eq!(at_the_end.nonzeros(), 4, "its scales and shifts are parameters");
+    let negative = BatchNorm { variance: vec![-1.0; 2], ..norm };
     assert!(Network::builder(Shape::Vector(2)).unwrap().batch_norm(&negative).is_err());
 }
 
@@ -366,4 +381,116 @@ fn shapes_that_do_not_fit_are_errors() {
     assert_eq!(network.layout().size(), 0);
     assert!(network.forward(&Matrix::zeros(1, 3)).is_err());
     assert!(network.backward(&Matrix::zeros(1, 4), &Matrix::zeros(2, 4)).is_err());
+}
+
+/// One that decreases somewhere must not move in front of a maximum.
+#[test]
+fn only_activations_that_do_not_decrease_move_in_front_of_a_max_pooling() {
+    let r = &mut Random::new(91);
+    let taps = random(2, 9, r);
+    for activation in [Activation::Silu, Activation::Relu] {
+        let network = Network::builder(Shape::map(1, 6, 6))
+            .and_then(|b| b.convolution(taps.clone(), Window::square(3, 1, 1), None))
+            .and_then(|b| b.max_pool(Window::square(2, 2, 0)))
+            .and_then(|b| b.activation(activation))
+            .and_then(NetworkBuilder::build)
+            .unwrap();
+        let moved = network.layout().layers().len() == 1;
+        assert_eq!(moved, activation == Activation::Relu);
+        let u = random(3, 36, r);
+        let y = network.forward(&u).unwrap();
+        for s in 0..3 {
+            let at = |c: usize, i: usize, j: usize| -> f64 {
+                let mut sum = 0.0;
+                for (k, w) in taps.row(c).iter().enumerate() {
+                    let (row, column) = (i + k / 3, j + k % 3);
+                    if (1..7).contains(&row) && (1..7).contains(&column) {
+                        sum += f64::from(*w) * f64::from(u[(s, (row - 1) * 6 + column - 1)]);
+                    }
+                }
+                sum
+            };
+            for k in 0..18 {
+                let (c, i, j) = (k / 9, k / 3 % 3 * 2, k % 3 * 2);
+                let largest = [at(c, i, j), at(c, i, j + 1), at(c, i + 1, j), at(c, i + 1, j + 1)];
+                let expected = activation.apply_f64(largest.into_iter().fold(f64::NEG_INFINITY, f64::max));
+                assert!((f64::from(y[(s, k)]) - expected).abs() < 1e-5, "{activation} {s} {k}");
+            }
+        }
+        assert_eq!(network.trace(&u).unwrap().outputs(), &y);
+    }
+}
+
+/// Attention over tokens, a layer norm, squeeze and excite, a concatenation and a grouped, dilated convolution.
+fn with_operators(r: &mut Random) -> Network {
+    use crate::graph::{Binary, Dims, Reduction, Structure};
+    let tokens = Dims::new(&[1, 6, 4]).unwrap();
+    let transpose = |order: &[usize]| Structure::Transpose { order: order.to_vec() };
+    let window = Window { dilation: [2, 1], ..Window::square(3, 1, 1) };
+    let start = Network::builder(Shape::map(4, 5, 3))
+        .and_then(|b| b.grouped_convolution(random(4, 18, r), window, 2, Some(vec![0.1; 4])))
+        .and_then(|b| b.activation(Activation::Gelu))
+        .unwrap();
+    let map = start.here();
+    // Squeeze: the mean of every channel, through a linear map and a sigmoid, times the map.
+    let squeeze = start
+        .structure(Structure::Reduce { reduction: Reduction::Mean, axes: vec![2, 3], keep: false }, &[])
+        .and_then(|b| b.linear(random(4, 4, r), None))
+        .and_then(|b| b.activation(Activation::Sigmoid))
+        .and_then(|b| b.structure(Structure::Reshape { dims: Dims::new(&[1, 4, 1, 1]).unwrap() }, &[]))
+        .and_then(|b| b.structure(Structure::Binary(Binary::Multiply), &[map]))
+        .unwrap();
+    let excited = squeeze.here();
+    let size = squeeze.shape().size();
+    let tokens_of = Dims::new(&[1, size / 4, 4]).unwrap();
+    assert_eq!(size % 4, 0);
+    let scale = squeeze.constant(Dims::new(&[1, 1, 4]).unwrap(), vec![0.5, 1.5, -1.0, 2.0], true).unwrap();
+    let scale_at = scale.here();
+    let normed = scale
+        .at(excited)
+        .and_then(|b| b.structure(Structure::Reshape { dims: tokens_of }, &[]))
+        .and_then(|b| b.structure(Structure::Slice { axis: 1, start: 0, step: 1, count: 6 }, &[]))
+        .and_then(|b| b.structure(Structure::Normalise { axis: 2, epsilon: 1e-3 }, &[]))
+        .and_then(|b| b.structure(Structure::Binary(Binary::Multiply), &[scale_at]))
+        .unwrap();
+    assert_eq!(normed.shape().dims(), tokens);
+    let x = normed.here();
+    let keys = normed.structure(transpose(&[0, 2, 1]), &[]).unwrap();
+    let keys_at = keys.here();
+    let attended = keys
+        .at(x)
+        .and_then(|b| b.structure(Structure::MatMul, &[keys_at]))
+        .and_then(|b| b.structure(Structure::Softmax { axis: 2 }, &[]))
+        .and_then(|b| b.structure(Structure::MatMul, &[x]))
+        .and_then(|b| b.structure(Structure::Concat { axis: 2 }, &[x]))
+        .unwrap();
+    attended.flatten().and_then(|b| b.linear(random(3, 48, r), None)).and_then(NetworkBuilder::build).unwrap()
+}
+
+#[test]
+fn gradients_through_operators_are_what_differences_say() {
+    let r = &mut Random::new(92);
+    let network = with_operators(r);
+    let (u, dy) = (random(2, 60, r), random(2, 3, r));
+    let y = network.forward(&u).unwrap();
+    assert_eq!(network.trace(&u).unwrap().outputs(), &y);
+    let du = network.backward(&u, &dy).unwrap().du;
+    let loss = |u: &Matrix<f32>| -> f64 {
+        let y = network.forward(u).unwrap();
+        y.as_slice().iter().zip(dy.as_slice()).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    };
+    let largest = du.as_slice().iter().fold(0.0f64, |m, v| m.max(f64::from(v.abs())));
+    assert!(largest > 0.01);
+    for k in 0..120 {
+        let (s, j, h) = (k / 60, k % 60, 4e-3f32);
+        let moved = |by: f32| {
+            let mut u = u.clone();
+            u[(s, j)] += by;
+            loss(&u)
+        };
+        let numeric = (moved(h) - moved(-h)) / (2.0 * f64::from(h));
+        // Rounding of the outputs over 2h is some 10⁻⁴ of them; h² of a third derivative less.
+        let off = (numeric - f64::from(du[(s, j)])).abs();
+        assert!(off < 2e-3 * (1.0 + largest), "{s} {j}: {numeric} and {}", du[(s, j)]);
+    }
 }

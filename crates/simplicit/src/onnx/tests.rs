@@ -183,7 +183,8 @@ fn the_file_as_a_whole_is_checked() {
     refused(two, &["outputs", "--output"]);
     refused(model(&[0, 3, 0, 8], vec![node("Relu", "x", "y", vec![])], vec![]), &["axis 2", "fixed"]);
     refused(model(&[0], vec![node("Relu", "x", "y", vec![])], vec![]), &["one axis"]);
-    refused(model(&[0, 1 << 40, 1 << 40, 1 << 40], vec![node("Relu", "x", "y", vec![])], vec![]), &["units"]);
+    refused(model(&[0, 1 << 40, 1 << 40, 1 << 40], vec![node("Relu", "x", "y", vec![])], vec![]), &["memory"]);
+    refused(model(&[0, 1 << 40, 1], vec![node("Relu", "x", "y", vec![])], vec![]), &["units"]);
     let external = TensorProto { data_location: Some(1), ..floats("w", &[3, 3]) };
     refused(model(&[0, 3], vec![node("Gemm", "x w", "y", vec![])], vec![external]), &["(Gemm)", "one file"]);
     let error = read(&model(&[0, 3], vec![node("Gemm", "x w", "y", vec![])], vec![floats("w", &[2, 2])])).unwrap_err();

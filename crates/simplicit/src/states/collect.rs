@@ -1,38 +1,10 @@
 //! Running a network or an implicit model over inputs, a block at a time.
 
 use super::{StateBlock, StateMap, StateShape, StateSource};
+use crate::arrays::InputSource;
 use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::{Error, Result};
-
-/// Inputs that can be read in blocks from several threads at once: an array in memory or a file.
-pub trait InputSource: Sync {
-    /// Number of samples.
-    fn samples(&self) -> usize;
-    /// Values per sample.
-    fn features(&self) -> usize;
-    /// Some consecutive samples, one a row, preprocessed as the network expects them.
-    fn rows(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>>;
-}
-
-impl InputSource for Matrix<f32> {
-    fn samples(&self) -> usize {
-        Matrix::rows(self)
-    }
-
-    fn features(&self) -> usize {
-        self.cols()
-    }
-
-    fn rows(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>> {
-        let count = samples.len();
-        Matrix::from_vec(
-            count,
-            self.cols(),
-            self.as_slice()[samples.start * self.cols()..samples.end * self.cols()].to_vec(),
-        )
-    }
-}
 
 /// The states of `map` on `inputs`, computed block by block and never kept.
 pub struct Collected<'a> {

@@ -12,9 +12,11 @@ mod slice;
 
 pub use arrays::{ArrayStates, require_activation};
 pub use block::StateBlock;
-pub use collect::{Collected, InputSource};
+pub use collect::Collected;
 pub use file::{StatesMetadata, write_states};
 pub use slice::StateSlice;
+
+pub use crate::arrays::InputSource;
 
 use crate::Result;
 use crate::layout::Layout;
@@ -68,8 +70,8 @@ pub trait StateSource: Sync {
     fn layers_are_known(&self) -> bool {
         true
     }
-    /// The samples below and the model whose states stand in the place of theirs, where training goes in stages.
-    fn stage(&self) -> Option<(&dyn StateSource, &crate::model::ImplicitModel)> {
+    /// The samples as they came, where states of something else stand in the place of theirs.
+    fn origin(&self) -> Option<&dyn StateSource> {
         None
     }
     /// Non-zero parameters of the baseline, where the source knows them.

@@ -53,7 +53,8 @@ impl StatisticsTask {
         beside: Vec<usize>,
         model: Option<ImplicitModel>,
     ) -> Self {
-        let stage = input.source.stage().map(|(_, model)| model.clone());
+        // In stages the baseline is the model of the stage before, and the samples have its states.
+        let stage = input.source.origin().and(input.baseline).cloned();
         Self { rows, columns, beside, stage, model, samples: input.source.samples() }
     }
 
@@ -77,7 +78,7 @@ impl StatisticsTask {
         progress: impl FnMut(usize),
     ) -> Result<Statistics> {
         let stage = self.stage.as_ref().map(equilibrium).transpose()?;
-        let staged = stage.as_ref().zip(self.stage.as_ref()).map(|(e, model)| OwnStates::new(source, model, e));
+        let staged = stage.as_ref().zip(self.stage.as_ref()).map(|(e, _)| OwnStates::new(source, e));
         let source = staged.as_ref().map_or(source, |s| s as &dyn StateSource);
         let shape = source.shape();
         let (n, constant) = (shape.states, shape.states + shape.inputs);
@@ -114,7 +115,7 @@ impl StatisticsTask {
         )
     }
 
-    /// For the journey.
+    /// Serialises the task for another process.
     pub fn to_bytes(&self) -> Vec<u8> {
         let models = [&self.stage, &self.model].map(|m| m.as_ref().map_or(Vec::new(), ImplicitModel::to_bytes));
         let lengths = [self.samples, self.rows.len(), self.columns.len(), self.beside.len(), models[0].len()];
@@ -174,7 +175,7 @@ impl RowsTask {
         self.problems.len() * (features + ROW_EXTRAS)
     }
 
-    /// For the journey.
+    /// Serialises the task for another process.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![self.strength, self.first_rho, self.problems.len() as f64];
         let list = |values: Option<Vec<f64>>, out: &mut Vec<f64>| match values {

@@ -15,7 +15,6 @@ use crate::linalg::Matrix;
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
 use crate::random::Random;
-use crate::states::StateSource;
 use crate::statistics::Statistics;
 
 /// Samples per feature that positions are added for where a few per image would not give as many.
@@ -72,7 +71,7 @@ fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&str>
     let total = task.samples();
     let statistics = match run.keep.delegate() {
         Some(elsewhere) => elsewhere.statistics(task)?,
-        None => task.run(original(input.source), run.threads, run.cancel, |done| {
+        None => task.run(input.source.origin().unwrap_or(input.source), run.threads, run.cancel, |done| {
             (run.progress)(Progress::Samples { group: name.to_string(), done, total });
         })?,
     };
@@ -80,11 +79,6 @@ fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&str>
         run.keep.put(key, &statistics.to_bytes())?;
     }
     Ok(statistics)
-}
-
-/// The samples as they came, below whatever stage is looked at.
-fn original(source: &dyn StateSource) -> &dyn StateSource {
-    source.stage().map_or(source, |(below, _)| below)
 }
 
 /// The baseline and the model that is built from it, walking side by side through the layers of all samples.

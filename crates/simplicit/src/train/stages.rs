@@ -72,7 +72,7 @@ impl Stage {
 
     /// The samples with this model's states in the place of the baseline's; outputs stay the baseline's.
     pub(super) fn states<'a>(&'a self, source: &'a dyn StateSource) -> OwnStates<'a> {
-        OwnStates::new(source, &self.model, &self.equilibrium)
+        OwnStates::new(source, &self.equilibrium)
     }
 
     /// The training problem over those samples.
@@ -89,13 +89,12 @@ impl Stage {
 /// Samples with a model's states and the baseline's outputs.
 pub(super) struct OwnStates<'a> {
     source: &'a dyn StateSource,
-    model: &'a ImplicitModel,
     equilibrium: &'a Equilibrium,
 }
 
 impl<'a> OwnStates<'a> {
-    pub(super) fn new(source: &'a dyn StateSource, model: &'a ImplicitModel, equilibrium: &'a Equilibrium) -> Self {
-        Self { source, model, equilibrium }
+    pub(super) fn new(source: &'a dyn StateSource, equilibrium: &'a Equilibrium) -> Self {
+        Self { source, equilibrium }
     }
 }
 
@@ -126,8 +125,8 @@ impl StateSource for OwnStates<'_> {
         self.source.baseline_nonzeros()
     }
 
-    fn stage(&self) -> Option<(&dyn StateSource, &ImplicitModel)> {
-        Some((self.source, self.model))
+    fn origin(&self) -> Option<&dyn StateSource> {
+        Some(self.source)
     }
 }
 
