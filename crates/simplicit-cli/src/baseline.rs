@@ -11,6 +11,8 @@ use simplicit::network::Network;
 use simplicit::parallel::Threads;
 use simplicit::states::StateMap;
 
+use crate::operands::is_model;
+
 /// A baseline and what is known about its file.
 pub struct Baseline {
     pub(crate) kind: Kind,
@@ -27,13 +29,8 @@ pub(crate) enum Kind {
 impl Baseline {
     /// ONNX or a model file, by what the file begins with.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
-        use std::io::Read;
-        let mut head = Vec::new();
-        let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
-        let bytes = file.metadata().with_context(|| path.display().to_string())?.len();
-        file.take(9).read_to_end(&mut head).with_context(|| path.display().to_string())?;
-        // The header of safetensors is a length in eight bytes and then JSON.
-        let kind = if head.get(8) == Some(&b'{') {
+        let bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
+        let kind = if is_model(path)? {
             Kind::of_model(ImplicitModel::load(path)?)?
         } else {
             Kind::Network(Arc::new(Network::from_onnx(path)?))

@@ -1,12 +1,11 @@
 //! `simplicit inspect`: what a model file holds.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use simplicit::model::ImplicitModel;
 
 use crate::args::JsonArgs;
 use crate::exit::Outcome;
+use crate::operands::ModelOperand;
 use crate::results::{Results, Stopwatch};
 use crate::table::{Table, bytes, count, or_dash, percent};
 
@@ -14,16 +13,15 @@ use crate::table::{Table, bytes, count, or_dash, percent};
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  simplicit inspect model.safetensors")]
 pub(crate) struct InspectArgs {
-    /// The model
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelOperand,
     #[command(flatten)]
     json: JsonArgs,
 }
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
-    let model = ImplicitModel::load(&args.model)?;
+    let model = ImplicitModel::load(args.model.path())?;
     let mut results = Results::of_model(&model);
     let seed = model.metadata().provenance.get("seed");
     results.seed = seed.and_then(|s| s.parse().ok());

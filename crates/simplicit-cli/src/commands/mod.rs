@@ -10,6 +10,7 @@ pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod frontier;
 pub(crate) mod inspect;
+pub(crate) mod lab;
 pub(crate) mod predict;
 pub(crate) mod quickstart;
 pub(crate) mod reduce;

@@ -7,11 +7,12 @@ use simplicit::arrays::write_npy;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
-use crate::args::{InputArgs, RunArgs};
-use crate::exit::{Outcome, say};
+use crate::args::{InputArgs, JsonArgs, RunArgs};
+use crate::exit::Outcome;
 use crate::measure::Runner;
+use crate::operands::ModelOperand;
 use crate::progress::Watcher;
-use crate::results::require_writable;
+use crate::results::{Results, Stopwatch, require_writable};
 use crate::table::count;
 
 const HELP: &str = "\
@@ -20,15 +21,14 @@ not reached within the limit is written as far as it got, counted on stderr, and
 code 1.
 
 Example:
-  simplicit predict --model model.safetensors --inputs images.npy --out outputs.npy";
+  simplicit predict model.safetensors --inputs images.npy --out outputs.npy";
 
 /// Write a model's outputs on some inputs
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct PredictArgs {
-    /// The model
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelOperand,
     /// The outputs to write, a float32 .npy with one sample a row
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -36,25 +36,37 @@ pub(crate) struct PredictArgs {
     data: InputArgs,
     #[command(flatten)]
     run: RunArgs,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
-    require_writable([args.out.as_path()])?;
+    let mut stopwatch = Stopwatch::start();
+    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let watcher = Watcher::new(args.run.progress);
-    let model = ImplicitModel::load(&args.model)?;
+    let model = ImplicitModel::load(args.model.path())?;
     let inputs = args.data.open(Some(model.preprocessing()))?;
     watcher.phase("outputs");
-    let measured = Runner::of_model(&model, args.run.threads())?.run(&inputs, cancel, &watcher)?;
+    stopwatch.lap("load");
+    let threads = args.run.threads();
+    let measured = Runner::of_model(&model, threads)?.run(&inputs, cancel, &watcher)?;
     write_npy(&args.out, &measured.outputs)?;
     watcher.finish();
-    say(&format!(
+    stopwatch.lap("outputs");
+    let line = format!(
         "wrote {}: {} samples of {} outputs, {:.2} ms per 1,000 samples\n",
         args.out.display(),
         count(measured.outputs.rows() as u64),
         measured.outputs.cols(),
         measured.milliseconds()
-    ))?;
-    let lost = measured.not_converged();
-    let notices = if lost > 0 { vec![format!("the equilibrium of {lost} sample(s) was not reached")] } else { vec![] };
-    Ok(Outcome::with_notices(&notices))
+    );
+    let mut results = Results::of_model(&model);
+    results.samples = Some(measured.outputs.rows());
+    results.not_converged = Some(measured.not_converged());
+    results.milliseconds = Some(measured.milliseconds());
+    results.threads = Some(threads.get());
+    results.seed = Some(args.data.selection.seed);
+    results.seconds = stopwatch.seconds();
+    results.deliver(&args.json, &line)?;
+    Ok(Outcome::with_notices(&results.notices()))
 }
