@@ -10,7 +10,7 @@ use simplicit::model::{ImplicitModel, LayerCount};
 use simplicit::train::{RowReport, TrainReport};
 
 use crate::args::JsonArgs;
-use crate::exit::say;
+use crate::exit::{emit, say};
 
 /// The keys of the contract, then ours.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -157,22 +157,40 @@ impl Results {
 
     /// As JSON.
     pub(crate) fn text(&self) -> anyhow::Result<String> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+        text(self)
     }
 
     /// The JSON file, then stdout.
     pub(crate) fn deliver(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
-        if let Some(path) = json.file() {
-            write_bytes_atomically(path, self.text()?.as_bytes())?;
-        }
-        self.print(json, table)
+        deliver(self, json, table)
     }
 
     /// The table on stdout, or the JSON in its place.
     pub(crate) fn print(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
-        let text = if json.to_stdout() { &self.text()? } else { table };
-        Ok(say(text)?)
+        print(self, json, table)
     }
+}
+
+fn text(results: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(results)? + "\n")
+}
+
+/// Any results: the JSON file, then stdout.
+pub(crate) fn deliver(results: &impl Serialize, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
+    if let Some(path) = json.file() {
+        write_bytes_atomically(path, text(results)?.as_bytes())?;
+    }
+    print(results, json, table)
+}
+
+/// The table on stdout, or the JSON in its place; what was asked for by name comes with --quiet as well.
+fn print(results: &impl Serialize, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
+    if json.to_stdout() {
+        emit(&text(results)?)?;
+    } else {
+        say(table)?;
+    }
+    Ok(())
 }
 
 /// Several files that appear together: all of them are on the disk before the first gets its name.

@@ -222,7 +222,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         bail!("--output-aware on: expected --normalize on, got off; the weights set the units of every row");
     }
     if args.gamma.is_some() && !facts.network {
-        bail!("--gamma: expected --network with an ONNX network, whose layers are scaled; got none");
+        bail!("--gamma: expected an ONNX network, whose layers are scaled; got none");
     }
     if args.gamma.is_some() && args.rescale {
         bail!("--gamma: expected no --rescale beside it; both choose the coordinates of the states");

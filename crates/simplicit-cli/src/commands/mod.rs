@@ -11,6 +11,7 @@ pub(crate) mod export;
 pub(crate) mod frontier;
 pub(crate) mod inspect;
 mod inspect_network;
+pub(crate) mod lab;
 pub(crate) mod predict;
 pub(crate) mod quickstart;
 pub(crate) mod reduce;
