@@ -114,6 +114,7 @@ pub mod equilibrium;
 mod error;
 pub mod evaluate;
 pub mod files;
+pub mod kernels;
 pub mod layout;
 pub mod linalg;
 pub mod model;

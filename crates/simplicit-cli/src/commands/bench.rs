@@ -16,6 +16,7 @@ use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance, train
 use crate::args::RunArgs;
 use crate::baseline::{Baseline, Kind};
 use crate::commands::frontier::{self, FrontierArgs};
+use crate::commands::inference::{self, InferenceArgs};
 use crate::embedded;
 use crate::exit::{Outcome, say};
 use crate::measure::Runner;
@@ -38,25 +39,36 @@ with the default settings, the share of the held-out inputs (the last tenth) tha
 baseline does, and its certificates. On embedded data, with the test accuracy, or on --network and
 --inputs. The rivals on the same states are in crates/simplicit-bench.
 
+bench inference times --model beside the dense --network on --inputs: latency percentiles and
+throughput for batches of 1, 8 and 64, and which kernel every block of weights runs by.
+
 Examples:
   simplicit bench
   simplicit bench frontier
-  simplicit bench frontier --network net.onnx --inputs images.npy --samples 20000 --levels 0.8,0.9";
+  simplicit bench frontier --network net.onnx --inputs images.npy --samples 20000 --levels 0.8,0.9
+  simplicit bench inference --model m.safetensors --network net.onnx --inputs images.npy --threads 1";
 
 /// Measure solver and inference on this machine
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct BenchArgs {
-    /// What to measure: nothing for the quick measurement, frontier for accuracy against sparsity
-    #[arg(value_name = "WHAT", value_parser = ["frontier"])]
+    /// What to measure: nothing for the quick measurement, frontier for accuracy against sparsity, inference for the speed of a model
+    #[arg(value_name = "WHAT", value_parser = ["frontier", "inference"])]
     what: Option<String>,
     #[command(flatten)]
     frontier: FrontierArgs,
+    #[command(flatten)]
+    inference: InferenceArgs,
     #[command(flatten)]
     run: RunArgs,
 }
 
 pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    if args.what.as_deref() == Some("inference") {
+        args.frontier.refuse_levels()?;
+        return inference::run(&args.inference, &args.frontier.shared(), &args.run, cancel);
+    }
+    args.inference.refuse()?;
     if args.what.is_some() {
         return frontier::run(&args.frontier, &args.run, cancel);
     }

@@ -9,6 +9,7 @@ pub(crate) mod convert;
 pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod frontier;
+pub(crate) mod inference;
 pub(crate) mod inspect;
 pub(crate) mod predict;
 pub(crate) mod quickstart;

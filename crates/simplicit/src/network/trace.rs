@@ -167,14 +167,14 @@ fn evaluate<'a>(
         Op::Convolution { weights, bias, .. } => {
             let mut out = Matrix::zeros(x.rows(), node.shape.size());
             let Some(convolution) = geometry(node, nodes) else { return out };
-            let mut scratch = convolution.scratch();
+            let mut room = convolution.room(weights);
             for sample in 0..x.rows() {
                 let row = out.row_mut(sample);
                 if let Some(bias) = bias {
                     let positions = convolution.output.positions();
                     row.chunks_exact_mut(positions).zip(bias).for_each(|(channel, &b)| channel.fill(b));
                 }
-                convolution.add(weights, x.row(sample), &mut scratch, row);
+                convolution.add(x.row(sample), &mut room, row);
             }
             out
         }
@@ -207,9 +207,9 @@ fn pull_back(node: &Node, nodes: &[Node], x: &Matrix<f32>, cotangent: &Matrix<f3
         }
         Op::Convolution { weights, .. } => {
             let Some(convolution) = geometry(node, nodes) else { return };
-            let mut scratch = convolution.scratch();
+            let mut room = convolution.back_room(weights);
             for sample in 0..x.rows() {
-                convolution.pull_back(weights, cotangent.row(sample), &mut scratch, into.row_mut(sample));
+                convolution.pull_back(weights, cotangent.row(sample), &mut room, into.row_mut(sample));
             }
         }
         Op::Fixed(map) => {
