@@ -115,6 +115,7 @@ mod error;
 pub mod evaluate;
 pub mod files;
 pub mod graph;
+pub mod kernels;
 pub mod layout;
 pub mod linalg;
 pub mod model;

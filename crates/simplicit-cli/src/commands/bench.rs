@@ -17,6 +17,7 @@ use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance, train
 use crate::args::RunArgs;
 use crate::baseline::{Baseline, Kind};
 use crate::commands::frontier::{self, FrontierArgs};
+use crate::commands::inference::{self, InferenceArgs};
 use crate::commands::lab::moved;
 use crate::embedded;
 use crate::exit::Outcome;
@@ -36,23 +37,34 @@ Measures the row solver on the paper's problem (122 rows of 896 features, 1,000 
 kappa 0.99, every row certified) and inference of a sparse model against the dense network it came
 from. Takes seconds.
 
-Example:
-  simplicit bench";
+bench inference times --model beside the dense --network on --inputs: latency percentiles and
+throughput for batches of 1, 8 and 64, and which kernel every block of weights runs by.
+
+Examples:
+  simplicit bench
+  simplicit bench inference --model m.safetensors --network net.onnx --inputs images.npy --threads 1";
 
 /// Measure solver and inference on this machine
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct BenchArgs {
-    /// What to measure: nothing for the quick measurement; frontier has moved to simplicit lab frontier
-    #[arg(value_name = "WHAT", value_parser = ["frontier"])]
+    /// What to measure: nothing for the quick measurement, inference for the speed of a model; frontier has moved to simplicit lab frontier
+    #[arg(value_name = "WHAT", value_parser = ["frontier", "inference"])]
     what: Option<String>,
     #[command(flatten)]
     frontier: FrontierArgs,
+    #[command(flatten)]
+    inference: InferenceArgs,
     #[command(flatten)]
     run: RunArgs,
 }
 
 pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    if args.what.as_deref() == Some("inference") {
+        args.frontier.refuse_levels()?;
+        return inference::run(&args.inference, &args.frontier.shared(), &args.run, cancel);
+    }
+    args.inference.refuse()?;
     if args.what.is_some() {
         moved("bench frontier", "lab frontier");
         return frontier::run(&args.frontier, &args.run, cancel);

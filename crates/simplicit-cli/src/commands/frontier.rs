@@ -16,6 +16,7 @@ use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importan
 
 use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
 use crate::baseline::{Baseline, Kind};
+use crate::commands::inference::Shared;
 use crate::embedded;
 use crate::exit::{Outcome, emit, say};
 use crate::measure::Runner;
@@ -26,7 +27,7 @@ use crate::training::{DRAWS, HELD_OUT_LEAST, HELD_OUT_SHARE, Head};
 
 const LEVELS: [f64; 9] = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95];
 
-/// Of `lab frontier`.
+/// Of `lab frontier`; network, inputs and JSON also of `bench inference`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Frontier")]
 pub(crate) struct FrontierArgs {
@@ -46,6 +47,19 @@ pub(crate) struct FrontierArgs {
 }
 
 impl FrontierArgs {
+    /// What `bench inference` takes of these.
+    pub(crate) fn shared(&self) -> Shared<'_> {
+        Shared { network: self.network.as_ref(), inputs: self.inputs.as_ref(), json: &self.json }
+    }
+
+    /// Flags of a frontier that `bench inference` would ignore.
+    pub(crate) fn refuse_levels(&self) -> anyhow::Result<()> {
+        if !self.levels.is_empty() || self.selection.samples.is_some() || self.selection.seed != 0 {
+            bail!("bench inference: expected no --levels, --samples or --seed");
+        }
+        Ok(())
+    }
+
     /// Flags without a frontier would be ignored.
     pub(crate) fn refuse(&self) -> anyhow::Result<()> {
         let given = self.network.is_some()

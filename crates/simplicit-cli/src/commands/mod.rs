@@ -9,6 +9,7 @@ pub(crate) mod convert;
 pub(crate) mod evaluate;
 pub(crate) mod export;
 pub(crate) mod frontier;
+pub(crate) mod inference;
 pub(crate) mod inspect;
 mod inspect_network;
 pub(crate) mod lab;
