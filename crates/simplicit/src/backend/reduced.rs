@@ -168,8 +168,7 @@ impl Rest {
 /// The `count` with the smallest keys, in ascending order of the entry.
 fn smallest(mut set: Vec<usize>, count: usize, key: impl Fn(usize) -> f64) -> Vec<usize> {
     if set.len() > count {
-        let keys: Vec<(f64, usize)> = set.iter().map(|&j| (key(j), j)).collect();
-        let mut keys = keys;
+        let mut keys: Vec<(f64, usize)> = set.iter().map(|&j| (key(j), j)).collect();
         keys.select_nth_unstable_by(count, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
         set = keys[..count].iter().map(|k| k.1).collect();
         set.sort_unstable();

@@ -22,12 +22,15 @@ const SPACING: f64 = 3.0;
 const EACH_WAY: i32 = 4;
 /// Further surveys where the first has not got the target between its prices.
 const MAX_SURVEYS: usize = 4;
+/// Rough models after a survey at most, and the distance from the target at which the first will do.
+const MAX_ROUGH: usize = 2;
+const NEAR: f64 = 0.03;
 /// Sparsity per unit of log strength, within which a slope is believed.
 const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
 
-/// The start of a search whose models are expensive: the same search over rough models, which are fitted to the
-/// baseline's states of some samples, gathered once. Where rows are weighted, the first of two such searches gives the
-/// errors from which the weights of the second, and of all that follows, are made.
+/// The start of a search whose models are expensive, from rough models, which are fitted to the baseline's states of some
+/// samples, gathered once: by a survey for cardinality, by the same search otherwise. Where rows are weighted, rough
+/// errors are what the weights of all that follows are made from.
 pub(super) fn rough(
     input: &TrainInput,
     settings: &TrainSettings,
@@ -57,7 +60,7 @@ pub(super) fn rough(
 }
 
 /// The same for cardinality, where the price of a non-zero needs no search: a survey of some rows gives the curves of all
-/// groups, one rough model at the price they suggest gives their height and the row weights, and the curves moved by
+/// groups, a rough model at the price they suggest gives their height and the row weights, and the curves moved by
 /// those weights give the price.
 fn surveyed(
     workshop: &mut Workshop,
@@ -79,11 +82,20 @@ fn surveyed(
         survey = fit::survey(workshop, input, settings, &prices(middle), run)?;
     }
     let mut shifts = vec![0.0; workshop.groups().count()];
-    let (strength, _) = survey.price(wanted, &shifts);
-    let fitted = fit::fit(workshop, input, settings, strength, false, run)?;
-    let counted: Vec<usize> =
-        workshop.groups().map(|rows| fitted.rows[rows].iter().map(|row| row.nonzeros).sum()).collect();
-    survey.calibrate(strength, &counted);
+    let mut fitted;
+    let mut models = 0;
+    loop {
+        let (strength, _) = survey.price(wanted, &shifts);
+        fitted = fit::fit(workshop, input, settings, strength, false, run)?;
+        let counted: Vec<usize> =
+            workshop.groups().map(|rows| fitted.rows[rows].iter().map(|row| row.nonzeros).sum()).collect();
+        survey.calibrate(strength, &counted);
+        models += 1;
+        // The survey counts before single moves; its height may be off, and errors are wanted near the target.
+        if models == MAX_ROUGH || (fitted.model.sparsity().sparsity - target).abs() <= NEAR {
+            break;
+        }
+    }
     let mut joint = None;
     if let (Some(baseline), Some(weights)) = (input.baseline, input.importance) {
         let together = joint_importance(input, baseline, &fitted.model, weights, run)?;
