@@ -158,6 +158,7 @@ fn settings() -> Effective {
         connectivity: ConnectivityKind::Baseline,
         reach: None,
         positions: None,
+        bounds: None,
         kappa: None,
         rescale: false,
         gamma: None,
