@@ -132,7 +132,7 @@ pub(crate) struct TrainArgs {
     /// Unit-RMS features and targets, so that units of the inputs do not matter [default: on]
     #[arg(long, help_heading = "The problem")]
     pub(crate) normalize: Option<Switch>,
-    /// Weight rows by how much the output minds their errors [default: on for ONNX networks with --normalize on]
+    /// Weight each row by how strongly its error changes the output [default: on for ONNX networks with --normalize on]
     #[arg(long, help_heading = "The problem")]
     pub(crate) output_aware: Option<Switch>,
     /// A constant in every row; off means only where the baseline has a bias [default: off]

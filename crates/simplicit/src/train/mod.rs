@@ -61,7 +61,7 @@ pub enum Objective {
     Convex(Arc<dyn Penalty>),
     /// The number of non-zeros, at a price each.
     Cardinality,
-    /// Rows by a method of your own; bounds and gaps are then nobody's.
+    /// Rows by a method of your own; such rows have no bound and no gap.
     Method(Arc<dyn RowMethod>),
 }
 

@@ -79,7 +79,7 @@ pub(super) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run
     let rungs = staged.map_or_else(Vec::new, |target| stages::rungs(None, target));
     for rung in rungs.iter().take(rungs.len().saturating_sub(1)) {
         let fitted = climb.step(input, settings, Some(*rung), false, run)?;
-        climb.stand_on(fitted.model, input, settings, run)?;
+        climb.start_next_stage_from(fitted.model, input, settings, run)?;
     }
     let fitted = climb.step(input, settings, settings.target_sparsity, true, run)?;
     Ok(climb.finish(fitted))
@@ -124,7 +124,7 @@ impl Climb {
     }
 
     /// The next stage starts from this model.
-    pub(super) fn stand_on(
+    pub(super) fn start_next_stage_from(
         &mut self,
         model: ImplicitModel,
         input: &TrainInput,
@@ -164,16 +164,16 @@ fn to_target(
         preprocessing: input.preprocessing.clone(),
         ..*input
     };
-    let mut fitted = once(&mut workshop, input, settings, start, target, last, run, path)?;
+    let mut fitted = search_stage(&mut workshop, input, settings, start, target, last, run, path)?;
     for _ in 0..settings.robust_rounds {
         workshop.emphasis.renew(&fitted.model, &input.preprocessing)?;
-        fitted = once(&mut workshop, input, settings, start, target, last, run, path)?;
+        fitted = search_stage(&mut workshop, input, settings, start, target, last, run, path)?;
     }
     Ok(fitted)
 }
 
 #[allow(clippy::too_many_arguments)]
-fn once(
+fn search_stage(
     workshop: &mut Workshop,
     input: &TrainInput,
     settings: &TrainSettings,
@@ -185,7 +185,7 @@ fn once(
 ) -> Result<Fitted> {
     let Some(target) = target else {
         let fitted = fit::fit(workshop, input, settings, start.strength, true, run)?;
-        path.push((start.strength, told(&fitted, start.strength, run)));
+        path.push((start.strength, sparsity_reported(&fitted, start.strength, run)));
         return Ok(fitted);
     };
     let close = if last { CLOSE } else { NEAR };
@@ -195,7 +195,7 @@ fn once(
     let mut best: Option<(f64, f64, Fitted)> = None;
     let tried = seek(target, *start, enough, MAX_MODELS, |strength| {
         let fitted = fit::fit(workshop, input, settings, strength, false, run)?;
-        let sparsity = told(&fitted, strength, run);
+        let sparsity = sparsity_reported(&fitted, strength, run);
         let distance = (sparsity - target).abs();
         if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
             best = Some((distance, strength, fitted));
@@ -209,7 +209,7 @@ fn once(
     if last { fit::certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 
-fn told(fitted: &Fitted, strength: f64, run: &mut Run) -> f64 {
+fn sparsity_reported(fitted: &Fitted, strength: f64, run: &mut Run) -> f64 {
     let sparsity = fitted.model.sparsity().sparsity;
     (run.progress)(Progress::Model { strength, sparsity });
     sparsity
