@@ -4,16 +4,11 @@ use simplicit::Result;
 use simplicit::arrays::{Array, ArrayFile, Inputs, Labels, Selection};
 use simplicit::network::Network;
 
-/// The network's file, for its size.
-pub(crate) const NETWORK: &[u8] = simplicit_data::FASHION_FC;
-/// The ResNet-20 of the CIFAR-100 experiment.
-pub(crate) const RESNET: &[u8] = simplicit_data::RESNET20_CIFAR100;
-/// 2,000 training images.
-pub(crate) const TRAIN_IMAGES: &[u8] = simplicit_data::FASHION_TRAIN_IMAGES;
-/// All 10,000 test images.
-pub(crate) const TEST_IMAGES: &[u8] = simplicit_data::FASHION_TEST_IMAGES;
-/// Their labels.
-pub(crate) const TEST_LABELS: &[u8] = simplicit_data::FASHION_TEST_LABELS;
+// Statics, so that every one is in the program once, whoever uses it.
+pub(crate) use simplicit_data::{
+    FASHION_FC as NETWORK, FASHION_TEST_IMAGES as TEST_IMAGES, FASHION_TEST_LABELS as TEST_LABELS,
+    FASHION_TRAIN_IMAGES as TRAIN_IMAGES, RESNET20_CIFAR100 as RESNET,
+};
 
 /// FashionMNIST's classes in the order of the outputs.
 pub(crate) const CLASSES: [&str; 10] =
