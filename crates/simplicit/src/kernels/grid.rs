@@ -50,6 +50,12 @@ pub struct GridWeights {
     dense_rows: usize,
 }
 
+/// The entries of a row whose columns lie within a range.
+fn part<'a>(row: &'a [(usize, f32)], within: &std::ops::Range<usize>) -> &'a [(usize, f32)] {
+    let at = |column: usize| row.partition_point(|(own, _)| *own < column);
+    &row[at(within.start)..at(within.end)]
+}
+
 /// The shape of a call, in positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
@@ -147,7 +153,7 @@ impl GridWeights {
                     out.panels.resize(values + (end - start) * WEIGHTS_PER_PANEL, 0.0);
                     for (i, row) in panel.clone().enumerate() {
                         let mut at = start;
-                        for &(column, value) in sorted[row].iter().filter(|(o, _)| within.contains(o)) {
+                        for &(column, value) in part(&sorted[row], &within) {
                             while union[at] < column {
                                 at += 1;
                             }
@@ -164,8 +170,8 @@ impl GridWeights {
                 } else {
                     for row in panel.clone() {
                         let start = out.taps.len();
-                        let taps = sorted[row].iter().filter(|(o, _)| within.contains(o));
-                        out.taps.extend(taps.map(|&(o, value)| Tap { offset: offsets[o] as u32, value }));
+                        let taps = part(&sorted[row], &within);
+                        out.taps.extend(taps.iter().map(|&(o, value)| Tap { offset: offsets[o] as u32, value }));
                         let end = out.taps.len();
                         out.items.push(Item {
                             row: row as u32,

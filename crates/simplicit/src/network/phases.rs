@@ -74,13 +74,33 @@ impl Phases {
                             into[to..to + length].copy_from_slice(&source[from..from + length]);
                             continue;
                         }
-                        for x in columns.clone() {
-                            let from = (from + x * window.stride[1] + px - window.padding[1]) * lanes;
-                            into[(to + x) * lanes..(to + x + 1) * lanes].copy_from_slice(&source[from..from + lanes]);
+                        let from = (from + columns.start * window.stride[1] + px - window.padding[1]) * lanes;
+                        let into = &mut into[(to + columns.start) * lanes..(to + columns.end) * lanes];
+                        let (source, step) = (&source[from..], window.stride[1] * lanes);
+                        match lanes {
+                            1 => into.iter_mut().zip(source.iter().step_by(step)).for_each(|(a, b)| *a = *b),
+                            2 => every::<2>(source, step, into),
+                            4 => every::<4>(source, step, into),
+                            8 => every::<8>(source, step, into),
+                            16 => every::<16>(source, step, into),
+                            _ => {
+                                for (a, b) in into.chunks_exact_mut(lanes).zip(source.chunks(step)) {
+                                    a.copy_from_slice(&b[..lanes]);
+                                }
+                            }
                         }
                     }
                 }
             }
+        }
+    }
+}
+
+/// Whole positions of `LANES` numbers, `step` numbers apart: a copy of known length is a few moves, not a call.
+fn every<const LANES: usize>(source: &[f32], step: usize, into: &mut [f32]) {
+    for (a, b) in into.as_chunks_mut::<LANES>().0.iter_mut().zip(source.chunks(step)) {
+        if let Some(b) = b.first_chunk::<LANES>() {
+            *a = *b;
         }
     }
 }
