@@ -11,6 +11,7 @@ mod newton;
 mod newton_system;
 #[cfg(feature = "reference")]
 pub mod reference;
+pub mod prove;
 mod refit;
 mod single_moves;
 mod splitting;
