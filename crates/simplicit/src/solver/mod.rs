@@ -3,20 +3,22 @@
 mod active_set;
 mod anderson;
 mod batch;
+mod bound;
 mod canonical;
 mod cardinality;
 mod design;
 mod exact;
 mod newton;
 mod newton_system;
+pub mod prove;
 #[cfg(feature = "reference")]
 pub mod reference;
-pub mod prove;
 mod refit;
 mod single_moves;
 mod splitting;
 
-pub use cardinality::{CardinalityBound, CardinalitySettings, cardinality_bound, solve_cardinality};
+pub use bound::{CardinalityBound, PricedRows, cardinality_bound};
+pub use cardinality::{CardinalitySettings, solve_cardinality};
 pub use design::Design;
 pub use exact::{largest_mismatch, solve_rows_exactly};
 pub use refit::Refit;

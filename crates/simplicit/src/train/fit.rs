@@ -163,7 +163,7 @@ fn constants(input: &TrainInput, settings: &TrainSettings) -> Vec<bool> {
 }
 
 /// Every group in order; cyclic states alternate with their own equilibrium. With `certify`, cardinality rows get their
-/// bounds, which cost a convex solve each.
+/// bounds or proofs.
 pub(super) fn fit(
     workshop: &mut Workshop,
     input: &TrainInput,
@@ -225,11 +225,10 @@ pub(super) fn certified(
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.name) else { continue };
         let design = Design::new(statistics)?;
         let problems = problems(&workshop.plan, input, settings, strength, group, &design, &workshop.emphasis);
-        let bounds = bound(&design, settings, strength, &problems, weights, run)?;
+        let bounds = bound(&design, settings, strength, &problems, weights, &group.name, run)?;
         for (row, bound) in found.rows[group.rows.clone()].iter_mut().zip(bounds) {
-            row.relative_gap = Some(bound.relative_gap);
-            row.at_limit = bound.at_limit;
-            row.bound_distance = Some(bound.distance());
+            row.bound_distance = bound.map(|b| b.distance());
+            row.proven = bound.is_some_and(|b| b.proven);
         }
     }
     Ok(found)
@@ -323,6 +322,7 @@ impl Pass<'_> {
                 relative_residual: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
                 target_rms: design.target_rms(k),
                 bound_distance: None,
+                proven: false,
             };
             built.reports[i] = Some((report, (residual, energy)));
             built.rows[i] = Row { entries: entries.into_iter().map(|(j, w)| (places[j], w)).collect() };

@@ -36,10 +36,8 @@ pub(super) fn scaled(gram: &Matrix, factor: &mut Cholesky) -> Vec<Vec<f64>> {
     }
     let inverse = factor.inverse();
     let all: Vec<usize> = (0..n).collect();
-    let shapes: [Vec<f64>; 2] = [
-        (0..n).map(|j| 1.0 / inverse[(j, j)]).collect(),
-        (0..n).map(|j| gram[(j, j)]).collect(),
-    ];
+    let shapes: [Vec<f64>; 2] =
+        [(0..n).map(|j| 1.0 / inverse[(j, j)]).collect(), (0..n).map(|j| gram[(j, j)]).collect()];
     let mut out = Vec::new();
     for shape in shapes {
         if !shape.iter().all(|s| *s > 0.0 && s.is_finite()) {

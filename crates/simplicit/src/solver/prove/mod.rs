@@ -26,6 +26,7 @@ mod tests;
 use std::sync::Arc;
 
 pub use certificate::{Case, Certificate, Evidence, Then};
+pub use search::Shared;
 
 use crate::linalg::Matrix;
 use crate::parallel::Cancel;
@@ -106,7 +107,11 @@ impl PricedRow {
     pub fn new(gram: Matrix, cross: Vec<f64>, energy: f64, prices: Vec<f64>) -> Result<Self> {
         let d = cross.len();
         if (gram.rows(), gram.cols()) != (d, d) {
-            return Err(Error::shape("Gram matrix", format!("{d} × {d}"), format!("{} × {}", gram.rows(), gram.cols())));
+            return Err(Error::shape(
+                "Gram matrix",
+                format!("{d} × {d}"),
+                format!("{} × {}", gram.rows(), gram.cols()),
+            ));
         }
         if prices.len() != d {
             return Err(Error::shape("prices", d, prices.len()));

@@ -176,7 +176,7 @@ impl Relaxation<'_> {
                 break;
             }
             // The optimum lies between bound and primal: far below what is enough, digits do not help.
-            if primal < stop.enough && primal - bound <= 0.02 * (stop.enough - primal) {
+            if stop.enough.is_finite() && primal < stop.enough && primal - bound <= 0.02 * (stop.enough - primal) {
                 break;
             }
         }

@@ -5,12 +5,12 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::certificate::{Case, Certificate, Evidence, Place, Then};
+use super::certificate::{Case, Certificate, Evidence, Place, Terms, Then};
 use super::reduced::Reduced;
 use super::relaxation::{Relaxation, Room, Stop};
 use super::{PricedRow, ProveSettings, diagonal, incumbent};
 use crate::Result;
-use crate::linalg::{Cholesky, dot};
+use crate::linalg::{Cholesky, Matrix, dot};
 use crate::parallel::Cancel;
 
 /// Rounds of improving the diagonal of the whole problem, and what each leaves of the barrier.
@@ -24,6 +24,8 @@ const CASE_STEPS: usize = 2;
 const INSIDE: f64 = 1e-3;
 /// Every so many cases a support is rounded from the relaxation.
 const ROUNDING: usize = 16;
+/// Up to so many open entries both scaled diagonals are tried for a bound alone.
+const FEW: usize = 200;
 /// Relative gap of a relaxation.
 const TOLERANCE: f64 = 1e-4;
 
@@ -78,6 +80,53 @@ pub(super) fn root(row: &PricedRow) -> Certificate {
         None => search.certificate.cases.push(Case { evidence: None, then: Then::Ends }),
     }
     search.certificate
+}
+
+/// The scaled diagonals of a matrix that many rows share, verified once. They serve every row whose entries without a
+/// price are the same, whatever it forbids.
+pub struct Shared {
+    gram: Arc<Matrix>,
+    inside: Vec<usize>,
+    diagonals: Vec<Arc<Vec<f64>>>,
+}
+
+impl Shared {
+    /// For this row and those like it.
+    pub fn new(row: &PricedRow) -> Self {
+        let mut search = Search::new(row);
+        let place = |p: &f64| if *p == 0.0 { Place::In } else { Place::Open };
+        let places: Vec<Place> = row.prices.iter().map(place).collect();
+        let mut diagonals = Vec::new();
+        if let Some(reduced) = Reduced::new(row, &places) {
+            for delta in diagonal::scaled(&reduced.gram, &mut search.factor) {
+                diagonals.extend(search.whole(&reduced, &delta));
+            }
+        }
+        Self { gram: row.gram.clone(), inside: inside(row), diagonals }
+    }
+
+    /// Whether these diagonals are a row's.
+    pub fn serves(&self, row: &PricedRow) -> bool {
+        Arc::ptr_eq(&self.gram, &row.gram) && self.inside == inside(row)
+    }
+
+    /// A row's lower bound, rounded downwards; −∞ where there is none.
+    pub fn bound(&self, row: &PricedRow) -> f64 {
+        let places = row.places();
+        let Some(reduced) = Reduced::new(row, &places) else { return f64::NEG_INFINITY };
+        let mut search = Search::new(row);
+        // The second rarely wins on many entries, and costs as much as the first.
+        let few = if reduced.open.len() > FEW { 1 } else { self.diagonals.len() };
+        let bound = |delta: &Arc<Vec<f64>>| {
+            let (_, x) = search.relax(&reduced, delta, vec![0.0; reduced.open.len()], f64::INFINITY);
+            Terms::of(row, &places, delta, &reduced.lift(row, &x)).bound()
+        };
+        self.diagonals.iter().take(few).map(bound).fold(f64::NEG_INFINITY, f64::max)
+    }
+}
+
+fn inside(row: &PricedRow) -> Vec<usize> {
+    (0..row.features()).filter(|&j| row.prices[j] == 0.0).collect()
 }
 
 /// See [`PricedRow::prove`].
@@ -222,13 +271,7 @@ impl<'a> Search<'a> {
     }
 
     /// A better diagonal for the whole problem, as long as it gains and time is left.
-    fn improve_root(
-        &mut self,
-        places: &[Place],
-        mut best: Start,
-        deadline: Instant,
-        cancel: &Cancel,
-    ) -> Result<Start> {
+    fn improve_root(&mut self, places: &[Place], mut best: Start, deadline: Instant, cancel: &Cancel) -> Result<Start> {
         let Some(reduced) = Reduced::new(self.row, places).filter(|r| !r.open.is_empty()) else { return Ok(best) };
         let of = |full: &[f64]| reduced.open.iter().map(|&j| full[j]).collect::<Vec<f64>>();
         let mut delta = of(&best.delta);
