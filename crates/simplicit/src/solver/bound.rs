@@ -61,9 +61,12 @@ impl<'a, 's> PricedRows<'a, 's> {
         Ok(Self { design, gram: Arc::new(gram), level })
     }
 
-    /// One row, and what its values are to be multiplied by; `None` for a target that is always zero.
-    pub fn row(&self, problem: &RowProblem) -> Result<Option<(PricedRow, f64)>> {
-        Ok(self.canonical(problem)?.map(|row| (self.priced(&row), row.value_scale)))
+    /// One row and an answer's weights in its coordinates; `None` for a target that is always zero.
+    pub fn row(&self, problem: &RowProblem, answer: &[f64]) -> Result<Option<(PricedRow, Vec<f64>)>> {
+        if answer.len() != self.design.features() {
+            return Err(Error::shape("answer", self.design.features(), answer.len()));
+        }
+        Ok(self.canonical(problem)?.map(|row| (self.priced(&row), row.canonical(self.design, answer))))
     }
 
     fn canonical(&self, problem: &RowProblem) -> Result<Option<Row<'a>>> {
@@ -101,7 +104,7 @@ pub fn cardinality_bound(
     let mut shared: Vec<Shared> = Vec::new();
     if prove.is_none() {
         for problem in problems {
-            if let Some((row, _)) = rows.row(problem)?
+            if let Some(row) = rows.canonical(problem)?.map(|row| rows.priced(&row))
                 && !shared.iter().any(|s| s.serves(&row))
             {
                 shared.push(Shared::new(&row));
