@@ -76,6 +76,10 @@ class Model:
     def to_onnx(self, path: str, *, tolerance: float = 1e-7, max_iterations: int = 10_000) -> None: ...
     def rescale(self, kappa: float) -> tuple[Model, bool]: ...
 
+def prove_row(
+    gram: _Array, cross: list[float], energy: float, prices: list[float], answer: list[float], seconds: float
+) -> tuple[float, float, float, list[float], str, list[list[float]], list[Any]]: ...
+
 @final
 class Network:
     @staticmethod

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BATCH = 4096
 #: Settings of the built-in method.
 _NOT_HERE = (
-    "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "reach",
+    "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "prove", "reach",
     "positions", "bounds", "cascade", "matching", "scale", "mean", "std",
 )  # fmt: skip
 
@@ -96,6 +96,7 @@ def fit_custom(sim: SIM, baseline: States | Network | ImplicitModel, U: Any) -> 
                     "at_limit": False,
                     "relative_residual": float(np.sqrt(max(residual, 0) / energy[i])) if energy[i] > 0 else 0.0,
                     "bound_distance": None,
+                    "proven": False,
                 }
             )
             shown("rows", i + 1, n + q)

@@ -65,6 +65,8 @@ class SIM:
         Rounds of least squares over all non-zeros together; 0 is none.
     robust : int, optional
         Train so many times more, every weight priced by what it adds to the certificate of the model before.
+    prove : float, optional
+        Seconds for each row to prove its answer optimal, once the model is found; ``cardinality`` only.
     reach, positions : int, optional
         For convolutions: maps back that ``feedforward`` may read, and positions of a map that each sample gives.
     bounds : str, optional
@@ -133,6 +135,7 @@ class SIM:
         output_refit: int | None = None,
         cascade: bool | None = None,
         robust: int | None = None,
+        prove: float | None = None,
         reach: int | None = None,
         positions: int | None = None,
         bounds: str | None = None,
@@ -171,6 +174,7 @@ class SIM:
         self.output_refit = output_refit
         self.cascade = cascade
         self.robust = robust
+        self.prove = prove
         self.reach = reach
         self.positions = positions
         self.bounds = bounds

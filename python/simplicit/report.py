@@ -70,7 +70,8 @@ class TrainReport:
         return f"TrainReport(sparsity={self.sparsity:.4f}, rows={len(self.rows)}, seconds={self.seconds['total']:.2f})"
 
     def _repr_html_(self) -> str:
-        shown = ["sparsity", "nonzeros", "baseline_nonzeros", "max_relative_gap", "refit_residual", "equilibrium_error"]
+        shown = ["sparsity", "nonzeros", "baseline_nonzeros", "rows", "rows_proven", "median_bound_distance"]
+        shown += ["max_bound_distance", "max_relative_gap", "refit_residual", "equilibrium_error"]
         rows = [(k.replace("_", " "), f"{self.results[k]}") for k in shown if self.results.get(k) is not None]
         rows.append(("seconds", f"{self.seconds['total']:.2f}"))
         return table("TrainReport", rows + [("note", n) for n in self.notices])

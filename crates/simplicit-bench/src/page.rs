@@ -165,8 +165,12 @@ fn verdict(outcome: &Outcome) -> String {
 }
 
 fn certificates(outcome: &Outcome, out: &mut String) {
-    let Some(gap) = outcome.rows.iter().filter_map(|r| r.max_relative_gap).reduce(f64::max) else { return };
-    let _ = writeln!(out, "Certificates of ours: largest relative gap of any row's bound {gap:.1e}.\n");
+    let Some(distance) = outcome.rows.iter().filter_map(|r| r.max_bound_distance).reduce(f64::max) else { return };
+    let _ = writeln!(
+        out,
+        "Certificates of ours: no row is further above the certified lower bound of its problem than {:.0} % of its cost.\n",
+        100.0 * distance
+    );
 }
 
 fn connectivity(outcome: &Outcome, out: &mut String) {

@@ -47,7 +47,10 @@ pub(crate) struct Results {
     /// Factor on the penalty, or price of a non-zero, that training ended with.
     pub(crate) strength: Option<f64>,
     pub(crate) training_error: Option<f64>,
-    /// Largest (value − bound)/value of a cardinality row against its certified lower bound.
+    /// Cardinality rows whose answers are proven optimal.
+    pub(crate) rows_proven: Option<usize>,
+    /// (value − bound)/value of cardinality rows against their certified lower bounds: the middle one and the largest.
+    pub(crate) median_bound_distance: Option<f64>,
     pub(crate) max_bound_distance: Option<f64>,
     /// What the refit in the output metric minimises, at its start and at its end.
     pub(crate) output_refit_before: Option<f64>,
@@ -76,6 +79,9 @@ pub(crate) struct RowDetails {
     #[serde(default)]
     target_rms: f64,
     bound_distance: Option<f64>,
+    /// Absent in files of earlier versions.
+    #[serde(default)]
+    proven: bool,
 }
 
 impl From<&RowReport> for RowDetails {
@@ -88,6 +94,7 @@ impl From<&RowReport> for RowDetails {
             relative_residual: Some(row.relative_residual).filter(|r| r.is_finite()),
             target_rms: row.target_rms,
             bound_distance: row.bound_distance,
+            proven: row.proven,
         }
     }
 }
@@ -102,6 +109,7 @@ impl From<RowDetails> for RowReport {
             relative_residual: row.relative_residual.unwrap_or(f64::INFINITY),
             target_rms: row.target_rms,
             bound_distance: row.bound_distance,
+            proven: row.proven,
         }
     }
 }
@@ -144,7 +152,9 @@ impl Results {
         self.refit_residual = Some(report.refit_residual());
         self.strength = Some(report.strength);
         self.training_error = Some(report.training_error);
-        self.max_bound_distance = report.rows.iter().filter_map(|r| r.bound_distance).reduce(f64::max);
+        self.rows_proven = report.rows_proven();
+        self.median_bound_distance = report.median_bound_distance();
+        self.max_bound_distance = report.max_bound_distance();
         self.output_refit_before = report.output_refit.map(|r| r.before);
         self.output_refit_after = report.output_refit.map(|r| r.after);
         self.agreement = report.agreement;

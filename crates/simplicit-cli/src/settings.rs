@@ -163,6 +163,8 @@ pub(crate) struct Effective {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) robust: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prove: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) positions: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bounds: Option<BoundsKind>,
@@ -244,6 +246,12 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     if args.gamma.is_some() && args.rescale {
         bail!("--gamma: expected no --rescale beside it; both choose the coordinates of the states");
     }
+    if args.prove.is_some() && convex {
+        bail!("--prove: expected --penalty cardinality, got a convex penalty, whose rows are certified without it");
+    }
+    if args.prove.is_some_and(|s| s < 0.0) {
+        bail!("--prove: expected seconds a row, zero or more, got {}", args.prove.unwrap_or(0.0));
+    }
     if args.robust.is_some() && args.max_drop.is_some() {
         bail!("--robust: expected --target-sparsity or a strength beside it, got --max-drop");
     }
@@ -278,6 +286,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         output_refit: args.output_refit.unwrap_or(if unfit { 0 } else { OUTPUT_REFIT }),
         cascade: args.cascade.unwrap_or((!plain).into()),
         robust: args.robust,
+        prove: args.prove,
         positions: facts.maps.then_some(args.positions.unwrap_or(usual.positions)),
         bounds: args.bounds,
         output_aware: output_aware.into(),
@@ -350,8 +359,11 @@ fn strengths(args: &TrainArgs, penalty: PenaltyKind, normalise: bool, paper: boo
             (None, Some(alpha), Some(mu))
         }
         PenaltyKind::Cardinality => {
-            none(&[("--beta", beta), ("--alpha", alpha), ("--break", break_point)])?;
-            (None, None, Some(mu.unwrap_or(table.price)))
+            none(&[("--beta", beta), ("--break", break_point)])?;
+            if let Some(alpha) = alpha.filter(|a| *a < 0.0) {
+                bail!("--alpha: expected zero or a positive number, got {alpha}");
+            }
+            (None, alpha, Some(mu.unwrap_or(table.price)))
         }
     })
 }
@@ -375,7 +387,12 @@ impl Effective {
             (ConnectivityKind::Baseline | ConnectivityKind::Mask, _) => Connectivity::Baseline,
         };
         let usual = TrainSettings::default();
+        let mut cardinality = usual.cardinality.clone();
+        if let (PenaltyKind::Cardinality, Some(alpha)) = (self.penalty, self.alpha) {
+            cardinality.ridge = alpha;
+        }
         Ok(TrainSettings {
+            cardinality,
             // A convex penalty carries its own weight; a search scales it from there.
             strength: if matches!(objective, Objective::Cardinality) { mu } else { 1.0 },
             objective,
@@ -395,6 +412,7 @@ impl Effective {
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),
             robust_rounds: self.robust.unwrap_or(0),
+            prove: self.prove,
             reach: self.reach.unwrap_or(usual.reach),
             positions: self.positions.unwrap_or(usual.positions),
             bounds: self.bounds.map(|b| match b {

@@ -60,22 +60,21 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
     if let Some(error) = r.equilibrium_error {
         single("output error", format!("{} of the baseline's outputs (RMS)", percent(error)));
     }
-    if r.rows.is_some() {
+    if let (Some(rows), Some(proven), Some(median), Some(worst)) =
+        (r.rows, r.rows_proven, r.median_bound_distance, r.max_bound_distance)
+    {
+        single("proven optimal", format!("{proven} of {rows} rows, each as the problem that training solved for it"));
         single(
-            "worst gap",
-            or_dash(r.max_relative_gap, |gap| {
-                format!(
-                    "{gap:.1e} of the objective{}, certified",
-                    if r.max_bound_distance.is_some() { " of the rows' relaxations" } else { "" }
-                )
-            }),
+            "from the bound",
+            format!(
+                "{:.1} % of its cost for the median row, {:.1} % for the worst: no weights cost less than the bound",
+                100.0 * median,
+                100.0 * worst
+            ),
         );
-        if let Some(distance) = r.max_bound_distance {
-            single(
-                "worst bound",
-                format!("no row is further above its certified lower bound than {:.1} % of its cost", 100.0 * distance),
-            );
-        }
+    }
+    if let Some(gap) = r.max_relative_gap {
+        single("worst gap", format!("{gap:.1e} of the objective, certified"));
     }
     if let (Some(norm), Some(bound)) = (r.norm_a_inf, r.lambda_pf_upper) {
         let verdict = if bound < 1.0 { "well-posed" } else { "not shown to be well-posed" };

@@ -10,8 +10,8 @@ use program::{TRAIN, run};
 use serde_json::Value;
 
 const KEYS: &str = "sparsity nonzeros baseline_nonzeros multiply_adds baseline_multiply_adds model_bytes accuracy \
-    baseline_accuracy rows rows_at_limit max_relative_gap refit_residual norm_a_inf lambda_pf_upper equilibrium_error \
-    not_converged seconds seed version";
+    baseline_accuracy rows rows_at_limit max_relative_gap rows_proven median_bound_distance max_bound_distance \
+    refit_residual norm_a_inf lambda_pf_upper equilibrium_error not_converged seconds seed version";
 
 fn json(directory: &Path, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(directory.join(name)).unwrap()).unwrap()

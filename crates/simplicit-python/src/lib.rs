@@ -6,6 +6,7 @@ mod door;
 mod errors;
 mod model;
 mod network;
+mod prove;
 mod robustness;
 mod statistics;
 mod taps;
@@ -21,6 +22,8 @@ mod _core {
     use super::model::Model;
     #[pymodule_export]
     use super::network::{Builder, Network};
+    #[pymodule_export]
+    use super::prove::prove_row;
     #[pymodule_export]
     use super::robustness::{attack_model, certify_model};
     #[pymodule_export]

@@ -146,16 +146,12 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
 /// The baseline's accuracy and every point's.
 type Accuracies = (f64, Vec<f64>);
 
-fn bound(point: &Trained) -> Option<f64> {
-    point.report.rows.iter().filter_map(|r| r.bound_distance).reduce(f64::max)
-}
-
 fn table(points: &[Trained], accuracies: Option<&Accuracies>, samples: usize, held_out: usize) -> String {
     let mut head = vec!["sparsity", "non-zeros", "agreement"];
     if accuracies.is_some() {
         head.push("accuracy");
     }
-    head.extend(["largest gap", "bound distance", "price"]);
+    head.extend(["largest gap", "median bound distance", "largest", "price"]);
     let mut table = Table::with_head(&head);
     for (k, point) in points.iter().enumerate() {
         let sparsity = point.model.sparsity();
@@ -165,7 +161,8 @@ fn table(points: &[Trained], accuracies: Option<&Accuracies>, samples: usize, he
             cells.push(percent(models[k]));
         }
         cells.push(or_dash(point.report.max_relative_gap(), |g| format!("{g:.1e}")));
-        cells.push(or_dash(bound(point), percent));
+        cells.push(or_dash(point.report.median_bound_distance(), percent));
+        cells.push(or_dash(point.report.max_bound_distance(), percent));
         cells.push(format!("{:.2e}", point.report.strength));
         table.row(&cells.iter().map(String::as_str).collect::<Vec<_>>());
     }
@@ -190,7 +187,9 @@ fn text(points: &[Trained], accuracies: Option<&Accuracies>) -> anyhow::Result<S
                 "agreement": point.report.agreement,
                 "accuracy": accuracies.map(|(_, models)| models[k]),
                 "max_relative_gap": point.report.max_relative_gap(),
-                "max_bound_distance": bound(point),
+                "rows_proven": point.report.rows_proven(),
+                "median_bound_distance": point.report.median_bound_distance(),
+                "max_bound_distance": point.report.max_bound_distance(),
                 "rows_at_limit": point.report.rows_at_limit(),
                 "strength": point.report.strength,
             })

@@ -171,6 +171,7 @@ fn settings() -> Effective {
         output_refit: crate::settings::OUTPUT_REFIT,
         cascade: Switch::On,
         robust: None,
+        prove: None,
         output_aware: Switch::On,
         bias: Switch::Off,
         activation: None,

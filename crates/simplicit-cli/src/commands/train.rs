@@ -96,7 +96,7 @@ pub(crate) struct TrainArgs {
     /// Weight of |x| (l1, elastic-net)
     #[arg(long, value_name = "B", value_parser = number, help_heading = "The problem")]
     pub(crate) beta: Option<f64>,
-    /// Weight of x² (perspective, elastic-net, ridge)
+    /// Weight of x² (perspective, elastic-net, ridge; cardinality: relative to the features' squares [default: 1e-5])
     #[arg(long, value_name = "A", value_parser = number, help_heading = "The problem")]
     pub(crate) alpha: Option<f64>,
     /// Price of a non-zero (cardinality, perspective)
@@ -154,6 +154,9 @@ pub(crate) struct TrainArgs {
     /// Train N times more, every weight priced by what it adds to the certificate of the model before [default: 0]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) robust: Option<usize>,
+    /// Prove rows optimal by branch and bound, for at most so many seconds each once the model is found
+    #[arg(long, value_name = "SECONDS", value_parser = number, help_heading = "The method")]
+    pub(crate) prove: Option<f64>,
     /// How many feature maps back feedforward may draw taps from, for networks with convolutions [default: 2]
     #[arg(long, value_name = "K", help_heading = "The problem")]
     pub(crate) reach: Option<usize>,

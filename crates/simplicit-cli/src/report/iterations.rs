@@ -2,7 +2,7 @@
 
 use super::svg::{Axis, Plot};
 use super::text::{count, counted, fixed};
-use super::{Input, absent, figure as framed};
+use super::{Input, figure as framed};
 
 const MOST_BARS: usize = 30;
 
@@ -21,13 +21,10 @@ fn histogram(values: &[usize]) -> (usize, usize, Vec<usize>) {
 pub(super) fn figure(input: &Input) -> String {
     const TITLE: &str = "Iterations to the equilibrium";
     if input.model.well_posedness().acyclic {
-        return absent(
-            TITLE,
-            "None needed: no state depends on itself, so one pass in order computes the equilibrium, up to rounding.",
-        );
+        return String::new();
     }
     if input.diagnostics.is_empty() {
-        return absent(TITLE, "Not measured: it takes inputs to run the model on.");
+        return String::new();
     }
     let values: Vec<usize> = input.diagnostics.iter().map(|d| d.iterations).collect();
     let (width, low, bins) = histogram(&values);

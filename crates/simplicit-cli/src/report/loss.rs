@@ -1,13 +1,13 @@
 //! What was lost where: the error each layer adds at the output, the change per class.
 
 use super::text::{UNKNOWN, count, escape, fixed, known, percent, signed, width};
-use super::{Input, absent, figure};
+use super::{Input, figure};
 
 pub(super) fn layers(input: &Input) -> String {
     const TITLE: &str = "Error that each layer adds at the output";
     let errors = input.layer_errors;
     if errors.is_empty() {
-        return absent(TITLE, "Not measured: it takes the baseline and inputs.");
+        return String::new();
     }
     let most = errors.iter().map(|e| e.output_error).filter(|e| e.is_finite()).fold(f64::MIN_POSITIVE, f64::max);
     let mut table = String::from(
@@ -42,7 +42,7 @@ pub(super) fn layers(input: &Input) -> String {
 pub(super) fn classes(input: &Input) -> String {
     const TITLE: &str = "Change per class";
     if input.classes.is_empty() {
-        return absent(TITLE, "Not measured: it takes the baseline, inputs and labels.");
+        return String::new();
     }
     let name = |class: u32| match input.class_names.get(class as usize) {
         Some(name) => escape(name),

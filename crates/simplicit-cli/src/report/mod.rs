@@ -1,7 +1,7 @@
 //! The report: one self-contained HTML page about a model.
 //!
 //! The page needs nothing from elsewhere: figures are inline SVG, images are embedded PNG, and the only script zooms the
-//! pattern. What is not known is left `None` (or empty) in [`Input`] and shown as "–".
+//! pattern. What is not known is left `None` (or empty) in [`Input`] and left out, or "–" in the table.
 
 mod chart;
 mod density;
@@ -126,26 +126,26 @@ pub fn render(input: &Input) -> String {
     )
 }
 
+/// Nothing where there is nothing to show.
 fn section(id: &str, title: &str, content: &str) -> String {
+    if content.is_empty() {
+        return String::new();
+    }
     format!(
         "<section id=\"{id}\" aria-labelledby=\"{id}-title\">\n<h2 id=\"{id}-title\">{title}</h2>\n{content}</section>\n"
     )
 }
 
 fn grid(figures: &[String]) -> String {
+    if figures.iter().all(String::is_empty) {
+        return String::new();
+    }
     format!("<div class=\"grid\">\n{}</div>\n", figures.concat())
 }
 
 /// A figure with a heading and a caption (HTML) that says what to see.
 fn figure(title: &str, content: &str, caption: &str) -> String {
     format!("<figure>\n<h3>{title}</h3>\n{content}\n<figcaption>{caption}</figcaption>\n</figure>\n")
-}
-
-/// A figure whose data is not there, and what would bring it.
-fn absent(title: &str, why: &str) -> String {
-    format!(
-        "<figure class=\"absent\">\n<h3>{title}</h3>\n<p class=\"dash\">–</p>\n<figcaption>{why}</figcaption>\n</figure>\n"
-    )
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use super::svg::{Axis, Plot, Point};
 use super::text::{escape, fixed, percent};
-use super::{Input, absent, figure as framed};
+use super::{Input, figure as framed};
 
 /// Accuracies over ε, from `attack --json` and `certify --json`. Lists belong to `epsilon` in order.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -54,13 +54,13 @@ impl RobustnessKind {
 pub(super) fn figure(input: &Input) -> String {
     const TITLE: &str = "Accuracy against the size of the change";
     let Some(robustness) = input.robustness else {
-        return absent(TITLE, "Not measured: it comes from the JSON of attack and certify.");
+        return String::new();
     };
     let known = |(e, a): &(f64, f64)| e.is_finite() && a.is_finite();
     let points = robustness.curves.iter().flat_map(|c| &c.points).filter(|p| known(p));
     let widest = points.clone().map(|p| 255.0 * p.0).fold(0.0, f64::max);
     if points.count() == 0 || !robustness.clean.is_finite() {
-        return absent(TITLE, "Nothing to show: the results have no accuracies.");
+        return String::new();
     }
     let mut plot =
         Plot::new(Axis::linear(0.0, widest, "largest change ε, in 1/255"), Axis::linear(0.0, 1.0, "accuracy"));

@@ -2,7 +2,7 @@
 
 use super::svg::{Axis, Plot, Point};
 use super::text::{count, counted, plain, scientific};
-use super::{Input, absent, figure};
+use super::{Input, figure};
 
 const X_LABEL: &str = "row of M (last layer first, outputs at the end)";
 
@@ -19,7 +19,7 @@ fn over_rows(input: &Input, y: Axis) -> Plot {
 pub(super) fn residuals(input: &Input) -> String {
     const TITLE: &str = "Row residuals";
     if input.rows.is_empty() {
-        return absent(TITLE, "Not known: it comes from the run that trained the model.");
+        return String::new();
     }
     let values = input.rows.iter().map(|r| r.relative_residual);
     let mut plot = over_rows(input, Axis::log(values, "relative residual"));
@@ -49,19 +49,16 @@ pub(super) fn residuals(input: &Input) -> String {
 }
 
 pub(super) fn gaps(input: &Input) -> String {
-    const TITLE: &str = "Row gaps";
+    const TITLE: &str = "Distance from the optimum";
     let gaps: Vec<f64> = input.rows.iter().filter_map(|r| r.relative_gap).collect();
     let bounds: Vec<f64> = input.rows.iter().filter_map(|r| r.bound_distance).collect();
     if input.rows.is_empty() {
-        return absent(TITLE, "Not known: it comes from the run that trained the model.");
+        return String::new();
     }
     if gaps.is_empty() && bounds.is_empty() {
-        return absent(
-            TITLE,
-            "No row of this run ended in a convex solve or has a lower bound, so there is no gap to show.",
-        );
+        return String::new();
     }
-    let mut plot = over_rows(input, Axis::log(gaps.iter().chain(&bounds).copied(), "relative gap"));
+    let mut plot = over_rows(input, Axis::log(gaps.iter().chain(&bounds).copied(), "relative distance"));
     let point = |k: usize, y: f64, what: &str, class: &'static str| Point {
         x: k as f64 + 0.5,
         y,
@@ -90,7 +87,8 @@ pub(super) fn gaps(input: &Input) -> String {
     }
     if let Some(worst) = bounds.iter().copied().reduce(f64::max) {
         caption += &format!(
-            "Hollow: distance of a cardinality row from its lower bound, (value − bound) / value; the worst is {}. ",
+            "Hollow: distance of a row from the certified lower bound of its problem, (value − bound) / value, in the statistics \
+             that it was solved from, before rounding and output refit; the worst is {}. ",
             scientific(worst)
         );
     }
@@ -98,5 +96,9 @@ pub(super) fn gaps(input: &Input) -> String {
     if zeros > 0 {
         caption += &format!("{} are exactly zero and stand on the lower edge.", count(zeros as u64));
     }
-    figure(TITLE, &plot.finish("Relative gap of every row of M on a logarithmic axis."), caption.trim_end())
+    figure(
+        TITLE,
+        &plot.finish("Relative distance of every row of M from its optimum on a logarithmic axis."),
+        caption.trim_end(),
+    )
 }

@@ -5,7 +5,7 @@ use simplicit::model::{ImplicitModel, TapWeights, Target};
 
 use super::svg::{Axis, Plot, Point};
 use super::text::{count, escape, plain, scientific};
-use super::{Input, absent, figure as framed};
+use super::{Input, figure as framed};
 
 /// Values further below the tolerance than this factor are rounding of no interest and would only stretch the axis.
 const DEPTH: f64 = 1e-3;
@@ -15,13 +15,10 @@ pub(super) fn figure(input: &Input) -> String {
     if input.model.taps().iter().any(|b| matches!(b.weights, TapWeights::Taps(_))) {
         return taps(input.model);
     }
-    let after = match rank(input.model.a()) {
-        Ok(after) => after,
-        Err(e) => return absent(TITLE, &escape(&e.to_string())),
-    };
+    let Ok(after) = rank(input.model.a()) else { return String::new() };
     let n = after.singular_values.len();
     if after.rank == 0 {
-        return absent(TITLE, "A has no non-zero: every state depends on the inputs alone.");
+        return String::new();
     }
     let before = input.baseline.and_then(|b| rank(b.a()).ok());
     let shown = |r: &Rank| -> Vec<f64> {

@@ -1,9 +1,7 @@
 //! The head of the page, its table, and where the model comes from.
 
 use super::Input;
-use super::text::{
-    UNKNOWN, bytes, count, counted, escape, fixed, known, percent, scientific, seconds, signed, three_digits,
-};
+use super::text::{bytes, count, counted, escape, fixed, known, percent, scientific, seconds, signed, three_digits};
 
 /// Title, one sentence, four numbers and the table.
 pub(super) fn section(input: &Input) -> String {
@@ -23,23 +21,21 @@ pub(super) fn section(input: &Input) -> String {
         Some(_) => "share of the baseline's parameters removed",
         None => "share of all entries of M; the baseline is not known",
     };
-    let tiles = [
-        (percent(sparsity.sparsity, 1), "sparsity".to_string(), removed_of.to_string()),
-        (
-            known(change, |c| format!("{} points", signed(c, 2))),
-            "accuracy".into(),
-            match (input.baseline_accuracy, input.accuracy) {
-                (Some(before), Some(now)) => format!("{} → {}", percent(before, 2), percent(now, 2)),
-                _ => "change on test samples, not measured".into(),
-            },
-        ),
-        (
-            known(worst_gap(input), scientific),
-            "worst gap".into(),
-            "certified, relative, of all rows' convex solves".into(),
-        ),
-        (posed_word.into(), "well-posedness".into(), posedness(&posed)),
-    ];
+    let mut tiles = vec![(percent(sparsity.sparsity, 1), "sparsity", removed_of.to_string())];
+    if let (Some(change), Some(before), Some(now)) = (change, input.baseline_accuracy, input.accuracy) {
+        let value = format!("{} points", signed(change, 2));
+        tiles.push((value, "accuracy", format!("{} → {}", percent(before, 2), percent(now, 2))));
+    }
+    if let Some((median, worst)) = distances(input) {
+        tiles.push((
+            format!("{} of {}", count(proven(input)), count(input.rows.len() as u64)),
+            "rows proven optimal",
+            format!("distance to the bound: median {}, worst {}", percent(median, 1), percent(worst, 1)),
+        ));
+    } else if let Some(gap) = worst_gap(input) {
+        tiles.push((scientific(gap), "worst gap", "certified, relative, of all rows' convex solves".into()));
+    }
+    tiles.push((posed_word.into(), "well-posedness", posedness(&posed)));
     let tiles: String = tiles
         .iter()
         .map(|(value, name, note)| {
@@ -56,6 +52,17 @@ pub(super) fn section(input: &Input) -> String {
 
 fn worst_gap(input: &Input) -> Option<f64> {
     input.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
+}
+
+fn proven(input: &Input) -> u64 {
+    input.rows.iter().filter(|r| r.proven).count() as u64
+}
+
+/// Median and largest distance of a cardinality row to its lower bound.
+fn distances(input: &Input) -> Option<(f64, f64)> {
+    let mut all: Vec<f64> = input.rows.iter().filter_map(|r| r.bound_distance).collect();
+    all.sort_unstable_by(f64::total_cmp);
+    Some((*all.get(all.len() / 2)?, *all.last()?))
 }
 
 fn posedness(posed: &simplicit::model::WellPosedness) -> String {
@@ -136,22 +143,23 @@ fn table(input: &Input) -> String {
             }),
         ),
         Row(
-            "Worst gap <small>relative</small>".into(),
-            String::new(),
-            known(worst_gap(input), scientific),
-            if input.rows.is_empty() {
-                UNKNOWN.into()
-            } else {
-                format!("{} at a limit", counted(rows_at_limit, "row"))
-            },
-        ),
-        Row(
             "Well-posedness".into(),
             String::new(),
             if posed.is_shown() { "shown".into() } else { "not shown".into() },
             format!("{}, ‖A‖<sub>∞</sub> = {}", posedness(&posed), three_digits(posed.norm_a_inf)),
         ),
     ];
+    if let Some((median, worst)) = distances(input) {
+        let what = "Rows proven optimal <small>each as the problem that training solved for it, in its statistics, before \
+                    rounding and output refit</small>";
+        let far = format!("distance to the lower bound: median {}, worst {}", percent(median, 1), percent(worst, 1));
+        let of = format!("{} of {}", count(proven(input)), count(input.rows.len() as u64));
+        rows.push(Row(what.into(), String::new(), of, far));
+    }
+    if let Some(gap) = worst_gap(input) {
+        let limits = format!("{} at a limit", counted(rows_at_limit, "row"));
+        rows.push(Row("Worst gap <small>relative, convex rows</small>".into(), String::new(), scientific(gap), limits));
+    }
     if !input.diagnostics.is_empty() && !posed.acyclic {
         rows.push(Row("Samples not converged".into(), String::new(), count(stuck as u64), String::new()));
     }

@@ -27,17 +27,18 @@ fn row(k: usize, gap: Option<f64>, at_limit: bool) -> RowReport {
         relative_residual: 0.125,
         target_rms: 1.0,
         bound_distance: None,
+        proven: false,
     }
 }
 
 #[test]
-fn a_model_alone_makes_a_page_of_dashes() {
+fn a_model_alone_makes_a_page_without_empty_cards() {
     let model = model("second");
     let page = render(&Input::new("model", &model));
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     assert!(page.contains("<td class=\"num\">–</td>"));
-    for absent in ["Not measured", "Not known", "None needed"] {
-        assert!(page.contains(absent), "{absent}");
+    for absent in ["id=\"loss\"", "id=\"rows\"", "id=\"robustness\"", "worst gap", "proven"] {
+        assert!(!page.contains(absent), "{absent}");
     }
     assert!(!page.contains("NaN") && !page.contains("inf%"));
 }
@@ -89,7 +90,14 @@ fn the_worst_gap_and_the_limits_are_told() {
     assert!(page.contains("2.5 × 10<sup>−4</sup>") && page.contains("1 row at a limit"));
     let none = [row(0, None, false)];
     let page = render(&Input { rows: &none, ..Input::new("model", &model) });
-    assert!(page.contains("there is no gap to show"));
+    assert!(page.contains("Row residuals") && !page.contains("Distance from the optimum"));
+    let bounded = [(0.0, true), (0.25, false), (0.5, false)].map(|(distance, proven)| RowReport {
+        bound_distance: Some(distance),
+        proven,
+        ..row(0, None, false)
+    });
+    let page = render(&Input { rows: &bounded, ..Input::new("model", &model) });
+    assert!(page.contains("1 of 3") && page.contains("median 25.0 %, worst 50.0 %") && !page.contains("worst gap"));
 }
 
 #[test]

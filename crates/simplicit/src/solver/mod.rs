@@ -3,19 +3,22 @@
 mod active_set;
 mod anderson;
 mod batch;
+mod bound;
 mod canonical;
 mod cardinality;
 mod design;
 mod exact;
 mod newton;
 mod newton_system;
+pub mod prove;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod refit;
 mod splitting;
 
+pub use bound::{CardinalityBound, PricedRows, cardinality_bound};
 pub(crate) use cardinality::solve_in_blocks;
-pub use cardinality::{CardinalityBound, CardinalitySettings, cardinality_bound, solve_cardinality};
+pub use cardinality::{CardinalitySettings, solve_cardinality};
 pub use design::Design;
 pub use exact::{largest_mismatch, solve_rows_exactly};
 pub use refit::Refit;

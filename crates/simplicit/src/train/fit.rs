@@ -181,7 +181,7 @@ fn constants(input: &TrainInput, settings: &TrainSettings) -> Vec<bool> {
 }
 
 /// Every group in order; cyclic states alternate with their own equilibrium. With `certify`, cardinality rows get their
-/// bounds, which cost a convex solve each.
+/// bounds or proofs.
 pub(super) fn fit(
     workshop: &mut Workshop,
     input: &TrainInput,
@@ -249,12 +249,11 @@ pub(super) fn certified(
             survey::drawn(&design, &problems, strata, drawing(settings, number)).into_iter().map(|r| r.0).collect();
         let problems: Vec<RowProblem> = rows.iter().map(|&k| problems[k].clone()).collect();
         let weights: Vec<Vec<f64>> = rows.iter().map(|&k| weights[k].clone()).collect();
-        let bounds = bound(&design, settings, strength, &problems, &weights, run)?;
+        let bounds = bound(&design, settings, strength, &problems, &weights, &group.name, run)?;
         for (k, bound) in rows.into_iter().zip(bounds) {
             let row = &mut found.rows[group.rows.start + k];
-            row.relative_gap = Some(bound.relative_gap);
-            row.at_limit = bound.at_limit;
-            row.bound_distance = Some(bound.distance());
+            row.bound_distance = bound.map(|b| b.distance());
+            row.proven = bound.is_some_and(|b| b.proven);
         }
     }
     Ok(found)
@@ -395,6 +394,7 @@ impl Pass<'_> {
                 relative_residual: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
                 target_rms: design.target_rms(k),
                 bound_distance: None,
+                proven: false,
             };
             built.reports[i] = Some((report, (residual, energy)));
             built.rows[i] = Row { entries: entries.into_iter().map(|(j, w)| (places[j], w)).collect() };

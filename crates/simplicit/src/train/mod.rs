@@ -123,6 +123,8 @@ pub struct TrainSettings {
     pub cardinality: CardinalitySettings,
     /// Who solves groups of cardinality rows. Default: this machine's processor.
     pub backend: Arc<dyn GroupBackend>,
+    /// Seconds for each cardinality row to prove its answer optimal, once the model is found. Default: none, a bound only.
+    pub prove: Option<f64>,
 }
 
 impl Default for TrainSettings {
@@ -148,6 +150,7 @@ impl Default for TrainSettings {
             bounds: None,
             cardinality: CardinalitySettings::default(),
             backend: Arc::new(Cpu),
+            prove: None,
         }
     }
 }
@@ -246,6 +249,28 @@ impl TrainReport {
         self.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
     }
 
+    /// Rows of cardinality whose answers are proven optimal; `None` if no row has a bound.
+    pub fn rows_proven(&self) -> Option<usize> {
+        self.distances().map(|_| self.rows.iter().filter(|r| r.proven).count())
+    }
+
+    /// The middle one of the rows' distances to their lower bounds, the upper of two; `None` if no row has a bound.
+    pub fn median_bound_distance(&self) -> Option<f64> {
+        self.distances().map(|d| d[d.len() / 2])
+    }
+
+    /// The largest distance of a row to its lower bound; `None` if no row has a bound.
+    pub fn max_bound_distance(&self) -> Option<f64> {
+        self.distances().and_then(|d| d.last().copied())
+    }
+
+    /// All distances, smallest first.
+    fn distances(&self) -> Option<Vec<f64>> {
+        let mut distances: Vec<f64> = self.rows.iter().filter_map(|r| r.bound_distance).collect();
+        distances.sort_unstable_by(f64::total_cmp);
+        (!distances.is_empty()).then_some(distances)
+    }
+
     /// RMS of the mismatch of all rows over the RMS of their targets: a unit that hardly fires hardly counts.
     pub fn refit_residual(&self) -> f64 {
         let residual: f64 = self.rows.iter().map(|r| (r.relative_residual * r.target_rms).powi(2)).sum();
@@ -334,6 +359,17 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     }
     if settings.rounds == 0 {
         return Err(Error::setting("rounds", "at least 1", 0));
+    }
+    if let Some(seconds) = settings.prove {
+        if !(seconds >= 0.0 && seconds.is_finite()) {
+            return Err(Error::setting("prove", "seconds a row", seconds));
+        }
+        if !matches!(settings.objective, Objective::Cardinality) {
+            return Err(Error::unsupported(
+                "a proof of rows that are not priced by their non-zeros",
+                "use cardinality",
+            ));
+        }
     }
     if settings.positions == 0 {
         return Err(Error::setting("positions", "at least 1", 0));

@@ -6,6 +6,7 @@ use super::{Objective, Progress, Run, TrainSettings};
 use crate::backend::block_rows;
 use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Matching, RowProblem, Units};
+use crate::solver::prove::ProveSettings;
 use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
 use crate::statistics::Statistics;
 use crate::{Error, Result};
@@ -22,17 +23,21 @@ pub(super) struct Solved {
     pub(super) at_limit: bool,
 }
 
-/// The perspective bound of every cardinality row, a convex solve each.
+/// The lower bound of every cardinality row, or a proof where the settings ask for one.
 pub(super) fn bound(
     design: &Design,
     settings: &TrainSettings,
     strength: f64,
     problems: &[RowProblem],
     answers: &[Vec<f64>],
+    name: &str,
     run: &mut Run,
-) -> Result<Vec<CardinalityBound>> {
-    let (cardinality, solver) = (&settings.cardinality, &settings.solver);
-    solver::cardinality_bound(design, problems, answers, strength, cardinality, solver, run.threads, run.cancel)
+) -> Result<Vec<Option<CardinalityBound>>> {
+    let prove = settings.prove.map(|seconds| ProveSettings { seconds, ..ProveSettings::default() });
+    let how = &settings.cardinality;
+    let (threads, cancel, total) = (run.threads, run.cancel, problems.len());
+    let told = |done: usize| (run.progress)(Progress::Rows { group: format!("bounds of {name}"), done, total });
+    solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, told)
 }
 
 /// All rows of a group in blocks, each block kept as it comes.
