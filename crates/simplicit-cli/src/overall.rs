@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use simplicit::train::Progress;
 
-/// Models that a search for a target fits per stage, seen over many runs; more are counted as they come.
+/// Models that a search for a target fits per stage; more are counted as they come.
 const MODELS_PER_TARGET: f64 = 4.0;
 /// Models that a search for the largest drop fits.
 const MODELS_PER_DROP: f64 = 10.0;
