@@ -72,6 +72,8 @@ def export(name, side, exporter, path):
     import torchvision
 
     torch.manual_seed(0)
+    # The fast path of attention is an operator that the older exporter does not know.
+    torch.backends.mha.set_fastpath_enabled(False)
     extra = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     network = getattr(torchvision.models, name)(weights=None, **extra).eval()
     for module in network.modules():

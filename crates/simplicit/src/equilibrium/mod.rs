@@ -17,7 +17,7 @@ mod schedule;
 
 pub use gradient::{GradientSolution, InputGradient};
 pub use layered::LayerSum;
-pub use onnx::{OnnxSettings, export_onnx, to_onnx};
+pub use onnx::{OnnxSettings, export_onnx, export_onnx_like, to_onnx};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};
 

@@ -136,6 +136,11 @@ impl Network {
         self.all_rows().flat_map(|rows| &rows.terms).map(|term| term.weights.multiply_adds()).sum()
     }
 
+    /// For every linear map and convolution, in order: the layer it feeds (none for the output) and its term there.
+    pub(crate) fn weighted_terms(&self) -> Vec<(Option<usize>, usize)> {
+        terms::weighted_terms(&self.graph)
+    }
+
     fn all_rows(&self) -> impl Iterator<Item = &PreActivation> {
         self.pre_activations.iter().chain(std::iter::once(&self.output))
     }
