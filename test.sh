@@ -44,6 +44,44 @@ python_environment() {
         .venv/bin/pip install --quiet --disable-pip-version-check numpy scipy onnx onnxruntime safetensors
 }
 
+# Tools that check or package, none of which a test imports; versions fixed, so that a new release is no surprise.
+tools() {
+    [ -x target/tools/bin/python ] || {
+        python3 -c 'import ensurepip' 2>/dev/null || install python3-venv
+        python3 -m venv target/tools
+    }
+    target/tools/bin/pip install --quiet --disable-pip-version-check "$@"
+}
+
+ruff_check() {
+    tools ruff==0.17.4
+    target/tools/bin/ruff check
+}
+
+# Every page in the navigation, every link and anchor there.
+site() {
+    tools -r docs/requirements.txt
+    NO_MKDOCS_2_WARNING=1 target/tools/bin/mkdocs build --strict --quiet
+}
+
+# What a registry would get: the crates build from their packages alone, the program installs, the source distribution
+# builds in a fresh environment, and the wheel is small.
+packages() {
+    cargo publish --dry-run --allow-dirty --quiet -p simplicit-data -p simplicit -p simplicit-cli
+    cargo install --quiet --locked --force --path crates/simplicit-cli --root target/installed
+    (cd target/installed && bin/simplicit --version && bin/simplicit quickstart --quiet --out quickstart)
+    tools 'maturin>=1.7,<2'
+    rm -rf target/sdist target/sdist-environment
+    target/tools/bin/maturin sdist --out target/sdist
+    python3 -m venv target/sdist-environment
+    # Dependencies that are built already are not built again.
+    CARGO_TARGET_DIR="$PWD/target" target/sdist-environment/bin/pip install --quiet --disable-pip-version-check target/sdist/*.tar.gz
+    (cd target/sdist-environment && bin/python -c 'import simplicit; print("from the source distribution:", simplicit.__version__)')
+    wheel=$(wc -c <"$(ls target/wheels/simplicit-*.whl)")
+    echo "wheel: $wheel bytes"
+    [ "$wheel" -lt 5000000 ] || { echo "expected a wheel below 5 MB" >&2; return 1; }
+}
+
 # The wheel in an environment of its own, with what its tests need; PyTorch (6 GB with its libraries) only with --all.
 python_package() {
     rm -rf target/python-environment target/wheels
@@ -60,6 +98,8 @@ need cc gcc
 need python3 python3
 
 step cargo fmt --all --check
+step ruff_check
+[ "$level" != all ] || step site
 step cargo clippy --release --workspace --all-targets -- -D warnings
 if [ "$level" = quick ]; then
     step cargo test --release --workspace --lib --bins
@@ -75,5 +115,6 @@ else
     step target/python-environment/bin/python -m pytest python/tests
     export RUSTDOCFLAGS="-D warnings"
     step cargo doc --release --workspace --no-deps
+    [ "$level" != all ] || step packages
 fi
 echo "== all passed in $(($(date +%s) - started)) s"

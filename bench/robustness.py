@@ -100,8 +100,13 @@ def curves(found, names):
     width, height, left, bottom = 640, 340, 56, 44
     colours = ["#8a94a3", "#1668b8", "#c4432c", "#2b7f50", "#8a4fbf"]
     epsilon = [eval(e) * 255 for e in EPSILON.split(",")]
-    x = lambda e: left + e / max(epsilon) * (width - left - 150)
-    y = lambda a: 12 + (0.9 - a) / 0.4 * (height - bottom - 12)
+
+    def x(e):
+        return left + e / max(epsilon) * (width - left - 150)
+
+    def y(a):
+        return 12 + (0.9 - a) / 0.4 * (height - bottom - 12)
+
     svg = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">'
     svg += f'<rect width="{width}" height="{height}" fill="#ffffff"/>'
     for tick in [0.5, 0.6, 0.7, 0.8, 0.9]:
@@ -115,7 +120,7 @@ def curves(found, names):
     for k, name in enumerate(n for n in names if n in by_name):
         r, colour = by_name[name], colours[k % len(colours)]
         for kind, key, dash in [("attack", "attacked_accuracy", ""), ("certify", "certified_accuracy", ' stroke-dasharray="5 4"')]:
-            points = [(0, r[kind]["clean_accuracy"]), *zip(epsilon, r[kind][key])]
+            points = [(0, r[kind]["clean_accuracy"]), *zip(epsilon, r[kind][key], strict=True)]
             path = "L".join(f"{x(e):.1f} {y(a):.1f}" for e, a in points)
             svg += f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
         svg += f'<text x="{x(max(epsilon)) + 10:.0f}" y="{30 + 20 * k}" fill="{colour}">{name}</text>'

@@ -93,7 +93,8 @@ def test_mask_and_array_kinds(states, U, network):
     mask = np.random.default_rng(0).uniform(size=(n + q, n + p)) < 0.5
     mask[:n, :n] = np.triu(mask[:n, :n], 1)
     sim = SIM(penalty="l1", mask=mask).fit(states)
-    M = np.vstack([np.hstack([sim.model_.A.toarray(), sim.model_.B.toarray()]), np.hstack([sim.model_.C.toarray(), sim.model_.D.toarray()])])
+    A, B, C, D = (sim.model_.A, sim.model_.B, sim.model_.C, sim.model_.D)
+    M = np.block([[A.toarray(), B.toarray()], [C.toarray(), D.toarray()]])
     assert not M[~mask].any() and M[mask].any()
     single = SIM(penalty="l1").fit(network, U.astype(np.float32))
     double = SIM(penalty="l1").fit(network, np.asfortranarray(U.astype(np.float32).astype(np.float64)))

@@ -62,9 +62,7 @@ def public(module):
             for method in vars(thing):
                 function = inspect.getattr_static(thing, method)
                 function = function.__func__ if isinstance(function, classmethod | staticmethod) else function
-                if not method.startswith("_") and isinstance(function, property):
-                    yield f"{module.__name__}.{name}.{method}", function
-                elif not method.startswith("_") and inspect.isfunction(function):
+                if not method.startswith("_") and (isinstance(function, property) or inspect.isfunction(function)):
                     yield f"{module.__name__}.{name}.{method}", function
 
 

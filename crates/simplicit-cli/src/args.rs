@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use simplicit::arrays::{Array, Inputs, PictureSettings, Preprocessing, Selection};
-use simplicit::network::OnnxSelection;
+use simplicit::onnx::OnnxSelection;
 use simplicit::parallel::Threads;
 
 use crate::progress::Show;

@@ -7,9 +7,12 @@ use anyhow::{Context, bail};
 use simplicit::arrays::Preprocessing;
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::model::ImplicitModel;
-use simplicit::network::{Network, OnnxSelection};
+use simplicit::network::Network;
+use simplicit::onnx::OnnxSelection;
 use simplicit::parallel::Threads;
 use simplicit::states::StateMap;
+
+use crate::operands::is_model;
 
 /// A baseline and what is known about its file.
 pub struct Baseline {
@@ -33,7 +36,7 @@ impl Baseline {
     /// As [`Baseline::open`], one of several inputs and outputs of an ONNX file chosen.
     pub(crate) fn open_selected(path: &Path, selection: &OnnxSelection) -> anyhow::Result<Self> {
         let bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
-        let kind = if !is_network(path)? {
+        let kind = if is_model(path)? {
             if *selection != OnnxSelection::default() {
                 bail!("{}: --input and --output choose in ONNX files; a model has one of each", path.display());
             }
@@ -106,14 +109,4 @@ impl Kind {
         let equilibrium = Equilibrium::new(&model, settings)?;
         Ok(Kind::Model(Box::new(model), Box::new(equilibrium)))
     }
-}
-
-/// Whether a file is a network and no model, by what it begins with.
-pub(crate) fn is_network(path: &Path) -> anyhow::Result<bool> {
-    use std::io::Read;
-    let mut head = Vec::new();
-    let file = std::fs::File::open(path).with_context(|| path.display().to_string())?;
-    file.take(9).read_to_end(&mut head).with_context(|| path.display().to_string())?;
-    // The header of safetensors is a length in eight bytes and then JSON.
-    Ok(head.get(8) != Some(&b'{'))
 }

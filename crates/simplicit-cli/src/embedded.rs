@@ -5,15 +5,15 @@ use simplicit::arrays::{Array, ArrayFile, Inputs, Labels, Selection};
 use simplicit::network::Network;
 
 /// The network's file, for its size.
-pub(crate) const NETWORK: &[u8] = include_bytes!("../../../data/fashion_fc.onnx");
+pub(crate) const NETWORK: &[u8] = simplicit_data::FASHION_FC;
 /// The ResNet-20 of the CIFAR-100 experiment.
-pub(crate) const RESNET: &[u8] = include_bytes!("../../../data/resnet20_cifar100.onnx");
+pub(crate) const RESNET: &[u8] = simplicit_data::RESNET20_CIFAR100;
 /// 2,000 training images.
-pub(crate) const TRAIN_IMAGES: &[u8] = include_bytes!("../../../data/fashion_train_images.idx.gz");
+pub(crate) const TRAIN_IMAGES: &[u8] = simplicit_data::FASHION_TRAIN_IMAGES;
 /// All 10,000 test images.
-pub(crate) const TEST_IMAGES: &[u8] = include_bytes!("../../../data/fashion_test_images.idx.gz");
+pub(crate) const TEST_IMAGES: &[u8] = simplicit_data::FASHION_TEST_IMAGES;
 /// Their labels.
-pub(crate) const TEST_LABELS: &[u8] = include_bytes!("../../../data/fashion_test_labels.idx.gz");
+pub(crate) const TEST_LABELS: &[u8] = simplicit_data::FASHION_TEST_LABELS;
 
 /// FashionMNIST's classes in the order of the outputs.
 pub(crate) const CLASSES: [&str; 10] =

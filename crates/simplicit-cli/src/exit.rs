@@ -1,7 +1,8 @@
-//! How a command ends: 0, 1, 2 or 130, with at most one line on stderr.
+//! How a command ends: 0, 1, 2 or 130. A failure is one line on stderr; a recipe's has the place below it.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use simplicit::Error;
 
@@ -29,8 +30,24 @@ pub(crate) fn complain(line: &str) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// Data on stdout. A closed pipe comes back as an error that [`code`] turns into success.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Nothing on stdout but what was asked for by name, and no progress.
+pub(crate) fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+pub(crate) fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
+}
+
+/// A table for people on stdout, unless --quiet.
 pub(crate) fn say(text: &str) -> io::Result<()> {
+    if is_quiet() { Ok(()) } else { emit(text) }
+}
+
+/// Data on stdout. A closed pipe comes back as an error that [`code`] turns into success.
+pub(crate) fn emit(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
@@ -49,6 +66,10 @@ pub(crate) fn code(result: anyhow::Result<Outcome>) -> ExitCode {
     if matches!(error.downcast_ref::<Error>(), Some(Error::Cancelled)) && crate::interrupt::was_asked() {
         complain(&crate::interrupt::farewell());
         return ExitCode::from(crate::interrupt::CODE);
+    }
+    if let Some(place) = error.downcast_ref::<crate::recipe::Misplaced>() {
+        complain(&format!("error: {}\n{}", one_line(&place.to_string()), place.excerpt()));
+        return ExitCode::from(2);
     }
     complain(&format!("error: {}", one_line(&story(&error))));
     ExitCode::from(2)

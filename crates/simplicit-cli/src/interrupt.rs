@@ -3,8 +3,7 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use simplicit::parallel::Cancel;
 
 /// 128 + SIGINT.
@@ -18,26 +17,50 @@ static HOW_TO_GO_ON: Mutex<Option<String>> = Mutex::new(None);
 /// Starts listening and returns what long work must look at.
 pub(crate) fn listen() -> anyhow::Result<Cancel> {
     let cancel = CANCEL.get_or_init(Cancel::new).clone();
+    wait_for_signals(cancel.clone())?;
+    Ok(cancel)
+}
+
+/// Calls [`asked`] for every request to stop, on a thread of its own.
+#[cfg(unix)]
+fn wait_for_signals(cancel: Cancel) -> anyhow::Result<()> {
+    use signal_hook::consts::SIGXFSZ;
     // A file-size limit becomes an error of the write instead of a sudden end.
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGXFSZ])?;
-    let asked = cancel.clone();
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGXFSZ])?;
+    std::thread::spawn(move || signals.forever().filter(|s| *s != SIGXFSZ).for_each(|_| asked(&cancel)));
+    Ok(())
+}
+
+/// The same where signals can only set a flag.
+#[cfg(not(unix))]
+fn wait_for_signals(cancel: Cancel) -> anyhow::Result<()> {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let flag = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGINT, flag.clone())?;
+    signal_hook::flag::register(SIGTERM, flag.clone())?;
     std::thread::spawn(move || {
-        for signal in signals.forever() {
-            if signal == SIGXFSZ {
-                continue;
+        loop {
+            std::thread::sleep(Duration::from_millis(50));
+            if flag.swap(false, Ordering::Relaxed) {
+                asked(&cancel);
             }
-            if asked.is_cancelled() {
-                std::process::exit(i32::from(CODE));
-            }
-            asked.cancel();
-            std::thread::spawn(|| {
-                std::thread::sleep(PATIENCE);
-                crate::exit::complain(&farewell());
-                std::process::exit(i32::from(CODE));
-            });
         }
     });
-    Ok(cancel)
+    Ok(())
+}
+
+/// The first request cancels and gives the work time to stop, the second ends it.
+fn asked(cancel: &Cancel) {
+    if cancel.is_cancelled() {
+        std::process::exit(i32::from(CODE));
+    }
+    cancel.cancel();
+    std::thread::spawn(|| {
+        std::thread::sleep(PATIENCE);
+        crate::exit::complain(&farewell());
+        std::process::exit(i32::from(CODE));
+    });
 }
 
 /// Whether somebody pressed Ctrl-C.

@@ -6,8 +6,11 @@ mod commands;
 mod embedded;
 mod exit;
 pub mod front;
+mod help;
 mod interrupt;
 mod measure;
+mod operands;
+mod overall;
 mod program;
 mod progress;
 mod recipe;
@@ -22,6 +25,5 @@ mod training;
 
 pub use program::main;
 
-use program::Cli;
 #[cfg(test)]
-use program::Command;
+use program::{Cli, Command};

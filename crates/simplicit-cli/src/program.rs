@@ -2,18 +2,18 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::exit::{self, Outcome};
-use crate::{commands, interrupt, recipe};
+use crate::{commands, help, interrupt, progress, recipe};
 
 const EXAMPLES: &str = "\
 Examples:
   simplicit quickstart                      see it work, on embedded data, in seconds
-  simplicit train --network net.onnx --inputs images.npy --out model.safetensors
-  simplicit train --network net.onnx --inputs u.npy --target-sparsity 0.8 --out m.safetensors
-  simplicit evaluate --model m.safetensors --network net.onnx --inputs u.npy --labels y.npy
-  simplicit export --model model.safetensors --out sparse.onnx
+  simplicit train net.onnx --inputs images.npy --out model.safetensors
+  simplicit train net.onnx --inputs u.npy --target-sparsity 0.8 --out m.safetensors
+  simplicit evaluate m.safetensors net.onnx --inputs u.npy --labels y.npy
+  simplicit export model.safetensors --out sparse.onnx
 
 Exit codes: 0 done; 1 done, with a note on stderr that a script must see (a row at its limit, a
 sample not converged, a target missed); 2 failed or refused, one line on stderr; 130 after Ctrl-C.
@@ -24,10 +24,16 @@ Results go to stdout, everything else to stderr.";
 /// A trained network goes in; a smaller implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d comes out, with the states of
 /// the network matched row by row, every convex row certified, and the file as small as its non-zeros.
 #[derive(Debug, Parser)]
-#[command(name = "simplicit", version, after_help = EXAMPLES, arg_required_else_help = true, term_width = 100)]
+#[command(name = "simplicit", version, after_help = EXAMPLES, arg_required_else_help = true)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Print no table and show no progress; notes, errors and --json - stay
+    #[arg(short, long, global = true, conflicts_with = "verbose", help_heading = "Running")]
+    quiet: bool,
+    /// Say on stderr what is being done and how long it takes
+    #[arg(short, long, global = true, help_heading = "Running")]
+    verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -45,8 +51,16 @@ pub(crate) enum Command {
     Reduce(commands::reduce::ReduceArgs),
     Report(commands::report::ReportArgs),
     Bench(commands::bench::BenchArgs),
+    Lab(commands::lab::LabArgs),
     Completions(commands::completions::CompletionsArgs),
+    /// Moved: simplicit lab reproduce
+    #[command(hide = true)]
     Reproduce(commands::reproduce::ReproduceArgs),
+}
+
+/// The commands and flags as clap knows them.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// The whole program, from its arguments to its exit code.
@@ -56,21 +70,31 @@ pub fn main() -> ExitCode {
 
 fn run() -> anyhow::Result<Outcome> {
     let line = recipe::expand(std::env::args_os().collect())?;
-    let cli = match Cli::try_parse_from(line) {
+    let parsed = help::shaped(command()).try_get_matches_from(&line);
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => {
-            exit::say(&error.render().to_string())?;
+            exit::emit(&error.render().to_string())?;
             return Ok(Outcome::Done);
         }
         Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            anyhow::bail!("no command given; see simplicit --help, or begin with simplicit quickstart")
+            anyhow::bail!(help::no_command(&line))
         }
-        Err(error) => anyhow::bail!(usage(&error)),
+        Err(error) => anyhow::bail!(help::missing(&error, &line).unwrap_or_else(|| usage(&error))),
     };
+    if cli.quiet {
+        exit::be_quiet();
+    }
+    if cli.verbose {
+        progress::be_verbose();
+    }
     let cancel = interrupt::listen()?;
     match cli.command {
         Command::Quickstart(args) => commands::quickstart::run(&args, &cancel),
-        Command::Train(args) => commands::train::run(&args, &cancel),
+        Command::Train(mut args) => {
+            args.settle()?;
+            commands::train::run(&args, &cancel)
+        }
         Command::Evaluate(args) => commands::evaluate::run(&args, &cancel),
         Command::Predict(args) => commands::predict::run(&args, &cancel),
         Command::Collect(args) => commands::collect::run(&args, &cancel),
@@ -83,7 +107,11 @@ fn run() -> anyhow::Result<Outcome> {
         Command::Report(args) => commands::report::run(&args, &cancel),
         Command::Bench(args) => commands::bench::run(&args, &cancel),
         Command::Completions(args) => commands::completions::run(&args),
-        Command::Reproduce(args) => commands::reproduce::run(&args, &cancel),
+        Command::Lab(args) => commands::lab::run(args, &cancel),
+        Command::Reproduce(args) => {
+            commands::lab::moved("reproduce", "lab reproduce");
+            commands::reproduce::run(&args, &cancel)
+        }
     }
 }
 

@@ -1,19 +1,35 @@
-//! Progress on stderr: a bar, JSON lines, or nothing.
+//! Progress on stderr: a bar, lines of text or JSON, or nothing.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use simplicit::train::Progress;
 
-use crate::exit::complain;
+use crate::exit::{complain, is_quiet};
+use crate::overall::{Overall, Plan};
+
+/// Steps of a bar that stands for the whole.
+const STEPS: u64 = 1000;
+
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+/// Lines where nothing else is asked for.
+pub(crate) fn be_verbose() {
+    VERBOSE.store(true, Ordering::Relaxed);
+}
 
 /// What to show while work goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Show {
     /// A bar, drawn only on a terminal
     Bar,
+    /// A line when something begins, with the seconds so far
+    Lines,
     /// One JSON object a line on stderr
     Json,
     /// Nothing
@@ -24,6 +40,11 @@ pub(crate) enum Show {
 pub(crate) struct Watcher<'a> {
     show: Show,
     bar: ProgressBar,
+    begun: Instant,
+    /// The last line said, so that it is said once.
+    said: Mutex<String>,
+    /// Of a training whose length can be guessed.
+    overall: Mutex<Option<Overall>>,
     /// Another front end, told in place of stderr.
     listener: Option<&'a (dyn Fn(Event) + Sync)>,
 }
@@ -40,12 +61,22 @@ pub enum Event {
 impl<'a> Watcher<'a> {
     /// A bar if stderr is a terminal and nothing else is asked for.
     pub(crate) fn new(show: Option<Show>) -> Self {
-        let show = show.unwrap_or(if std::io::stderr().is_terminal() { Show::Bar } else { Show::None });
+        let show = show.unwrap_or_else(|| match (VERBOSE.load(Ordering::Relaxed), is_quiet()) {
+            (true, _) => Show::Lines,
+            (false, false) if std::io::stderr().is_terminal() => Show::Bar,
+            _ => Show::None,
+        });
         let bar = if show == Show::Bar { ProgressBar::new(0) } else { ProgressBar::hidden() };
-        if let Ok(style) = ProgressStyle::with_template("{msg:34} {bar:24} {pos:>6}/{len:<6} {elapsed}") {
+        if let Ok(style) = ProgressStyle::with_template("{msg:34} {bar:24} {percent:>3} % {elapsed} {prefix}") {
             bar.set_style(style);
         }
-        Self { show, bar, listener: None }
+        let (said, overall) = (Mutex::default(), Mutex::new(None));
+        Self { show, bar, begun: Instant::now(), said, overall, listener: None }
+    }
+
+    /// From now on the bar stands for a whole training.
+    pub(crate) fn plan(&self, plan: Plan) {
+        *self.overall.lock().unwrap_or_else(PoisonError::into_inner) = Some(Overall::new(plan));
     }
 
     /// Nothing on stderr; `listener` is told instead.
@@ -59,7 +90,9 @@ impl<'a> Watcher<'a> {
             listener(Event::Phase(name.to_string()));
         }
         match self.show {
+            Show::Bar if self.is_planned() => self.name(name),
             Show::Bar => self.set(name, 0, 1),
+            Show::Lines => self.line(name),
             Show::Json => complain(&json!({ "event": "phase", "name": name }).to_string()),
             Show::None => {}
         }
@@ -68,9 +101,10 @@ impl<'a> Watcher<'a> {
     /// Samples of a phase are done.
     pub(crate) fn samples(&self, done: usize, total: usize) {
         match self.show {
+            Show::Bar if self.is_planned() => {}
             Show::Bar => self.set(&self.bar.message(), done, total),
             Show::Json => complain(&json!({ "event": "samples", "done": done, "total": total }).to_string()),
-            Show::None => {}
+            Show::Lines | Show::None => {}
         }
     }
 
@@ -81,21 +115,44 @@ impl<'a> Watcher<'a> {
         }
         match self.show {
             Show::Bar => self.draw(progress),
+            Show::Lines => match progress {
+                // Every group comes again with every model: a line for each model is enough to follow.
+                Progress::Samples { .. } | Progress::Rows { .. } => {}
+                other => self.line(&step(other).0),
+            },
             Show::Json => complain(&line(progress).to_string()),
             Show::None => {}
         }
     }
 
+    fn is_planned(&self) -> bool {
+        self.overall.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// A line on stderr, once.
+    fn line(&self, text: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if *said != text {
+            complain(&format!("{:8.1} s  {text}", self.begun.elapsed().as_secs_f64()));
+            *said = text.to_string();
+        }
+    }
+
     fn draw(&self, progress: &Progress) {
-        let (message, done, total) = match progress {
-            Progress::Samples { group, done, total } => (format!("samples for {group}"), *done, *total),
-            Progress::Rows { group, done, total } => (format!("rows of {group}"), *done, *total),
-            Progress::Model { strength, sparsity } => {
-                (format!("{:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
-            }
-            Progress::OutputRefit { round, rounds, .. } => ("refit in the output metric".to_string(), *round, *rounds),
-        };
-        self.set(&message, done, total);
+        let (message, done, total) = step(progress);
+        let mut overall = self.overall.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(overall) = overall.as_mut() else { return self.set(&message, done, total) };
+        let share = overall.after(progress);
+        self.bar.set_length(STEPS);
+        self.bar.set_position((share * STEPS as f64) as u64);
+        self.bar.set_prefix(overall.left());
+        self.name(&message);
+    }
+
+    fn name(&self, message: &str) {
+        if self.bar.message() != message {
+            self.bar.set_message(message.to_string());
+        }
     }
 
     fn set(&self, message: &str, done: usize, total: usize) {
@@ -103,14 +160,24 @@ impl<'a> Watcher<'a> {
             state.set_len(total as u64);
             state.set_pos(done as u64);
         });
-        if self.bar.message() != message {
-            self.bar.set_message(message.to_string());
-        }
+        self.name(message);
     }
 
     /// Clears the bar, so that results stand alone.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// What a step is called, and how far it is itself.
+fn step(progress: &Progress) -> (String, usize, usize) {
+    match progress {
+        Progress::Samples { group, done, total } => (format!("samples for {group}"), *done, *total),
+        Progress::Rows { group, done, total } => (format!("rows of {group}"), *done, *total),
+        Progress::Model { strength, sparsity } => {
+            (format!("a model, {:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
+        }
+        Progress::OutputRefit { round, rounds, .. } => ("refit in the output metric".to_string(), *round, *rounds),
     }
 }
 

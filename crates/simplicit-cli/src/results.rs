@@ -10,7 +10,7 @@ use simplicit::model::{ImplicitModel, LayerCount};
 use simplicit::train::{RowReport, TrainReport};
 
 use crate::args::JsonArgs;
-use crate::exit::say;
+use crate::exit::{emit, say};
 
 /// The keys of the contract, then ours.
 #[derive(Debug, Clone, Default, Serialize)]
@@ -56,6 +56,8 @@ pub(crate) struct Results {
     pub(crate) milliseconds: Option<f64>,
     pub(crate) baseline_milliseconds: Option<f64>,
     pub(crate) threads: Option<usize>,
+    /// The most memory that the process held at once while it trained, where the system says.
+    pub(crate) peak_memory_bytes: Option<u64>,
     /// Last layer first.
     pub(crate) layers: Vec<LayerCount>,
     /// States, then outputs.
@@ -104,6 +106,13 @@ impl From<RowDetails> for RowReport {
     }
 }
 
+/// VmHWM of this process.
+fn peak_memory_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| 1024 * kilobytes)
+}
+
 impl Results {
     /// Nothing known yet but the version.
     pub(crate) fn new() -> Self {
@@ -139,6 +148,7 @@ impl Results {
         self.output_refit_before = report.output_refit.map(|r| r.before);
         self.output_refit_after = report.output_refit.map(|r| r.after);
         self.agreement = report.agreement;
+        self.peak_memory_bytes = peak_memory_bytes();
         self.row_details = report.rows.iter().map(RowDetails::from).collect();
     }
 
@@ -157,22 +167,40 @@ impl Results {
 
     /// As JSON.
     pub(crate) fn text(&self) -> anyhow::Result<String> {
-        Ok(serde_json::to_string_pretty(self)? + "\n")
+        text(self)
     }
 
     /// The JSON file, then stdout.
     pub(crate) fn deliver(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
-        if let Some(path) = json.file() {
-            write_bytes_atomically(path, self.text()?.as_bytes())?;
-        }
-        self.print(json, table)
+        deliver(self, json, table)
     }
 
     /// The table on stdout, or the JSON in its place.
     pub(crate) fn print(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
-        let text = if json.to_stdout() { &self.text()? } else { table };
-        Ok(say(text)?)
+        print(self, json, table)
     }
+}
+
+fn text(results: &impl Serialize) -> anyhow::Result<String> {
+    Ok(serde_json::to_string_pretty(results)? + "\n")
+}
+
+/// Any results: the JSON file, then stdout.
+pub(crate) fn deliver(results: &impl Serialize, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
+    if let Some(path) = json.file() {
+        write_bytes_atomically(path, text(results)?.as_bytes())?;
+    }
+    print(results, json, table)
+}
+
+/// The table on stdout, or the JSON in its place; what was asked for by name comes with --quiet as well.
+fn print(results: &impl Serialize, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
+    if json.to_stdout() {
+        emit(&text(results)?)?;
+    } else {
+        say(table)?;
+    }
+    Ok(())
 }
 
 /// Several files that appear together: all of them are on the disk before the first gets its name.

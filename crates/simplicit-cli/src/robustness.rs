@@ -1,11 +1,9 @@
 //! What `attack` and `certify` tell scripts and people.
 
 use serde::{Deserialize, Serialize};
-use simplicit::files::write_bytes_atomically;
 
 use crate::args::JsonArgs;
-use crate::exit::say;
-use crate::results::Results;
+use crate::results::{Results, deliver};
 use crate::table::percent;
 
 /// The keys of every command, then those about ε; lists in the order asked.
@@ -45,11 +43,7 @@ pub(crate) struct BoundCurve {
 impl RobustnessResults {
     /// The JSON file, then the table or the JSON on stdout.
     pub(crate) fn deliver(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        if let Some(path) = json.file() {
-            write_bytes_atomically(path, text.as_bytes())?;
-        }
-        Ok(say(if json.to_stdout() { &text } else { table })?)
+        deliver(self, json, table)
     }
 }
 

@@ -14,6 +14,7 @@ use simplicit::train::{Keep, Run, TrainInput, Trained, importance, train, train_
 
 use crate::baseline::{Baseline, Kind};
 use crate::measure::error_on_states;
+use crate::overall::Plan;
 use crate::progress::Watcher;
 use crate::results::Stopwatch;
 use crate::settings::{Effective, KAPPA};
@@ -85,6 +86,18 @@ impl Job<'_> {
         }
     }
 
+    /// What the length of the training depends on.
+    fn plan(&self, groups: usize) -> Plan {
+        let (effective, staged) = (self.effective, self.effective.output_refit > 0);
+        Plan {
+            groups,
+            staged_target: effective.target_sparsity.filter(|_| staged && effective.robust.is_none()),
+            searched: effective.target_sparsity.is_some(),
+            max_drop: effective.max_drop.is_some(),
+            again: effective.robust.unwrap_or(0),
+        }
+    }
+
     /// Samples that are trained on.
     fn training_part(&self, total: usize) -> anyhow::Result<Range<usize>> {
         if self.effective.max_drop.is_none() {
@@ -145,6 +158,7 @@ impl Job<'_> {
             importance: weights.as_deref(),
             preprocessing: self.preprocessing.clone(),
         };
+        self.watcher.plan(self.plan(source.layout().layers().len() + 1));
         let mut progress = |p| self.watcher.training(&p);
         let mut run = Run { threads: self.threads, cancel: self.cancel, keep: self.keep, progress: &mut progress };
         let mut trained = match self.effective.max_drop {

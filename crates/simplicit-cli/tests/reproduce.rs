@@ -17,7 +17,7 @@ fn json(path: &Path) -> Value {
 fn fashion_mnist_from_nothing_to_tables_and_pictures() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
-    let ran = run(d, "reproduce fashion-mnist --fast --out r").expect(0);
+    let ran = run(d, "lab reproduce fashion-mnist --fast --out r").expect(0);
     assert!(ran.stdout.contains("results.md"), "{ran:?}");
     let results = json(&d.join("r/results.json"));
     let ids: Vec<&str> = results["items"].as_array().unwrap().iter().map(|i| i["id"].as_str().unwrap()).collect();
@@ -49,7 +49,7 @@ fn fashion_mnist_from_nothing_to_tables_and_pictures() {
     let before = names(&d.join("r/steps"));
     let stamp = |name: &str| d.join("r/steps").join(name).metadata().unwrap().modified().unwrap();
     let stamps: Vec<_> = before.iter().map(|n| stamp(n)).collect();
-    run(d, "reproduce fashion-mnist --fast --out r").expect(0);
+    run(d, "lab reproduce fashion-mnist --fast --out r").expect(0);
     assert_eq!(names(&d.join("r/steps")), before);
     assert_eq!(before.iter().map(|n| stamp(n)).collect::<Vec<_>>(), stamps);
     assert_eq!(std::fs::read_to_string(d.join("r/results.md")).unwrap(), page);
@@ -59,11 +59,11 @@ fn fashion_mnist_from_nothing_to_tables_and_pictures() {
 fn missing_files_are_named_with_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
-    let ran = run(d, "reproduce fashion-mnist --data . --out r").expect(2);
+    let ran = run(d, "lab reproduce fashion-mnist --data . --out r").expect(2);
     assert!(ran.one_line().contains("train-images-idx3-ubyte.gz") && ran.one_line().contains("--fast"), "{ran:?}");
-    let ran = run(d, "reproduce cifar-100 --out r").expect(2);
+    let ran = run(d, "lab reproduce cifar-100 --out r").expect(2);
     assert!(ran.one_line().contains("--data"), "{ran:?}");
-    let ran = run(d, "reproduce cifar-100 --data . --out r").expect(2);
+    let ran = run(d, "lab reproduce cifar-100 --data . --out r").expect(2);
     assert!(ran.one_line().contains("train.bin"), "{ran:?}");
     assert!(!d.join("r/results.md").exists());
 }

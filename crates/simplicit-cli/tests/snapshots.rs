@@ -59,7 +59,7 @@ fn transcript(directory: &Path, lines: &[&str], figures: bool) -> String {
 #[test]
 fn help_of_every_command() {
     let directory = tempfile::tempdir().unwrap();
-    check("help", &transcript(directory.path(), &["--help", "--version"], true));
+    check("help", &transcript(directory.path(), &["-h", "--help", "--version"], true));
     for name in [
         "quickstart",
         "train",
@@ -73,19 +73,43 @@ fn help_of_every_command() {
         "certify",
         "reduce",
         "report",
-        "reproduce",
         "bench",
+        "lab",
+        "lab reproduce",
+        "lab frontier",
         "completions",
     ] {
-        check(&format!("help-{name}"), &transcript(directory.path(), &[&format!("{name} --help")], true));
+        let lines = [format!("{name} -h"), format!("{name} --help")];
+        let text = transcript(directory.path(), &lines.each_ref().map(String::as_str), true);
+        check(&format!("help-{}", name.replace(' ', "-")), &text);
     }
 }
 
 #[test]
-fn help_is_the_same_on_any_terminal() {
+fn help_is_wrapped_to_the_terminal() {
     let directory = tempfile::tempdir().unwrap();
-    let narrow = command(directory.path(), "train --help").env("COLUMNS", "40").output().unwrap();
-    assert_eq!(String::from_utf8(narrow.stdout).unwrap(), run(directory.path(), "train --help").stdout);
+    let help = |line: &str, columns: &str| {
+        let output = command(directory.path(), line).env("COLUMNS", columns).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for line in ["train -h", "train --help", "--help"] {
+        let widest = |text: &str| text.lines().map(|l| l.chars().count()).max().unwrap();
+        let (narrow, wide) = (help(line, "60"), help(line, "400"));
+        // A wide terminal has lines of at most 100; examples stand as they are in a narrow one.
+        assert!(widest(&wide) <= 100, "{line}: {}", widest(&wide));
+        let ours = narrow.lines().filter(|l| !l.contains("simplicit "));
+        assert!(ours.clone().all(|l| l.chars().count() <= 60), "{line}:\n{narrow}");
+        assert!(ours.count() > 10);
+        // A file is no terminal.
+        assert_eq!(wide, run(directory.path(), line).stdout);
+    }
+}
+
+#[test]
+fn help_is_short_when_asked_shortly() {
+    let directory = tempfile::tempdir().unwrap();
+    let lines = |line: &str| run(directory.path(), line).stdout.lines().count();
+    assert!(lines("train -h") <= 55 && lines("train --help") > 150, "{} {}", lines("train -h"), lines("train --help"));
 }
 
 #[test]
@@ -120,7 +144,13 @@ fn output_of_every_command() {
         "reduce m.safetensors --range 0,1 --drop-inputs kept.npy --out r.safetensors",
         "quickstart --threads 2",
         "bench --threads 2",
-        "bench frontier --levels 0.6,0.8 --threads 2",
+        "lab frontier --levels 0.6,0.8 --threads 2",
+        "evaluate m.safetensors -q --inputs @fashion_test_images.idx.gz -l @fashion_test_labels.idx.gz",
+        "evaluate @fashion_fc.onnx -i @fashion_test_images.idx.gz -l @fashion_test_labels.idx.gz -n 100 -j 2",
+        "-v convert @fashion_fc.onnx -o c2.safetensors",
+        "predict m.safetensors -i @fashion_test_images.idx.gz -n 20 -o y.npy --json y.json",
+        "bench frontier --levels 1.5",
+        "reproduce cifar-100 --out r",
     ];
     let collect =
         "collect --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 300 --out s.safetensors";
@@ -140,6 +170,7 @@ fn errors_are_one_line_each() {
     std::fs::write(d.join("junk.safetensors"), [7, 0, 0, 0, 0, 0, 0, 0, b'{', b'}', b' ']).unwrap();
     std::fs::write(d.join("typo.toml"), "betta = 1e-3\n").unwrap();
     std::fs::write(d.join("broken.toml"), "beta = = 1\n").unwrap();
+    std::fs::write(d.join("value.toml"), "seed = 1\npenalty = \"l0\"  # not one of ours\n").unwrap();
     std::fs::create_dir(d.join("folder")).unwrap();
     std::fs::write(d.join("folder/holiday.jpg"), b"x").unwrap();
     let with = |flags: &str| format!("{TRAIN} --out m.safetensors {flags}");
@@ -170,8 +201,9 @@ fn errors_are_one_line_each() {
         "reduce missing.safetensors --out r.safetensors",
         "reduce junk.safetensors --range 1 --out r.safetensors",
         "report --model missing.safetensors --out r.html",
-        "bench frontier --levels 1.5",
-        "bench frontier --network @fashion_fc.onnx",
+        "lab frontier --levels 1.5",
+        "lab frontier --network @fashion_fc.onnx",
+        "lab",
         "bench --levels 0.5",
         "attack --epsilon 0.1",
         "attack --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz --gradient baseline",
@@ -181,8 +213,13 @@ fn errors_are_one_line_each() {
         "attack --network @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz --method carlini",
         "certify",
         "certify --model junk.safetensors --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz",
-        "reproduce",
+        "lab reproduce",
         "completions klingon",
+        "train @fashion_fc.onnx --inputs @fashion_train_images.idx.gz",
+        "train @fashion_fc.onnx --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --out m.safetensors",
+        "evaluate @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz --report r.html",
+        "-q -v inspect missing.safetensors",
+        "train --recipe value.toml",
     ]
     .iter()
     .map(|line| (*line).to_string())
@@ -227,7 +264,12 @@ fn errors_are_one_line_each() {
     let before = program::names(d);
     check("errors", &transcript(d, &lines, true));
     for line in lines {
-        let ran = run(d, line).expect(2);
+        let mut ran = run(d, line).expect(2);
+        if let Some((first, place)) = ran.stderr.clone().split_once("\n  ") {
+            // The place in a recipe: its line, and a mark below it.
+            assert!(line.contains(".toml") && place.lines().count() == 2 && place.trim_end().ends_with('^'), "{ran:?}");
+            ran.stderr = format!("{first}\n");
+        }
         assert!(ran.one_line().starts_with("error: "), "{line}: {ran:?}");
         assert_eq!(ran.stdout, "", "{line}");
     }

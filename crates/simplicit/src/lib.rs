@@ -109,17 +109,19 @@
 
 pub mod arrays;
 pub mod attack;
+pub mod backend;
 pub mod certify;
 pub mod equilibrium;
 mod error;
 pub mod evaluate;
 pub mod files;
 pub mod graph;
+pub mod kernels;
 pub mod layout;
 pub mod linalg;
 pub mod model;
 pub mod network;
-mod onnx;
+pub mod onnx;
 pub mod parallel;
 pub mod problem;
 pub mod random;

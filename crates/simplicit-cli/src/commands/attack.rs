@@ -15,6 +15,7 @@ use simplicit::states::InputSource;
 use crate::args::{InputArgs, JsonArgs, RunArgs, number};
 use crate::baseline::{Baseline, Kind};
 use crate::exit::Outcome;
+use crate::operands::ModelOrNetwork;
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch, require_writable};
 use crate::robustness::{AttackCurve, RobustnessResults, cell, epsilon_text};
@@ -23,14 +24,14 @@ use crate::table::{Table, count, percent};
 const HELP: &str = "\
 Every value of an input may change by at most epsilon, in raw·scale units (before mean and std), and
 stays in [0, 1]; with --pixels 0.5 only half of the values of each input, chosen at random. FGSM and
-PGD follow the exact gradient of the cross-entropy, the square search none. With --network beside
---model, attacks along the baseline's gradient are transferred too, and the white-box attacks try
+PGD follow the exact gradient of the cross-entropy, the square search none. With a network beside
+the model, attacks along the baseline's gradient are transferred too, and the white-box attacks try
 their points as well. The last column is the worst case over all attacks, example by example; what
 fools the model at some epsilon counts at every larger one. A network alone can be attacked too.
 
 Examples:
-  simplicit attack --model m.safetensors --inputs u.npy --labels y.npy --epsilon 1/255,2/255
-  simplicit attack --model m.safetensors --network net.onnx --inputs u.npy --labels y.npy \\
+  simplicit attack m.safetensors --inputs u.npy --labels y.npy --epsilon 1/255,2/255
+  simplicit attack m.safetensors net.onnx --inputs u.npy --labels y.npy \\
     --gradient baseline --method fgsm --pixels 0.5 --json attack.json";
 
 /// How to look for a perturbation.
@@ -49,7 +50,7 @@ pub(crate) enum MethodKind {
 /// Whose gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum GradientKind {
-    /// The attacked model's own, through the equilibrium; with --network the baseline's as well
+    /// The attacked model's own, through the equilibrium; with a network the baseline's as well
     Model,
     /// The baseline's alone: transferred attacks
     Baseline,
@@ -59,12 +60,8 @@ pub(crate) enum GradientKind {
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct AttackArgs {
-    /// The model to attack [default: the network itself]
-    #[arg(long, value_name = "FILE", required_unless_present = "network")]
-    model: Option<PathBuf>,
-    /// The baseline, for transferred attacks: an ONNX network, or another model
-    #[arg(long, value_name = "FILE")]
-    network: Option<PathBuf>,
+    #[command(flatten)]
+    files: ModelOrNetwork,
     /// Labels, in the formats of the inputs; a CIFAR file is its own
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
@@ -105,11 +102,12 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     require_writable(args.json.file())?;
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
-    let model = args.model.as_ref().map(ImplicitModel::load).transpose()?;
-    let baseline = args.network.as_deref().map(Baseline::open).transpose()?;
+    let (model, network) = args.files.paths()?;
+    let model = model.map(ImplicitModel::load).transpose()?;
+    let baseline = network.map(Baseline::open).transpose()?;
     if args.gradient == GradientKind::Baseline && (model.is_none() || baseline.is_none()) {
         bail!(
-            "--gradient baseline: expected --model to attack and --network to take the gradient from, got one of them"
+            "--gradient baseline: expected a model to attack and a network to take the gradient from, got one of them"
         );
     }
     let own = model.as_ref().map(ImplicitModel::preprocessing);
@@ -122,7 +120,7 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     let (target, source): (&dyn Classifier, Option<&dyn Classifier>) = match (&of_model, &of_baseline) {
         (Some(model), baseline) => (model, baseline.as_ref().map(Victim::classifier)),
         (None, Some(baseline)) => (baseline.classifier(), None),
-        (None, None) => bail!("expected --model or --network, got neither"),
+        (None, None) => bail!("expected a model or a network, got neither"),
     };
     labels.require(inputs.samples(), target.classes())?;
     let settings = AttackSettings {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
+use serde_json::json;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 use simplicit::problem::penalty::L1;
@@ -16,10 +17,13 @@ use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance, train
 use crate::args::RunArgs;
 use crate::baseline::{Baseline, Kind};
 use crate::commands::frontier::{self, FrontierArgs};
+use crate::commands::inference::{self, InferenceArgs};
+use crate::commands::lab::moved;
 use crate::embedded;
-use crate::exit::{Outcome, say};
+use crate::exit::Outcome;
 use crate::measure::Runner;
 use crate::progress::Watcher;
+use crate::results::{deliver, require_writable};
 use crate::table::{Table, count, percent};
 
 /// The paper's problem: 1,000 samples, λ = 0.1, β = 1e-3, κ = 0.99.
@@ -33,34 +37,40 @@ Measures the row solver on the paper's problem (122 rows of 896 features, 1,000 
 kappa 0.99, every row certified) and inference of a sparse model against the dense network it came
 from. Takes seconds.
 
-bench frontier prints the whole trade-off curve from one set-up: for every level of sparsity a model
-with the default settings, the share of the held-out inputs (the last tenth) that it predicts as the
-baseline does, and its certificates. On embedded data, with the test accuracy, or on --network and
---inputs. The rivals on the same states are in crates/simplicit-bench.
+bench inference times --model beside the dense --network on --inputs: latency percentiles and
+throughput for batches of 1, 8 and 64, and which kernel every block of weights runs by.
 
 Examples:
   simplicit bench
-  simplicit bench frontier
-  simplicit bench frontier --network net.onnx --inputs images.npy --samples 20000 --levels 0.8,0.9";
+  simplicit bench inference --model m.safetensors --network net.onnx --inputs images.npy --threads 1";
 
 /// Measure solver and inference on this machine
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct BenchArgs {
-    /// What to measure: nothing for the quick measurement, frontier for accuracy against sparsity
-    #[arg(value_name = "WHAT", value_parser = ["frontier"])]
+    /// What to measure: nothing for the quick measurement, inference for the speed of a model; frontier has moved to simplicit lab frontier
+    #[arg(value_name = "WHAT", value_parser = ["frontier", "inference"])]
     what: Option<String>,
     #[command(flatten)]
     frontier: FrontierArgs,
+    #[command(flatten)]
+    inference: InferenceArgs,
     #[command(flatten)]
     run: RunArgs,
 }
 
 pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    if args.what.as_deref() == Some("inference") {
+        args.frontier.refuse_levels()?;
+        return inference::run(&args.inference, &args.frontier.shared(), &args.run, cancel);
+    }
+    args.inference.refuse()?;
     if args.what.is_some() {
+        moved("bench frontier", "lab frontier");
         return frontier::run(&args.frontier, &args.run, cancel);
     }
     args.frontier.refuse()?;
+    require_writable(args.frontier.json.file())?;
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
     let network = embedded::network()?;
@@ -139,6 +149,18 @@ pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         ),
     ]);
     watcher.finish();
-    say(&table.show())?;
+    let results = json!({
+        "threads": threads.get(),
+        "statistics_seconds": gathered,
+        "rows": total,
+        "rows_per_second": total as f64 / solved,
+        "max_relative_gap": gap,
+        "model_seconds": fitted,
+        "sparsity": model.sparsity().sparsity,
+        "milliseconds": sparse,
+        "baseline_milliseconds": dense,
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    deliver(&results, &args.frontier.json, &table.show())?;
     Ok(Outcome::Done)
 }

@@ -12,6 +12,7 @@ use simplicit::states::InputSource;
 use crate::args::{InputArgs, JsonArgs, RunArgs, number};
 use crate::exit::Outcome;
 use crate::measure::Runner;
+use crate::operands::ModelOperand;
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch, require_writable};
 use crate::robustness::{BoundCurve, RobustnessResults, cell, epsilon_text};
@@ -26,8 +27,8 @@ classes; interval, the box of states around the equilibrium; linear, every activ
 lines, substituted back to the inputs. A baseline is certified after simplicit convert.
 
 Examples:
-  simplicit certify --model m.safetensors --inputs u.npy --labels y.npy --epsilon 1/255,2/255
-  simplicit certify --model m.safetensors --inputs u.npy --labels y.npy --bound global --json c.json";
+  simplicit certify m.safetensors --inputs u.npy --labels y.npy --epsilon 1/255,2/255
+  simplicit certify m.safetensors --inputs u.npy --labels y.npy --bound global --json c.json";
 
 /// The tightest bound to try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -44,9 +45,8 @@ pub(crate) enum BoundKind {
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct CertifyArgs {
-    /// The model
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelOperand,
     /// Labels, in the formats of the inputs; a CIFAR file is its own
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
@@ -69,7 +69,7 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     require_writable(args.json.file())?;
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
-    let model = ImplicitModel::load(&args.model)?;
+    let model = ImplicitModel::load(args.model.path())?;
     let inputs = args.data.open(Some(model.preprocessing()))?;
     let labels = Labels::read(&args.labels, &args.data.selection.selection())?;
     let samples = inputs.samples();

@@ -6,11 +6,12 @@ use clap::Args;
 use simplicit::parallel::Cancel;
 use simplicit::states::{Collected, StateSource, StatesMetadata, write_states};
 
-use crate::args::{InputArgs, NameArgs, RunArgs};
+use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
 use crate::baseline::Baseline;
-use crate::exit::{Outcome, say};
+use crate::exit::Outcome;
+use crate::operands::NetworkOperand;
 use crate::progress::Watcher;
-use crate::results::require_writable;
+use crate::results::{Results, Stopwatch, require_writable};
 use crate::table::{bytes, count};
 
 const HELP: &str = "\
@@ -19,15 +20,14 @@ layout in its metadata; simplicit train --states reads it, and so does anything 
 safetensors.
 
 Example:
-  simplicit collect --network net.onnx --inputs u.npy --samples 5000 --out s.safetensors";
+  simplicit collect net.onnx --inputs u.npy --samples 5000 --out s.safetensors";
 
 /// Write the states of a network on some inputs
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct CollectArgs {
-    /// An ONNX network, or a model, whose equilibrium states are then collected
-    #[arg(long, value_name = "FILE")]
-    network: PathBuf,
+    #[command(flatten)]
+    network: NetworkOperand,
     /// The states file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -37,12 +37,15 @@ pub(crate) struct CollectArgs {
     data: InputArgs,
     #[command(flatten)]
     run: RunArgs,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 pub(crate) fn run(args: &CollectArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
-    require_writable([args.out.as_path()])?;
+    let stopwatch = Stopwatch::start();
+    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let watcher = Watcher::new(args.run.progress);
-    let baseline = Baseline::open_selected(&args.network, &args.names.selection())?;
+    let baseline = Baseline::open_selected(args.network.path(), &args.names.selection())?;
     let inputs = args.data.open(baseline.preprocessing())?;
     let source = Collected::new(baseline.map(), &inputs)?;
     let metadata = StatesMetadata {
@@ -53,7 +56,7 @@ pub(crate) fn run(args: &CollectArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     write_states(&args.out, &source, &metadata, args.run.threads(), cancel)?;
     watcher.finish();
     let shape = source.shape();
-    say(&format!(
+    let line = format!(
         "wrote {} ({}): {} samples of {} inputs, {} states, {} outputs\n",
         args.out.display(),
         bytes(std::fs::metadata(&args.out).map_or(0, |m| m.len())),
@@ -61,6 +64,17 @@ pub(crate) fn run(args: &CollectArgs, cancel: &Cancel) -> anyhow::Result<Outcome
         count(shape.inputs as u64),
         count(shape.states as u64),
         count(shape.outputs as u64)
-    ))?;
+    );
+    let (nonzeros, multiply_adds) = baseline.size();
+    let results = Results {
+        samples: Some(source.samples()),
+        baseline_nonzeros: Some(nonzeros),
+        baseline_multiply_adds: Some(multiply_adds),
+        threads: Some(args.run.threads().get()),
+        seed: Some(args.data.selection.seed),
+        seconds: stopwatch.seconds(),
+        ..Results::new()
+    };
+    results.deliver(&args.json, &line)?;
     Ok(Outcome::Done)
 }

@@ -1,9 +1,9 @@
 //! `simplicit completions`: tab completion for a shell.
 
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
-use crate::exit::{Outcome, say};
+use crate::exit::{Outcome, emit};
 
 /// Print tab completions for a shell
 #[derive(Debug, Args)]
@@ -15,7 +15,7 @@ pub(crate) struct CompletionsArgs {
 
 pub(crate) fn run(args: &CompletionsArgs) -> anyhow::Result<Outcome> {
     let mut out = Vec::new();
-    clap_complete::generate(args.shell, &mut crate::Cli::command(), "simplicit", &mut out);
-    say(&String::from_utf8_lossy(&out))?;
+    clap_complete::generate(args.shell, &mut crate::help::shaped(crate::program::command()), "simplicit", &mut out);
+    emit(&String::from_utf8_lossy(&out))?;
     Ok(Outcome::Done)
 }

@@ -9,6 +9,7 @@ use simplicit::model::ImplicitModel;
 use crate::args::{JsonArgs, NameArgs, PreprocessingArgs};
 use crate::baseline::Baseline;
 use crate::exit::Outcome;
+use crate::operands::NetworkOperand;
 use crate::results::{Results, require_writable};
 use crate::table::{bytes, count};
 
@@ -18,15 +19,14 @@ layer on top, and convolutions as tap blocks with every weight once. Preprocessi
 model, and later commands use it: say here how raw inputs become what the network expects.
 
 Example:
-  simplicit convert --network net.onnx --scale 1/255 --out model.safetensors";
+  simplicit convert net.onnx --scale 1/255 --out model.safetensors";
 
 /// Turn a network into the equivalent implicit model, without training
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct ConvertArgs {
-    /// An ONNX network, or a model
-    #[arg(long, value_name = "FILE")]
-    network: PathBuf,
+    #[command(flatten)]
+    network: NetworkOperand,
     /// The model file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -40,12 +40,12 @@ pub(crate) struct ConvertArgs {
 
 pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<Outcome> {
     require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
-    let baseline = Baseline::open_selected(&args.network, &args.names.selection())?;
+    let baseline = Baseline::open_selected(args.network.path(), &args.names.selection())?;
     let mut parts = baseline.implicit()?.into_parts();
     let identity = Preprocessing::identity();
     parts.preprocessing = args.preprocessing.over(baseline.preprocessing().unwrap_or(&identity))?;
     let provenance = &mut parts.metadata.provenance;
-    provenance.insert("network".into(), content_hash(&args.network)?);
+    provenance.insert("network".into(), content_hash(args.network.path())?);
     provenance.insert("version".into(), env!("CARGO_PKG_VERSION").into());
     let model = ImplicitModel::new(parts)?;
     model.save(&args.out)?;

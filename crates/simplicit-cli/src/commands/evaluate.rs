@@ -6,14 +6,17 @@ use anyhow::bail;
 use clap::Args;
 use simplicit::arrays::{Array, Element, Labels};
 use simplicit::evaluate::{accuracy, agreement, equilibrium_error, mean_squared_error, top_accuracy};
+use simplicit::files::write_bytes_atomically;
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
 use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
 use crate::baseline::Baseline;
+use crate::commands::report::{About, page_about};
 use crate::exit::Outcome;
 use crate::measure::{Measured, Runner};
+use crate::operands::ModelOrNetwork;
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch, require_writable};
 use crate::summary::summary;
@@ -26,18 +29,14 @@ largest (top-5); labels that are no integers, or several a sample, are targets: 
 mean squared error.
 
 Example:
-  simplicit evaluate --model m.safetensors --network net.onnx --inputs u.npy --labels y.npy";
+  simplicit evaluate m.safetensors net.onnx --inputs u.npy --labels y.npy";
 
 /// Measure the accuracy of a model and of its baseline
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct EvaluateArgs {
-    /// The model
-    #[arg(long, value_name = "FILE", required_unless_present = "network")]
-    model: Option<PathBuf>,
-    /// The baseline: an ONNX network, or another model
-    #[arg(long, value_name = "FILE")]
-    network: Option<PathBuf>,
+    #[command(flatten)]
+    files: ModelOrNetwork,
     /// Labels or targets, in the formats of the inputs; a CIFAR file is its own [default: none, and no accuracy]
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
@@ -49,17 +48,24 @@ pub(crate) struct EvaluateArgs {
     run: RunArgs,
     #[command(flatten)]
     json: JsonArgs,
+    /// Write the HTML report about the model, measured on these inputs
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    report: Option<PathBuf>,
 }
 
 pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let mut stopwatch = Stopwatch::start();
-    require_writable(args.json.file())?;
+    require_writable(args.json.file().into_iter().chain(args.report.as_deref()))?;
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
-    let model = args.model.as_ref().map(ImplicitModel::load).transpose()?;
-    let baseline = args.network.as_deref().map(|n| Baseline::open_selected(n, &args.names.selection())).transpose()?;
+    let (model_path, network) = args.files.paths()?;
+    let model = model_path.map(ImplicitModel::load).transpose()?;
+    let baseline = network.map(|n| Baseline::open_selected(n, &args.names.selection())).transpose()?;
     if args.labels.is_none() && (model.is_none() || baseline.is_none()) {
-        bail!("--labels: expected a file with the labels, or both --model and --network to compare; got neither");
+        bail!("--labels: expected a file with the labels, or both a model and a network to compare; got neither");
+    }
+    if args.report.is_some() && model.is_none() {
+        bail!("--report: expected a model, which the page is about; got a network alone");
     }
     let own = model.as_ref().map(ImplicitModel::preprocessing);
     let own = own.or(baseline.as_ref().and_then(Baseline::preprocessing));
@@ -94,7 +100,6 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
         None => None,
     };
     stopwatch.lap("baseline");
-    watcher.finish();
     for measured in [&of_model, &of_baseline].into_iter().flatten() {
         results.samples = Some(measured.outputs.rows());
     }
@@ -114,6 +119,18 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
         results.equilibrium_error = Some(equilibrium_error(&model.outputs, &baseline.outputs)?);
     }
     results.seconds = stopwatch.seconds();
+    if let (Some(path), Some(model), Some(title)) = (&args.report, &model, model_path) {
+        let about = About { title, model, baseline: baseline.as_ref(), results: &results };
+        let page = page_about(
+            &about,
+            Some((&inputs, answers.as_ref().and_then(Answers::classes))),
+            threads,
+            cancel,
+            &watcher,
+        )?;
+        write_bytes_atomically(path, page.as_bytes())?;
+    }
+    watcher.finish();
     results.deliver(&args.json, &summary(&results, baseline.as_ref().and_then(|b| b.bytes)))?;
     Ok(Outcome::with_notices(&results.notices()))
 }
@@ -139,6 +156,11 @@ impl Scores {
 }
 
 impl Answers {
+    /// The classes, where the answers are such.
+    fn classes(&self) -> Option<&Labels> {
+        if let Answers::Classes(labels) = self { Some(labels) } else { None }
+    }
+
     /// One integer a sample is its class; several numbers, or numbers that are no integers, are targets.
     fn read(path: &Path, data: &InputArgs) -> anyhow::Result<Self> {
         let array = Array::open(path)?;

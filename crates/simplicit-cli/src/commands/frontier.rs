@@ -1,4 +1,4 @@
-//! `simplicit bench frontier`: our whole trade-off curve from one set-up.
+//! `simplicit lab frontier`: our whole trade-off curve from one set-up.
 
 use std::path::PathBuf;
 
@@ -16,8 +16,9 @@ use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importan
 
 use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
 use crate::baseline::{Baseline, Kind};
+use crate::commands::inference::Shared;
 use crate::embedded;
-use crate::exit::{Outcome, say};
+use crate::exit::{Outcome, emit, say};
 use crate::measure::Runner;
 use crate::progress::Watcher;
 use crate::results::require_writable;
@@ -26,15 +27,15 @@ use crate::training::{DRAWS, HELD_OUT_LEAST, HELD_OUT_SHARE, Head};
 
 const LEVELS: [f64; 9] = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95];
 
-/// Of `bench frontier` alone.
+/// Of `lab frontier`; network, inputs and JSON also of `bench inference`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Frontier")]
 pub(crate) struct FrontierArgs {
     /// The baseline, an ONNX network [default: the embedded one]
     #[arg(long, value_name = "FILE", requires = "inputs")]
-    network: Option<PathBuf>,
+    pub(crate) network: Option<PathBuf>,
     /// Its inputs; the last tenth is held out [default: the embedded images]
-    #[arg(long, value_name = "FILE", requires = "network")]
+    #[arg(long, value_name = "FILE")]
     inputs: Option<PathBuf>,
     /// Sparsities [default: 0.5,0.6,0.7,0.75,0.8,0.85,0.9,0.93,0.95]
     #[arg(long, value_name = "T[,T…]", value_delimiter = ',', value_parser = number)]
@@ -42,21 +43,32 @@ pub(crate) struct FrontierArgs {
     #[command(flatten)]
     selection: SelectionArgs,
     #[command(flatten)]
-    json: JsonArgs,
+    pub(crate) json: JsonArgs,
 }
 
 impl FrontierArgs {
+    /// What `bench inference` takes of these.
+    pub(crate) fn shared(&self) -> Shared<'_> {
+        Shared { network: self.network.as_ref(), inputs: self.inputs.as_ref(), json: &self.json }
+    }
+
+    /// Flags of a frontier that `bench inference` would ignore.
+    pub(crate) fn refuse_levels(&self) -> anyhow::Result<()> {
+        if !self.levels.is_empty() || self.selection.samples.is_some() || self.selection.seed != 0 {
+            bail!("bench inference: expected no --levels, --samples or --seed");
+        }
+        Ok(())
+    }
+
     /// Flags without a frontier would be ignored.
     pub(crate) fn refuse(&self) -> anyhow::Result<()> {
         let given = self.network.is_some()
+            || self.inputs.is_some()
             || !self.levels.is_empty()
             || self.selection.samples.is_some()
-            || self.selection.seed != 0
-            || self.json.json.is_some();
+            || self.selection.seed != 0;
         if given {
-            bail!(
-                "bench: expected bench frontier with --network, --levels, --samples, --seed or --json, got bench alone"
-            );
+            bail!("bench: expected lab frontier with --network, --levels, --samples or --seed, got bench");
         }
         Ok(())
     }
@@ -73,6 +85,7 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
             let inputs = open_inputs(inputs, &PreprocessingArgs::default(), baseline.preprocessing(), &selection)?;
             (baseline, inputs)
         }
+        (None, Some(_)) => bail!("--inputs: expected the network that they are for as well, got none"),
         _ => {
             let baseline = Baseline { kind: Kind::Network(Arc::new(embedded::network()?)), bytes: None };
             (baseline, Inputs::new(embedded::train_array()?, None, &selection)?)
@@ -121,7 +134,7 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
         write_bytes_atomically(path, text(&points, accuracies.as_ref())?.as_bytes())?;
     }
     if args.json.to_stdout() {
-        say(&text(&points, accuracies.as_ref())?)?;
+        emit(&text(&points, accuracies.as_ref())?)?;
     } else {
         say(&table(&points, accuracies.as_ref(), part, held_out))?;
     }

@@ -1,14 +1,12 @@
 //! `simplicit inspect`: what a model file or a network holds.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use simplicit::model::ImplicitModel;
 
 use super::inspect_network;
 use crate::args::{JsonArgs, NameArgs};
-use crate::baseline::is_network;
 use crate::exit::Outcome;
+use crate::operands::{ModelOperand, is_model};
 use crate::results::{Results, Stopwatch};
 use crate::table::{Table, bytes, count, or_dash, percent};
 
@@ -16,9 +14,8 @@ use crate::table::{Table, bytes, count, or_dash, percent};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  simplicit inspect model.safetensors\n  simplicit inspect network.onnx --json -")]
 pub(crate) struct InspectArgs {
-    /// A model, or an ONNX network
-    #[arg(value_name = "FILE")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelOperand,
     #[command(flatten)]
     names: NameArgs,
     #[command(flatten)]
@@ -27,10 +24,10 @@ pub(crate) struct InspectArgs {
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
-    if is_network(&args.model)? {
-        return inspect_network::run(&args.model, &args.names.selection(), &args.json);
+    if !is_model(args.model.path())? {
+        return inspect_network::run(args.model.path(), &args.names.selection(), &args.json);
     }
-    let model = ImplicitModel::load(&args.model)?;
+    let model = ImplicitModel::load(args.model.path())?;
     let mut results = Results::of_model(&model);
     let seed = model.metadata().provenance.get("seed");
     results.seed = seed.and_then(|s| s.parse().ok());

@@ -2,37 +2,35 @@
 
 use std::path::{Path, PathBuf};
 
+use anyhow::bail;
 use clap::Args;
 use simplicit::arrays::write_npy;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
-use crate::args::{InputArgs, NameArgs, RunArgs};
+use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
 use crate::baseline::Baseline;
-use crate::exit::{Outcome, say};
+use crate::exit::Outcome;
 use crate::measure::Runner;
+use crate::operands::ModelOrNetwork;
 use crate::progress::Watcher;
-use crate::results::require_writable;
+use crate::results::{Results, Stopwatch, require_writable};
 use crate::table::count;
 
 const HELP: &str = "\
-Outputs are in the units of the network the model was made from; with --network those of a network. A sample whose equilibrium was
+Outputs are in the units of the network the model was made from. A sample whose equilibrium was
 not reached within the limit is written as far as it got, counted on stderr, and makes the exit
 code 1.
 
 Example:
-  simplicit predict --model model.safetensors --inputs images.npy --out outputs.npy";
+  simplicit predict model.safetensors --inputs images.npy --out outputs.npy";
 
 /// Write the outputs of a model or a network on some inputs
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct PredictArgs {
-    /// The model
-    #[arg(long, value_name = "FILE", required_unless_present = "network", conflicts_with = "network")]
-    model: Option<PathBuf>,
-    /// An ONNX network in its place
-    #[arg(long, value_name = "FILE")]
-    network: Option<PathBuf>,
+    #[command(flatten)]
+    files: ModelOrNetwork,
     #[command(flatten)]
     names: NameArgs,
     /// The outputs to write, a float32 .npy with one sample a row
@@ -42,30 +40,48 @@ pub(crate) struct PredictArgs {
     data: InputArgs,
     #[command(flatten)]
     run: RunArgs,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
-    require_writable([args.out.as_path()])?;
+    let mut stopwatch = Stopwatch::start();
+    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let watcher = Watcher::new(args.run.progress);
-    let baseline = match (&args.model, &args.network) {
-        (Some(model), _) => Baseline::of_model(ImplicitModel::load(model)?)?,
+    let (model, network) = args.files.paths()?;
+    let (baseline, mut results) = match (model, network) {
+        (Some(_), Some(_)) => bail!("expected a model or a network, got both"),
+        (Some(path), None) => {
+            let model = ImplicitModel::load(path)?;
+            let results = Results::of_model(&model);
+            (Baseline::of_model(model)?, results)
+        }
         (None, network) => {
-            Baseline::open_selected(network.as_deref().unwrap_or(Path::new("")), &args.names.selection())?
+            let path = network.unwrap_or(Path::new(""));
+            (Baseline::open_selected(path, &args.names.selection())?, Results::new())
         }
     };
     let inputs = args.data.open(baseline.preprocessing())?;
     watcher.phase("outputs");
-    let measured = Runner::of_baseline(&baseline, args.run.threads())?.run(&inputs, cancel, &watcher)?;
+    stopwatch.lap("load");
+    let threads = args.run.threads();
+    let measured = Runner::of_baseline(&baseline, threads)?.run(&inputs, cancel, &watcher)?;
     write_npy(&args.out, &measured.outputs)?;
     watcher.finish();
-    say(&format!(
+    stopwatch.lap("outputs");
+    let line = format!(
         "wrote {}: {} samples of {} outputs, {:.2} ms per 1,000 samples\n",
         args.out.display(),
         count(measured.outputs.rows() as u64),
         measured.outputs.cols(),
         measured.milliseconds()
-    ))?;
-    let lost = measured.not_converged();
-    let notices = if lost > 0 { vec![format!("the equilibrium of {lost} sample(s) was not reached")] } else { vec![] };
-    Ok(Outcome::with_notices(&notices))
+    );
+    results.samples = Some(measured.outputs.rows());
+    results.not_converged = Some(measured.not_converged());
+    results.milliseconds = Some(measured.milliseconds());
+    results.threads = Some(threads.get());
+    results.seed = Some(args.data.selection.seed);
+    results.seconds = stopwatch.seconds();
+    results.deliver(&args.json, &line)?;
+    Ok(Outcome::with_notices(&results.notices()))
 }

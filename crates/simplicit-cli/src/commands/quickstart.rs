@@ -33,7 +33,7 @@ writes model.safetensors, report.html and run.json.
 
 Then try:
   simplicit inspect simplicit-quickstart/model.safetensors
-  simplicit export --model simplicit-quickstart/model.safetensors --out sparse.onnx";
+  simplicit export simplicit-quickstart/model.safetensors --out sparse.onnx";
 
 /// See it work: train and measure a sparse model on embedded data
 #[derive(Debug, Args)]
@@ -158,6 +158,7 @@ fn settings() -> Effective {
         connectivity: ConnectivityKind::Baseline,
         reach: None,
         positions: None,
+        bounds: None,
         kappa: None,
         rescale: false,
         gamma: None,

@@ -11,11 +11,12 @@ use simplicit::model::{ImplicitModel, Ranges};
 use simplicit::parallel::Cancel;
 use simplicit::states::Collected;
 
-use crate::args::{PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
+use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
 use crate::baseline::{Baseline, Kind};
-use crate::exit::{Outcome, say};
+use crate::exit::Outcome;
+use crate::operands::ModelOperand;
 use crate::progress::Watcher;
-use crate::results::require_writable;
+use crate::results::{Results, Stopwatch, deliver, require_writable};
 use crate::table::{Table, bytes, count};
 
 const HELP: &str = "\
@@ -32,9 +33,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_help = HELP, allow_negative_numbers = true)]
 pub(crate) struct ReduceArgs {
-    /// The model
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    #[command(flatten)]
+    model: ModelOperand,
     /// The model file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -54,14 +54,30 @@ pub(crate) struct ReduceArgs {
     drop_inputs: Option<PathBuf>,
     #[command(flatten)]
     run: RunArgs,
+    #[command(flatten)]
+    json: JsonArgs,
+}
+
+/// The results of every command, of the smaller model, and what went.
+#[derive(serde::Serialize)]
+struct Reduced {
+    #[serde(flatten)]
+    results: Results,
+    states: usize,
+    unread_states: usize,
+    constant_states: usize,
+    linear_states: usize,
+    unread_inputs: usize,
 }
 
 pub(crate) fn run(args: &ReduceArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
-    require_writable([args.out.as_path()].into_iter().chain(args.drop_inputs.as_deref()))?;
+    let stopwatch = Stopwatch::start();
+    let outputs = [args.out.as_path()].into_iter().chain(args.drop_inputs.as_deref());
+    require_writable(outputs.chain(args.json.file()))?;
     if args.observed.is_none() && (args.selection.samples.is_some() || args.selection.seed != 0) {
         bail!("--samples, --seed: expected --observed, whose inputs are chosen from; got none");
     }
-    let model = ImplicitModel::load(&args.model)?;
+    let model = ImplicitModel::load(args.model.path())?;
     let watcher = Watcher::new(args.run.progress);
     let ranges = match (&args.range[..], &args.observed) {
         ([], None) => Ranges::Unknown,
@@ -111,7 +127,15 @@ pub(crate) fn run(args: &ReduceArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         table.row(&["rank of A", &format!("{} of {}", of_a.rank, small.shape().states)]);
     }
     table.row(&["file", &format!("{} ({}, before {})", args.out.display(), bytes(after.bytes), bytes(before.bytes))]);
-    say(&table.show())?;
+    let results = Reduced {
+        results: Results { seconds: stopwatch.seconds(), ..Results::of_model(&small) },
+        states: small.shape().states,
+        unread_states: reduced.unread.len(),
+        constant_states: reduced.constant.len(),
+        linear_states: reduced.linear.len(),
+        unread_inputs: reduced.unread_inputs.len(),
+    };
+    deliver(&results, &args.json, &table.show())?;
     Ok(Outcome::Done)
 }
 

@@ -1,12 +1,12 @@
 //! `simplicit report`: the HTML page about a model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::report::{self, Robustness, RobustnessCurve, RobustnessKind};
 use anyhow::Context;
 use clap::Args;
 use serde::Deserialize;
-use simplicit::arrays::Labels;
+use simplicit::arrays::{Inputs, Labels};
 use simplicit::evaluate::{accuracy, agreement, class_changes, equilibrium_error, layer_errors};
 use simplicit::files::{read_capped, write_bytes_atomically};
 use simplicit::model::ImplicitModel;
@@ -14,12 +14,13 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::states::InputSource;
 use simplicit::train::RowReport;
 
-use crate::args::{PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
+use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
 use crate::baseline::Baseline;
-use crate::exit::{Outcome, say};
+use crate::exit::Outcome;
 use crate::measure::Runner;
+use crate::operands::ModelAndBaseline;
 use crate::progress::Watcher;
-use crate::results::{RowDetails, require_writable};
+use crate::results::{Results, RowDetails, Stopwatch, require_writable};
 use crate::robustness::AttackCurve;
 
 const MAX_RUN: u64 = 256 << 20;
@@ -27,24 +28,22 @@ const MAX_RUN: u64 = 256 << 20;
 const HELP: &str = "\
 One self-contained HTML file: sizes, the pattern of (A B; C D), non-zeros per layer and input,
 singular values of A. What it cannot know from the model alone comes from --run (what train --json
-wrote: rows, gaps, accuracies, times), --network (the pattern before) and, with --inputs and
+wrote: rows, gaps, accuracies, times), the network (the pattern before) and, with --inputs and
 --labels, from measuring again (classes, layers, iterations). Accuracy against the size of a
 perturbation comes from --attack and --certify, the JSON that these commands wrote.
 
+train and evaluate write the page themselves with --report FILE.
+
 Example:
-  simplicit train --network net.onnx --inputs u.npy --json run.json --out m.safetensors
-  simplicit report --model m.safetensors --network net.onnx --run run.json --out r.html";
+  simplicit train net.onnx --inputs u.npy --json run.json --out m.safetensors
+  simplicit report m.safetensors net.onnx --run run.json --out r.html";
 
 /// Write the HTML report about a model
 #[derive(Debug, Args)]
 #[command(after_help = HELP)]
 pub(crate) struct ReportArgs {
-    /// The model
-    #[arg(long, value_name = "FILE")]
-    model: PathBuf,
-    /// The baseline: an ONNX network, or another model
-    #[arg(long, value_name = "FILE")]
-    network: Option<PathBuf>,
+    #[command(flatten)]
+    files: ModelAndBaseline,
     /// What train --json wrote
     #[arg(long, value_name = "FILE")]
     run: Option<PathBuf>,
@@ -69,6 +68,8 @@ pub(crate) struct ReportArgs {
     preprocessing: PreprocessingArgs,
     #[command(flatten)]
     running: RunArgs,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 /// The keys of a run that the page shows.
@@ -110,11 +111,12 @@ impl Run {
 }
 
 pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
-    require_writable([args.out.as_path()])?;
+    let stopwatch = Stopwatch::start();
+    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let watcher = Watcher::new(args.running.progress);
     let threads = args.running.threads();
-    let model = ImplicitModel::load(&args.model)?;
-    let baseline = args.network.as_deref().map(Baseline::open).transpose()?;
+    let model = ImplicitModel::load(args.files.model())?;
+    let baseline = args.files.network().map(Baseline::open).transpose()?;
     let read = |path: &Option<PathBuf>| match path {
         Some(path) => read_capped(path, MAX_RUN).map(|bytes| Some((path.display().to_string(), bytes))),
         None => Ok(None),
@@ -131,7 +133,7 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         None => None,
     };
     let labels = args.labels.as_ref().map(|path| Labels::read(path, &selection)).transpose()?;
-    let title = args.model.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let title = args.files.model().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let page = page(Page {
         title: &title,
         model: &model,
@@ -146,8 +148,42 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     })?;
     watcher.finish();
     write_bytes_atomically(&args.out, page.as_bytes())?;
-    say(&format!("wrote {}\n", args.out.display()))?;
+    let results = Results { seconds: stopwatch.seconds(), ..Results::of_model(&model) };
+    results.deliver(&args.json, &format!("wrote {}\n", args.out.display()))?;
     Ok(Outcome::Done)
+}
+
+/// What `--report` of another command has at hand.
+pub(crate) struct About<'a> {
+    /// The model's file, which names the page.
+    pub(crate) title: &'a Path,
+    pub(crate) model: &'a ImplicitModel,
+    pub(crate) baseline: Option<&'a Baseline>,
+    pub(crate) results: &'a Results,
+}
+
+/// The page of `--report`: what the command found, and what measuring on inputs (and labels) adds.
+pub(crate) fn page_about(
+    about: &About,
+    measured: Option<(&Inputs, Option<&Labels>)>,
+    threads: Threads,
+    cancel: &Cancel,
+    watcher: &Watcher,
+) -> anyhow::Result<String> {
+    watcher.phase("report");
+    let text = about.results.text()?;
+    page(Page {
+        title: &about.title.file_name().unwrap_or_default().to_string_lossy(),
+        model: about.model,
+        baseline: about.baseline,
+        inputs: measured.map(|(inputs, _)| inputs as &dyn InputSource),
+        labels: measured.and_then(|(_, labels)| labels),
+        robustness: None,
+        run: Run::of(Some(("results", text.as_bytes())), about.model)?,
+        threads,
+        cancel,
+        watcher,
+    })
 }
 
 /// What a page is made of.

@@ -1,18 +1,20 @@
-//! `simplicit reproduce`: the paper's experiments, each item beside the paper's figure.
+//! `simplicit lab reproduce`: the paper's experiments, each item beside the paper's figure.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use serde_json::json;
 use simplicit::files::write_bytes_atomically;
 use simplicit::parallel::Cancel;
 
-use crate::args::RunArgs;
+use crate::args::{JsonArgs, RunArgs};
 use crate::embedded;
-use crate::exit::{Outcome, say};
+use crate::exit::Outcome;
 use crate::interrupt::set_how_to_go_on;
 use crate::progress::Watcher;
 use crate::reproduce::{Cifar, Experiment, Fashion, Files, Found, Laboratory, Page, cifar};
+use crate::results::{deliver, require_writable};
 
 const HELP: &str = "\
 Writes results.md (tables, what the paper says, what was found), results.json and one SVG per
@@ -24,9 +26,9 @@ The network and the FashionMNIST test images are part of the program. Needed bes
   cifar-100      train.bin and test.bin (or .gz) of the binary version of CIFAR-100
 
 Examples:
-  simplicit reproduce fashion-mnist --out fashion
-  simplicit reproduce fashion-mnist --fast --out try
-  simplicit reproduce cifar-100 --data cifar-100-binary --out cifar";
+  simplicit lab reproduce fashion-mnist --out fashion
+  simplicit lab reproduce fashion-mnist --fast --out try
+  simplicit lab reproduce cifar-100 --data cifar-100-binary --out cifar";
 
 /// Where Debian's package puts FashionMNIST.
 const DEBIAN: &str = "/usr/share/datasets/fashion-mnist";
@@ -58,9 +60,12 @@ pub(crate) struct ReproduceArgs {
     fast: bool,
     #[command(flatten)]
     run: RunArgs,
+    #[command(flatten)]
+    json: JsonArgs,
 }
 
 pub(crate) fn run(args: &ReproduceArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
+    require_writable(args.json.file())?;
     std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     set_how_to_go_on("the same command goes on from the steps in --out".into());
     let data = args.out.join("data");
@@ -108,18 +113,28 @@ pub(crate) fn run(args: &ReproduceArgs, cancel: &Cancel) -> anyhow::Result<Outco
     let items = experiment.items(&found)?;
     let name = args.experiment.to_possible_value().map(|v| v.get_name().to_string()).unwrap_or_default();
     let (data, fast) = (args.data.as_ref().map_or("", |_| " --data DATA"), if args.fast { " --fast" } else { "" });
-    let command = format!("simplicit reproduce {name}{data}{fast} --out DIR");
+    let command = format!("simplicit lab reproduce {name}{data}{fast} --out DIR");
     let seconds = seconds(&found);
     Page { title: experiment.title(), items: &items, steps: &steps, found: &found, command: &command, seconds }
         .write(&args.out)?;
     watcher.finish();
     let pictures = items.iter().filter(|i| i.picture.is_some()).count();
-    say(&format!(
+    let page = args.out.join("results.md");
+    let line = format!(
         "{} items, {pictures} pictures, {} steps, {seconds:.0} s of steps\n{}\n",
         items.len(),
         steps.len(),
-        args.out.join("results.md").display()
-    ))?;
+        page.display()
+    );
+    let results = json!({
+        "items": items.len(),
+        "pictures": pictures,
+        "steps": steps.len(),
+        "seconds": { "total": seconds },
+        "page": page.display().to_string(),
+        "version": env!("CARGO_PKG_VERSION"),
+    });
+    deliver(&results, &args.json, &line)?;
     Ok(Outcome::Done)
 }
 

@@ -17,13 +17,14 @@ use simplicit::train::{Checkpoint, Forget, Keep};
 
 use crate::args::{JsonArgs, NameArgs, PictureArgs, PreprocessingArgs, RunArgs, SelectionArgs, Switch, number};
 use crate::baseline::Baseline;
+use crate::commands::report::{About, page_about};
 use crate::exit::{Outcome, not_yet};
 use crate::interrupt::set_how_to_go_on;
 use crate::measure::Runner;
 use crate::progress::Watcher;
 use crate::recipe::beside;
 use crate::results::{Results, Staged, Stopwatch, require_writable};
-use crate::settings::{ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
+use crate::settings::{BoundsKind, ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
 use crate::summary::summary;
 use crate::training::{Job, Samples};
 
@@ -35,36 +36,38 @@ Defaults: penalty cardinality with --mu 2e-6 (l1: --beta 3e-4; perspective: --al
 --break 0.1; elastic-net: --beta 3e-4 --alpha 1e-4; ridge: --alpha 1.5e-3; with --normalize off
 all 1e-3), relaxed matching, lambda1 = lambda2 = 1, normalize on, 3 rounds and a refit for convex
 penalties, 4 rounds of output refit, cascade on, output-aware on for ONNX networks. Connectivity:
-baseline for --network, full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere.
+baseline for a network, full for --states. Kappa: 0.99 where cycles are allowed, none elsewhere.
 With --matching exact: penalty l1, one round, no refit of any kind, cascade or output-aware weights.
 
 What was decided for you is written beside the output, model.safetensors having
 model.recipe.toml; train --recipe repeats the run.
 
 Examples:
-  simplicit train --network net.onnx --inputs images.npy --out model.safetensors
-  simplicit train --network net.onnx --inputs u.npy --target-sparsity 0.8 --out m.safetensors
-  simplicit train --network net.onnx --inputs u.npy --max-drop 0.5 --out m.safetensors
+  simplicit train net.onnx --inputs images.npy --out model.safetensors
+  simplicit train net.onnx --inputs u.npy --target-sparsity 0.8 --out m.safetensors
+  simplicit train net.onnx --inputs u.npy --max-drop 0.5 --out m.safetensors
   simplicit train --states states.safetensors --penalty l1 --beta 1e-3 --out m.safetensors
-  simplicit train --network net.onnx --inputs u.npy --preset paper --rescale --out p.safetensors
+  simplicit train net.onnx --inputs u.npy --preset paper --rescale --out p.safetensors
   simplicit train --recipe m.recipe.toml --checkpoint run1";
 
 /// Train a sparse implicit model from a network, a model or plain states
 ///
 /// Every row of (A B; C D) is a problem of its own: match the pre-activations (or outputs) of the baseline on the given
-/// inputs with as few weights as possible. --network and --inputs, or --states, and --out are enough.
+/// inputs with as few weights as possible. NETWORK and --inputs, or --states, and --out are enough.
 #[derive(Debug, Args)]
 #[command(after_help = HELP, allow_negative_numbers = true)]
 pub(crate) struct TrainArgs {
-    /// The baseline: an ONNX network, or a model, whose equilibrium states are then matched
-    #[arg(long, value_name = "FILE", required_unless_present = "states", requires = "inputs")]
+    /// The baseline: an ONNX network, or a model, whose equilibrium states are then matched (also as --network FILE)
+    #[arg(value_name = "NETWORK", required_unless_present_any = ["states", "network"], requires = "inputs")]
+    positional: Option<PathBuf>,
+    #[arg(long, value_name = "FILE", requires = "inputs", hide = true)]
     pub(crate) network: Option<PathBuf>,
     /// Inputs of the network: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz, or a folder of JPEG and PNG files;
     /// no labels needed
     #[arg(long, value_name = "FILE", conflicts_with = "states")]
     pub(crate) inputs: Option<PathBuf>,
     /// States instead of a network: a file with U, Z, X, Y (see collect), or a folder with U.npy, Z.npy, X.npy, Y.npy
-    #[arg(long, value_name = "FILE", conflicts_with = "network")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "positional"])]
     pub(crate) states: Option<PathBuf>,
     /// The model file to write
     #[arg(long, value_name = "FILE")]
@@ -107,7 +110,7 @@ pub(crate) struct TrainArgs {
     /// Where perspective turns from |x| into x², in place of --mu: mu = alpha·break²
     #[arg(long = "break", value_name = "X", conflicts_with = "mu", value_parser = number, help_heading = "The problem")]
     pub(crate) break_point: Option<f64>,
-    /// Which connections the model may have [default: baseline for --network, full for --states]
+    /// Which connections the model may have [default: baseline for a network, full for --states]
     #[arg(long, help_heading = "The problem")]
     pub(crate) connectivity: Option<ConnectivityKind>,
     /// (states + outputs) × (states + inputs) array, non-zero where a weight may be
@@ -134,7 +137,7 @@ pub(crate) struct TrainArgs {
     /// Unit-RMS features and targets, so that units of the inputs do not matter [default: on]
     #[arg(long, help_heading = "The problem")]
     pub(crate) normalize: Option<Switch>,
-    /// Weight rows by how much the output minds their errors [default: on for ONNX networks with --normalize on]
+    /// Weight each row by how strongly its error changes the output [default: on for ONNX networks with --normalize on]
     #[arg(long, help_heading = "The problem")]
     pub(crate) output_aware: Option<Switch>,
     /// A constant in every row; off means only where the baseline has a bias [default: off]
@@ -162,6 +165,9 @@ pub(crate) struct TrainArgs {
     /// Positions of a feature map that each sample gives, for networks with convolutions [default: 64]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) positions: Option<usize>,
+    /// Cardinality rows that get a lower bound [default: all in groups of up to 1,024 features, sampled in larger ones]
+    #[arg(long, help_heading = "The method")]
+    pub(crate) bounds: Option<BoundsKind>,
 
     #[command(flatten)]
     pub(crate) preprocessing: PreprocessingArgs,
@@ -174,6 +180,9 @@ pub(crate) struct TrainArgs {
     pub(crate) test_labels: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) json: JsonArgs,
+    /// Write the HTML report about the model, measured on the test inputs where there are some
+    #[arg(long, value_name = "FILE", help_heading = "Results")]
+    pub(crate) report: Option<PathBuf>,
 
     /// Keep finished statistics and rows in this directory; the same command goes on from there after any interruption
     #[arg(long, value_name = "DIR", help_heading = "Running")]
@@ -182,10 +191,25 @@ pub(crate) struct TrainArgs {
     pub(crate) run: RunArgs,
 }
 
+impl TrainArgs {
+    /// The network from its place on the line; a recipe's gives way to it.
+    pub(crate) fn settle(&mut self) -> anyhow::Result<()> {
+        if let Some(path) = self.positional.take() {
+            if let (Some(flag), None) = (&self.network, &self.recipe) {
+                bail!("expected one network, got {} and --network {}", path.display(), flag.display());
+            }
+            self.network = Some(path);
+        }
+        Ok(())
+    }
+}
+
 pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let mut stopwatch = Stopwatch::start();
     let recipe_path = beside(&args.out);
-    require_writable([args.out.as_path(), &recipe_path].into_iter().chain(args.json.file()))?;
+    require_writable(
+        [args.out.as_path(), &recipe_path].into_iter().chain(args.json.file()).chain(args.report.as_deref()),
+    )?;
     set_how_to_go_on(match &args.checkpoint {
         Some(_) => "the same command goes on from the checkpoint".to_string(),
         None => "no model was written; with --checkpoint DIR the same command could go on where it was".to_string(),
@@ -254,10 +278,18 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     let recipe = recipe(args, &effective, origin.preprocessing())?;
     let mut files = Staged::default();
     files.stage(&recipe_path, recipe.as_bytes())?.stage_optional(args.json.file(), results.text()?.as_bytes())?;
+    if let Some(path) = &args.report {
+        let about = About { title: &args.out, model: &trained.model, baseline: origin.baseline(), results: &results };
+        let measured = test.as_ref().map(|test| (&test.inputs, test.labels.as_ref()));
+        files.stage(path, page_about(&about, measured, threads, cancel, &watcher)?.as_bytes())?;
+    }
     files.stage(&args.out, &trained.model.to_bytes())?.finish()?;
     watcher.finish();
     let mut table = summary(&results, origin.baseline().and_then(|b| b.bytes));
     table.push_str(&format!("model           {}\nrecipe          {}\n", args.out.display(), recipe_path.display()));
+    if let Some(path) = &args.report {
+        table.push_str(&format!("report          {}\n", path.display()));
+    }
     results.print(&args.json, &table)?;
     let mut notices = results.notices();
     notices.extend(missed(&effective, &trained.model, trained.report.agreement));
@@ -314,7 +346,7 @@ impl Origin {
                 let preprocessing = args.preprocessing.over(states.preprocessing().unwrap_or(&identity))?;
                 Ok(Origin::States(Box::new(states), preprocessing))
             }
-            _ => bail!("expected --network with --inputs, or --states; see simplicit train --help"),
+            _ => bail!("expected a network with --inputs, or --states; see simplicit train --help"),
         }
     }
 

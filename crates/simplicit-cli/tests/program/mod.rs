@@ -48,7 +48,7 @@ impl Ran {
 /// A command in a directory: words of `line` are arguments, `@name` is a file under data/.
 pub fn command(directory: &Path, line: &str) -> Command {
     let mut command = Command::new(PROGRAM);
-    command.current_dir(directory).args(words(line));
+    command.current_dir(directory).args(words(line)).env_remove("COLUMNS");
     command
 }
 

@@ -257,7 +257,7 @@ impl<'a> Certifier<'a> {
             for (e, &epsilon) in descending.iter().enumerate() {
                 let epsilon = widened(epsilon);
                 for &s in &lanes {
-                    // What was certified at a larger ε is.
+                    // A sample certified at a larger ε is certified at this one.
                     verdicts[s].by[e] = e.checked_sub(1).and_then(|before| verdicts[s].by[before]);
                 }
                 let better =

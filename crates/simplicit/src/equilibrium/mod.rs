@@ -11,6 +11,7 @@ mod layered;
 mod onnx;
 mod operand;
 mod operator;
+mod prepared;
 mod program;
 mod run;
 mod schedule;
@@ -18,10 +19,11 @@ mod schedule;
 pub use gradient::{GradientSolution, InputGradient};
 pub use layered::LayerSum;
 pub use onnx::{OnnxSettings, export_onnx, export_onnx_like, to_onnx};
+pub use prepared::{BlockKernel, Prepared, Workspace};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};
 
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use crate::layout::{Activation, Layout};
 use crate::linalg::Matrix;
@@ -115,6 +117,27 @@ pub struct Equilibrium {
     limits: Limits,
     threads: Threads,
     engine: Engine,
+    fast: Option<Fast>,
+}
+
+/// Outputs of a model whose layers form no cycle, packed when a batch of a size is first run.
+struct Fast {
+    model: ImplicitModel,
+    /// One per number of samples that run side by side.
+    prepared: [OnceLock<Option<Prepared>>; 7],
+}
+
+impl Fast {
+    fn new(model: &ImplicitModel) -> Self {
+        Self { model: model.clone(), prepared: Default::default() }
+    }
+
+    fn of(&self, batch: usize) -> Option<&Prepared> {
+        // Sizes in between run in lanes of the next one.
+        const SIZES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+        let place = SIZES.iter().position(|size| batch <= *size).unwrap_or(SIZES.len() - 1);
+        self.prepared[place].get_or_init(|| Prepared::new(&self.model, SIZES[place]).ok()).as_ref()
+    }
 }
 
 /// How a model is run: `states` has all states, `outputs` only those that outputs depend on (`None` if those are all).
@@ -135,18 +158,25 @@ impl Equilibrium {
     /// Schedules the model.
     pub fn new(model: &ImplicitModel, settings: EquilibriumSettings) -> Result<Self> {
         let limits = settings.check()?;
+        let mut fast = None;
         let engine = match model.without_taps() {
             Some(plain) => {
                 let activations = activations(plain.layout());
                 let equation = forward(&plain, &activations);
                 let live = Schedule::read_by_outputs(plain.a(), plain.c());
                 let all = live.iter().all(|l| *l);
+                let states = Program::new(&equation, |_| true);
+                // Only where both sum in the same order: an output has the same bits however it is asked for.
+                if plain.layers_are_acyclic() && in_layer_order(&plain, &states.order) {
+                    fast = Some(Fast::new(&plain));
+                }
                 Engine::Scheduled {
-                    states: Box::new(Runner::new(Program::new(&equation, |_| true), "U")),
+                    states: Box::new(Runner::new(states, "U")),
                     outputs: (!all).then(|| Box::new(Runner::new(Program::new(&equation, |i| live[i]), "U"))),
                 }
             }
             None => {
+                fast = Some(Fast::new(model));
                 let live = LayerProgram::new(model, false);
                 Engine::Layered {
                     outputs: (!live.is_complete()).then(|| Box::new(LayerRunner::new(live))),
@@ -154,7 +184,14 @@ impl Equilibrium {
                 }
             }
         };
-        Ok(Self { layout: model.layout().clone(), shape: model.shape(), limits, threads: settings.threads, engine })
+        Ok(Self {
+            layout: model.layout().clone(),
+            shape: model.shape(),
+            limits,
+            threads: settings.threads,
+            engine,
+            fast,
+        })
     }
 
     /// The equilibrium of every sample (one a row), its outputs, and how far both are from exact.
@@ -200,6 +237,13 @@ impl Equilibrium {
         self.require_inputs(u)?;
         let q = self.shape.outputs;
         let mut solution = OutputSolution { y: Matrix::zeros(u.rows(), q), diagnostics: Vec::with_capacity(u.rows()) };
+        if let Some(prepared) = self.fast.as_ref().and_then(|fast| fast.of(u.rows())) {
+            prepared.batch(u, self.threads, true, |first, y, diagnostics| {
+                solution.y.as_mut_slice()[first * q..][..y.len()].copy_from_slice(y);
+                solution.diagnostics.extend_from_slice(diagnostics);
+            })?;
+            return Ok(solution);
+        }
         let take = |first: usize, part: Part| {
             solution.y.as_mut_slice()[first * q..][..part.y.len()].copy_from_slice(&part.y);
             solution.diagnostics.extend_from_slice(&part.diagnostics);
@@ -249,6 +293,19 @@ impl StateMap for Equilibrium {
 
 fn activations(layout: &Layout) -> Vec<Activation> {
     layout.layers().iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect()
+}
+
+/// Whether every row reads states in the order of their places in `order` when it reads layer by layer, first those of the
+/// first layer of the layout.
+fn in_layer_order(model: &ImplicitModel, order: &[usize]) -> bool {
+    let mut place = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(k, &i)| place[i] = k);
+    [model.a(), model.c()].iter().all(|m| {
+        (0..m.rows()).all(|i| {
+            let mut last = None;
+            m.row(i).all(|(j, _)| last.replace(place[j]).is_none_or(|before| before < place[j]))
+        })
+    })
 }
 
 fn forward<'a>(model: &'a ImplicitModel, activations: &'a [Activation]) -> Equation<'a> {

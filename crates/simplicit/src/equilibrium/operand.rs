@@ -116,7 +116,9 @@ impl Packing {
             let (phase, [down, right]) = self.place(column);
             (phase * height + down) * width + right
         };
-        Stencil::new(self.output, width, (0..taps.rows()).map(|o| taps.row(o).map(|(j, v)| (offset(j), v))))
+        let offsets: Vec<usize> = (0..taps.cols()).map(offset).collect();
+        let rows: Vec<Vec<(usize, f32)>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
+        Stencil::with_offsets(self.output, width, &offsets, self.window.area(), &rows)
     }
 
     /// The shape in which [`Packing::transposed`] reads the cotangent of the result: so many rows and columns of zeros

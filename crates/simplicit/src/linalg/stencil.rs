@@ -1,12 +1,14 @@
 //! Shared weights over a grid, for batches: every weight multiplies a run of neighbouring positions of many samples.
 //!
-//! Values are positions × lanes, a grid row contiguous. A result row is computed a few vectors at a time: they stay in
-//! registers over all weights of the row, and the piece of the source they read stays in the first-level cache over all
-//! rows. Every value is summed in the same order whatever the number of lanes, so a sample's result does not depend on
-//! the batch it is in. Zeros are never multiplied.
+//! Values are positions × lanes, a grid row contiguous. Every value is summed in the same order whatever the number of
+//! lanes, so a sample's result does not depend on the batch it is in. Zeros are multiplied only where that is faster.
 
-/// Vectors of a row that are summed at a time.
-const BLOCK: usize = 8;
+use crate::kernels::{Cost, Finish, Grid, GridWeights, Instructions};
+
+/// Samples that mostly run side by side, for which weights are laid out; any other number runs too.
+const LANES: usize = 16;
+/// Bytes of the source that a block of results reads per channel of a 3 × 3 window, or per weight on its own.
+const FOOTPRINT: usize = 1536;
 
 /// One row of weights per result map; weight k of a row reads the source `offset[k]` positions further on than the result.
 #[derive(Debug, Clone)]
@@ -15,35 +17,59 @@ pub struct Stencil {
     width: usize,
     /// Positions between the starts of two rows of the source.
     stride: usize,
-    indptr: Vec<usize>,
-    offsets: Vec<u32>,
-    values: Vec<f32>,
+    weights: GridWeights,
+    instructions: Instructions,
 }
 
 impl Stencil {
-    /// `rows` are (offset, weight) lists; results are `height` × `width` grids, source rows `stride` positions apart.
+    /// `rows` are (offset, weight) lists, summed by ascending offset; results are `height` × `width` grids, source rows
+    /// `stride` positions apart.
     pub fn new<R: IntoIterator<Item = (usize, f32)>>(
         [height, width]: [usize; 2],
         stride: usize,
         rows: impl IntoIterator<Item = R>,
     ) -> Self {
-        // Without a gap between rows the grid is one long row.
-        let ([height, width], stride) =
-            if stride == width { ([1, height * width], height * width) } else { ([height, width], stride) };
-        let mut out = Self { height, width, stride, indptr: vec![0], offsets: Vec::new(), values: Vec::new() };
+        // An offset that a row has twice gets a column of its own each time.
+        let mut keyed: Vec<Vec<((usize, usize), f32)>> = Vec::new();
         for row in rows {
-            for (offset, value) in row {
-                out.offsets.push(offset as u32);
-                out.values.push(value);
+            let mut row: Vec<((usize, usize), f32)> = row.into_iter().map(|(offset, v)| ((offset, 0), v)).collect();
+            row.sort_by_key(|((offset, _), _)| *offset);
+            for k in 1..row.len() {
+                if row[k].0.0 == row[k - 1].0.0 {
+                    row[k].0.1 = row[k - 1].0.1 + 1;
+                }
             }
-            out.indptr.push(out.offsets.len());
+            keyed.push(row);
         }
-        out
+        let mut columns: Vec<(usize, usize)> = keyed.iter().flatten().map(|(key, _)| *key).collect();
+        columns.sort_unstable();
+        columns.dedup();
+        let offsets: Vec<usize> = columns.iter().map(|(offset, _)| *offset).collect();
+        let place = |key: &(usize, usize)| columns.binary_search(key).unwrap_or(0);
+        let rows: Vec<Vec<(usize, f32)>> =
+            keyed.iter().map(|row| row.iter().map(|(key, v)| (place(key), *v)).collect()).collect();
+        Self::with_offsets([height, width], stride, &offsets, 9, &rows)
+    }
+
+    /// `rows` are (column, weight) lists, columns ascending; column j reads `offsets[j]` positions further on, and
+    /// `group` columns read one channel.
+    pub fn with_offsets(
+        [height, width]: [usize; 2],
+        stride: usize,
+        offsets: &[usize],
+        group: usize,
+        rows: &[Vec<(usize, f32)>],
+    ) -> Self {
+        let instructions = Instructions::detect();
+        let cost = Cost::of_grid(instructions, LANES, height * width);
+        let footprint = if height * width == 1 { 4 * LANES } else { FOOTPRINT };
+        let weights = GridWeights::new(rows, offsets, group, footprint, cost);
+        Self { height, width, stride, weights, instructions }
     }
 
     /// Number of result maps.
     pub fn rows(&self) -> usize {
-        self.indptr.len() - 1
+        self.weights.rows()
     }
 
     /// `sums += weights × source`; `sums` is rows × positions × lanes, `source` positions × lanes.
@@ -51,102 +77,19 @@ impl Stencil {
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
     pub fn accumulate(&self, sums: &mut [f32], source: &[f32], lanes: usize) {
-        if self.values.is_empty() {
+        if self.weights.is_empty() {
             return;
         }
-        pulp::Arch::new().dispatch(Kernel { stencil: self, sums, source, lanes });
-    }
-}
-
-struct Kernel<'a> {
-    stencil: &'a Stencil,
-    sums: &'a mut [f32],
-    source: &'a [f32],
-    lanes: usize,
-}
-
-impl Kernel<'_> {
-    /// The values from `start` of grid row `y`, N vectors, for all rows of weights.
-    #[inline(always)]
-    fn block<S: pulp::Simd, const N: usize>(&mut self, simd: S, y: usize, start: usize) {
-        let Stencil { height, width, stride, indptr, offsets, values } = self.stencil;
-        let (length, run) = (N * S::F32_LANES, width * self.lanes);
-        let base = y * stride * self.lanes + start;
-        for (row, span) in indptr.windows(2).enumerate() {
-            let (offsets, values) = (&offsets[span[0]..span[1]], &values[span[0]..span[1]]);
-            if values.is_empty() {
-                continue;
-            }
-            let at = (row * height + y) * run + start;
-            let Some(sums) = S::as_mut_simd_f32s(&mut self.sums[at..at + length]).0.first_chunk_mut::<N>() else {
-                continue;
-            };
-            let mut sum = *sums;
-            for (&offset, &value) in offsets.iter().zip(values) {
-                let from = base + offset as usize * self.lanes;
-                let Some(x) = S::as_simd_f32s(&self.source[from..from + length]).0.first_chunk::<N>() else {
-                    continue;
-                };
-                let value = simd.splat_f32s(value);
-                for v in 0..N {
-                    sum[v] = simd.mul_add_e_f32s(value, x[v], sum[v]);
-                }
-            }
-            *sums = sum;
-        }
-    }
-
-    /// The last values of a grid row, fewer than a vector.
-    #[inline(always)]
-    fn rest<S: pulp::Simd>(&mut self, simd: S, y: usize, start: usize) {
-        let Stencil { height, width, stride, indptr, offsets, values } = self.stencil;
-        let run = width * self.lanes;
-        let base = y * stride * self.lanes + start;
-        for (row, span) in indptr.windows(2).enumerate() {
-            let sums = &mut self.sums[(row * height + y) * run..][start..run];
-            let mut sum = simd.partial_load_f32s(sums);
-            for k in span[0]..span[1] {
-                let from = base + offsets[k] as usize * self.lanes;
-                let x = simd.partial_load_f32s(&self.source[from..from + run - start]);
-                sum = simd.mul_add_e_f32s(simd.splat_f32s(values[k]), x, sum);
-            }
-            simd.partial_store_f32s(sums, sum);
-        }
-    }
-}
-
-impl pulp::WithSimd for Kernel<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(mut self, simd: S) {
-        let run = self.stencil.width * self.lanes;
-        for y in 0..self.stencil.height {
-            let mut start = 0;
-            while start < run {
-                match (run - start) / S::F32_LANES {
-                    0 => {
-                        self.rest(simd, y, start);
-                        start = run;
-                    }
-                    1 => {
-                        self.block::<S, 1>(simd, y, start);
-                        start += S::F32_LANES;
-                    }
-                    2..4 => {
-                        self.block::<S, 2>(simd, y, start);
-                        start += 2 * S::F32_LANES;
-                    }
-                    4..BLOCK => {
-                        self.block::<S, 4>(simd, y, start);
-                        start += 4 * S::F32_LANES;
-                    }
-                    _ => {
-                        self.block::<S, BLOCK>(simd, y, start);
-                        start += BLOCK * S::F32_LANES;
-                    }
-                }
-            }
-        }
+        let grid = Grid {
+            height: self.height,
+            width: self.width,
+            lanes,
+            source_row: self.stride,
+            source_step: 1,
+            out_row: self.width,
+            out_channel: self.height * self.width,
+        };
+        self.weights.run(self.instructions, &grid, source, sums, &Finish::default());
     }
 }
 

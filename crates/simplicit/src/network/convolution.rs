@@ -1,11 +1,20 @@
-//! Convolution as a product: windows are copied into the columns of a small matrix, a bounded block at a time.
+//! Convolutions of one sample: the operand is padded and split by stride, then summed in registers; no windows are copied.
 
+use super::phases::Phases;
 use super::shape::Window;
+use crate::kernels::{Cost, Finish, Grid, GridWeights, Instructions};
 use crate::layout::MapShape;
-use crate::linalg::{View, gemm};
+use crate::linalg::{Matrix, View, gemm};
 
-/// Values in a block of columns: small enough for the second-level cache.
+/// Values in a block of columns, where windows are copied: small enough for the second-level cache.
 const BLOCK: usize = 1 << 16;
+
+/// Weights packed for a batch, with room for one sample.
+#[derive(Debug)]
+pub(crate) struct ConvolutionRoom {
+    weights: Option<GridWeights>,
+    padded: Vec<f32>,
+}
 
 /// The geometry of one convolution.
 #[derive(Debug, Clone, Copy)]
@@ -26,39 +35,43 @@ impl Convolution {
         (BLOCK / self.taps()).clamp(8, self.output.positions().max(8))
     }
 
-    /// Room for one block of columns.
-    pub(crate) fn scratch(self) -> Vec<f32> {
-        vec![0.0; if self.is_plain() { 0 } else { self.taps() * self.block() }]
-    }
-
     /// A 1 × 1 window at every position: the input already is the matrix of columns.
     fn is_plain(self) -> bool {
         self.window == Window::square(1, 1, 0)
     }
 
-    /// out += W · columns(x), out already holding the bias.
-    pub(crate) fn add(self, weights: View<'_, f32>, x: &[f32], scratch: &mut [f32], out: &mut [f32]) {
-        let (positions, taps) = (self.output.positions(), self.taps());
-        if self.is_plain() {
-            return gemm(out, positions, true, 1.0, weights, View::new(x, taps, positions, positions));
+    fn grid(map: MapShape, source_row: usize) -> Grid {
+        Grid {
+            height: map.height,
+            width: map.width,
+            lanes: 1,
+            source_row,
+            source_step: 1,
+            out_row: map.width,
+            out_channel: map.positions(),
         }
-        for start in (0..positions).step_by(self.block()) {
-            let count = self.block().min(positions - start);
-            let columns = &mut scratch[..taps * count];
-            columns.fill(0.0);
-            self.for_runs(start, count, |at, from, run| {
-                let stride = self.window.stride[1];
-                if stride == 1 {
-                    columns[at..at + run].copy_from_slice(&x[from..from + run]);
-                } else {
-                    for i in 0..run {
-                        columns[at + i] = x[from + i * stride];
-                    }
-                }
-            });
-            let columns = View::new(columns, taps, count, count);
-            gemm(&mut out[start..], positions, true, 1.0, weights, columns);
-        }
+    }
+
+    /// Packs the weights for [`Convolution::add`].
+    pub(crate) fn room(self, weights: &Matrix<f32>) -> ConvolutionRoom {
+        let phases = Phases::new(self.window, self.input, self.output);
+        let offsets = phases.offsets();
+        let weights = GridWeights::dense(weights.as_slice(), weights.rows(), &offsets, Cost::default());
+        ConvolutionRoom { weights: Some(weights), padded: vec![0.0; if self.is_plain() { 0 } else { phases.size() }] }
+    }
+
+    /// out += W · windows(x), out already holding the bias.
+    pub(crate) fn add(self, x: &[f32], room: &mut ConvolutionRoom, out: &mut [f32]) {
+        let Some(weights) = &room.weights else { return };
+        let phases = Phases::new(self.window, self.input, self.output);
+        let source = if self.is_plain() {
+            x
+        } else {
+            phases.split(x, [self.input.width, self.input.positions()], &mut room.padded, 1);
+            &room.padded
+        };
+        let grid = Self::grid(self.output, phases.row());
+        weights.run(Instructions::detect(), &grid, source, out, &Finish::default());
     }
 
     /// The column of one output position: every tap's value, zero on the padding.
@@ -94,19 +107,63 @@ impl Convolution {
         }
     }
 
-    /// dx += columnsᵀ(Wᵀ · dout): the transpose of [`Convolution::add`].
-    pub(crate) fn pull_back(self, weights: View<'_, f32>, dout: &[f32], scratch: &mut [f32], dx: &mut [f32]) {
+    /// Without a stride, and padded by less than the kernel: the transpose is a convolution of the cotangent.
+    fn transposes(self) -> bool {
+        let ([kh, kw], [top, left, bottom, right]) = (self.window.kernel, self.window.padding);
+        (self.window.stride, self.window.dilation) == ([1, 1], [1, 1]) && top.max(bottom) < kh && left.max(right) < kw
+    }
+
+    /// The cotangent as a padded map: rows and columns of zeros above and to the left, rows and columns in all.
+    fn cotangent(self) -> ([usize; 2], [usize; 2]) {
+        let ([kh, kw], [top, left, bottom, right]) = (self.window.kernel, self.window.padding);
+        let before = [kh - 1 - top, kw - 1 - left];
+        let after = [kh - 1 - bottom, kw - 1 - right];
+        (before, [self.output.height + before[0] + after[0], self.output.width + before[1] + after[1]])
+    }
+
+    /// Packs the weights for [`Convolution::pull_back`].
+    pub(crate) fn back_room(self, weights: &Matrix<f32>) -> ConvolutionRoom {
+        if !self.transposes() {
+            return ConvolutionRoom { weights: None, padded: vec![0.0; self.taps() * self.block()] };
+        }
+        let ([kh, kw], channels) = (self.window.kernel, self.output.channels);
+        let (_, [height, width]) = self.cotangent();
+        let columns = channels * kh * kw;
+        let mut transposed = vec![0.0; self.input.channels * columns];
+        for o in 0..channels {
+            for (j, v) in weights.row(o).iter().enumerate() {
+                transposed[j / (kh * kw) * columns + o * kh * kw + j % (kh * kw)] = *v;
+            }
+        }
+        let offset = |j: usize| {
+            let (o, dy, dx) = (j / (kh * kw), j / kw % kh, j % kw);
+            (o * height + kh - 1 - dy) * width + kw - 1 - dx
+        };
+        let offsets: Vec<usize> = (0..columns).map(offset).collect();
+        let weights = GridWeights::dense(&transposed, self.input.channels, &offsets, Cost::default());
+        ConvolutionRoom { weights: Some(weights), padded: vec![0.0; channels * height * width] }
+    }
+
+    /// dx += windowsᵀ(Wᵀ · dout): the transpose of [`Convolution::add`].
+    pub(crate) fn pull_back(self, weights: &Matrix<f32>, dout: &[f32], room: &mut ConvolutionRoom, dx: &mut [f32]) {
+        if let Some(weights) = &room.weights {
+            let ([above, left], [height, width]) = self.cotangent();
+            for (k, row) in dout.chunks_exact(self.output.width).enumerate() {
+                let (o, y) = (k / self.output.height, k % self.output.height);
+                let at = (o * height + above + y) * width + left;
+                room.padded[at..at + row.len()].copy_from_slice(row);
+            }
+            let grid = Self::grid(self.input, width);
+            return weights.run(Instructions::detect(), &grid, &room.padded, dx, &Finish::default());
+        }
+        let scratch = &mut room.padded;
         let (positions, taps) = (self.output.positions(), self.taps());
         let channels = self.output.channels;
-        if self.is_plain() {
-            let dout = View::new(dout, channels, positions, positions);
-            return gemm(dx, positions, true, 1.0, weights.t(), dout);
-        }
         for start in (0..positions).step_by(self.block()) {
             let count = self.block().min(positions - start);
             let columns = &mut scratch[..taps * count];
             let part = View::new(&dout[start..], channels, count, positions);
-            gemm(columns, count, false, 1.0, weights.t(), part);
+            gemm(columns, count, false, 1.0, weights.view().t(), part);
             self.for_runs(start, count, |at, from, run| {
                 let stride = self.window.stride[1];
                 for i in 0..run {
@@ -150,7 +207,6 @@ impl Convolution {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linalg::Matrix;
 
     #[test]
     fn the_window_at_a_position_is_a_column_of_the_product() {
@@ -176,7 +232,7 @@ mod tests {
             let convolution = Convolution { input, output, window };
             let mut all = vec![0.0; output.size()];
             let identity = Matrix::from_fn(taps, taps, |i, j| f32::from(u8::from(i == j)));
-            convolution.add(identity.view(), &x, &mut convolution.scratch(), &mut all);
+            convolution.add(&x, &mut convolution.room(&identity), &mut all);
             let mut column = vec![9.0; taps];
             for position in 0..output.positions() {
                 convolution.window_at(&x, position, &mut column);
@@ -184,6 +240,39 @@ mod tests {
                     assert_eq!(column[tap], f64::from(all[tap * output.positions() + position]));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_transpose_is_the_transpose() {
+        // ⟨dout, W·windows(x)⟩ = ⟨windowsᵀ(Wᵀ·dout), x⟩ for strides, uneven padding and padding wider than the kernel.
+        let mut r = crate::random::Random::new(5);
+        let mut numbers = |n: usize| (0..n).map(|_| r.normal() as f32).collect::<Vec<_>>();
+        let input = MapShape { channels: 3, height: 6, width: 5 };
+        for window in [
+            ([3, 3], [1, 1], [1; 4]),
+            ([3, 2], [1, 1], [2, 0, 1, 1]),
+            ([3, 3], [2, 2], [1; 4]),
+            ([1, 1], [1, 1], [0; 4]),
+            ([1, 1], [2, 1], [0; 4]),
+            ([2, 2], [1, 1], [2, 2, 2, 3]),
+        ]
+        .into_iter()
+        .flat_map(|case| [[1, 1], [2, 1]].map(|dilation| (case, dilation)))
+        .map(|((kernel, stride, padding), dilation)| Window { kernel, stride, padding, dilation })
+        {
+            let [height, width] = window.output(input).unwrap();
+            let output = MapShape { channels: 4, height, width };
+            let convolution = Convolution { input, output, window };
+            let weights = Matrix::from_vec(4, 3 * window.area(), numbers(12 * window.area())).unwrap();
+            let (x, dout) = (numbers(input.size()), numbers(output.size()));
+            let (mut out, mut dx) = (vec![0.0; output.size()], vec![0.0; input.size()]);
+            convolution.add(&x, &mut convolution.room(&weights), &mut out);
+            convolution.pull_back(&weights, &dout, &mut convolution.back_room(&weights), &mut dx);
+            let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+            let (left, right) = (dot(&out, &dout), dot(&dx, &x));
+            let size = dot(&out, &out).sqrt() * dot(&dout, &dout).sqrt();
+            assert!((left - right).abs() <= 1e-5 * size, "{window:?}: {left} {right}");
         }
     }
 }

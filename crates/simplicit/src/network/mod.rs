@@ -31,6 +31,7 @@ mod fixed;
 mod fold;
 mod graph;
 mod normalise;
+mod phases;
 mod shape;
 mod summary;
 mod terms;
@@ -40,12 +41,12 @@ pub use builder::{NetworkBuilder, NodeId};
 pub(crate) use convolution::Convolution;
 pub use fixed::FixedMap;
 pub use fold::BatchNorm;
+pub(crate) use phases::Phases;
 pub use shape::{Shape, Window};
 pub use summary::LayerSummary;
 pub use terms::{PreActivation, Term, Weights};
 
 pub use crate::layout::Source;
-pub use crate::onnx::{OnnxFile, OnnxSelection, UnsupportedNode};
 pub use trace::{Gradient, Trace};
 
 pub(crate) use graph::Op;

@@ -8,7 +8,7 @@ use super::graph::{Node, Op};
 use super::shape::Shape;
 use crate::graph::{Structure, Value};
 use crate::layout::MapShape;
-use crate::linalg::{Matrix, View, gemm};
+use crate::linalg::{Matrix, gemm};
 use crate::states::StateBlock;
 use crate::{Error, Result};
 
@@ -235,10 +235,11 @@ fn geometry(node: &Node, nodes: &[Node]) -> Option<Convolution> {
     }
 }
 
-/// The weights of the output channels of one group.
-fn rows_of_group(weights: &Matrix<f32>, convolution: Convolution, group: usize) -> View<'_, f32> {
+/// The weights of the output channels of every group.
+fn weights_of_groups(weights: &Matrix<f32>, convolution: Convolution) -> impl Iterator<Item = Matrix<f32>> {
     let (rows, columns) = (convolution.output.channels, weights.cols());
-    View::new(&weights.as_slice()[group * rows * columns..], rows, columns, columns)
+    let groups = weights.rows() / rows.max(1);
+    (0..groups).map(move |g| Matrix::from_fn(rows, columns, |i, j| weights[(g * rows + i, j)]))
 }
 
 /// The value of a node from its first input and the others.
@@ -260,7 +261,7 @@ fn evaluate<'a>(
         Op::Convolution { weights, bias, .. } => {
             let mut out = Matrix::zeros(x.rows(), node.shape.size());
             let Some(convolution) = geometry(node, nodes) else { return out };
-            let mut scratch = convolution.scratch();
+            let mut rooms: Vec<_> = weights_of_groups(weights, convolution).map(|w| convolution.room(&w)).collect();
             for sample in 0..x.rows() {
                 let row = out.row_mut(sample);
                 if let Some(bias) = bias {
@@ -268,8 +269,9 @@ fn evaluate<'a>(
                     row.chunks_exact_mut(positions).zip(bias).for_each(|(channel, &b)| channel.fill(b));
                 }
                 let groups = x.row(sample).chunks_exact(convolution.input.size());
-                for ((g, x), out) in groups.enumerate().zip(row.chunks_exact_mut(convolution.output.size())) {
-                    convolution.add(rows_of_group(weights, convolution, g), x, &mut scratch, out);
+                let parts = row.chunks_exact_mut(convolution.output.size());
+                for ((x, out), room) in groups.zip(parts).zip(&mut rooms) {
+                    convolution.add(x, room, out);
                 }
             }
             out
@@ -303,12 +305,17 @@ fn pull_back(node: &Node, nodes: &[Node], x: &Matrix<f32>, cotangent: &Matrix<f3
         }
         Op::Convolution { weights, .. } => {
             let Some(convolution) = geometry(node, nodes) else { return };
-            let mut scratch = convolution.scratch();
+            let mut rooms: Vec<_> = weights_of_groups(weights, convolution)
+                .map(|w| {
+                    let room = convolution.back_room(&w);
+                    (w, room)
+                })
+                .collect();
             for sample in 0..x.rows() {
                 let groups = cotangent.row(sample).chunks_exact(convolution.output.size());
                 let parts = into.row_mut(sample).chunks_exact_mut(convolution.input.size());
-                for ((g, dout), dx) in groups.enumerate().zip(parts) {
-                    convolution.pull_back(rows_of_group(weights, convolution, g), dout, &mut scratch, dx);
+                for ((dout, dx), (weights, room)) in groups.zip(parts).zip(&mut rooms) {
+                    convolution.pull_back(weights, dout, room, dx);
                 }
             }
         }

@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_shipped_network_survives_a_round_trip() {
-        let bytes = include_bytes!("../../../../data/fashion_fc.onnx");
+        let bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/fashion_fc.onnx")).unwrap();
         let model = ModelProto::decode(bytes.as_slice()).unwrap();
         let graph = model.graph.as_ref().unwrap();
         assert_eq!((model.ir_version, model.opset_import[0].version), (Some(10), Some(18)));

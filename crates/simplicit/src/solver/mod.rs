@@ -12,9 +12,9 @@ mod newton_system;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod refit;
-mod single_moves;
 mod splitting;
 
+pub(crate) use cardinality::solve_in_blocks;
 pub use cardinality::{CardinalityBound, CardinalitySettings, cardinality_bound, solve_cardinality};
 pub use design::Design;
 pub use exact::{largest_mismatch, solve_rows_exactly};

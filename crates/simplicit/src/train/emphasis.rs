@@ -47,7 +47,9 @@ impl Emphasis {
         }
     }
 
-    /// Prices by the certificate of `model`, scaled so that it would have cost what it cost before.
+    /// Prices every weight by what it adds to the certificate of `model`. All prices are multiplied by one factor, chosen so
+    /// that the total penalty of `model` at the new prices is what its rows paid at the old ones: a strength then keeps its
+    /// meaning from round to round.
     pub(super) fn renew(&mut self, model: &ImplicitModel, preprocessing: &Preprocessing) -> Result<()> {
         let shape = model.shape();
         let channel = shape.inputs / preprocessing.std.len().max(1);

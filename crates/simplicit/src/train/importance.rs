@@ -1,4 +1,4 @@
-//! Output-aware weights: how much the output minds an error in each pre-activation.
+//! Output-aware weights: how strongly an error in each pre-activation changes the output.
 
 use crate::Result;
 use crate::linalg::Matrix;

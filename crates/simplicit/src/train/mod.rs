@@ -28,6 +28,7 @@ mod row_blocks;
 mod search;
 mod solve;
 mod stages;
+mod survey;
 mod walk;
 
 pub use build::RowReport;
@@ -44,6 +45,7 @@ pub use search::Found;
 use std::sync::Arc;
 
 use crate::arrays::Preprocessing;
+use crate::backend::{Cpu, GroupBackend};
 use crate::layout::Layout;
 use crate::model::{ImplicitModel, ModelMetadata};
 use crate::parallel::{Cancel, Threads};
@@ -59,8 +61,20 @@ pub enum Objective {
     Convex(Arc<dyn Penalty>),
     /// The number of non-zeros, at a price each.
     Cardinality,
-    /// Rows by a method of your own; bounds and gaps are then nobody's.
+    /// Rows by a method of your own; such rows have no bound and no gap.
     Method(Arc<dyn RowMethod>),
+}
+
+/// Which cardinality rows get a lower bound, a convex solve each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bounds {
+    /// None.
+    Off,
+    /// Some of every group: one from each of eight strata of the row weight, drawn by the seed, and none where the group
+    /// has more than 2,048 features.
+    Sampled,
+    /// All.
+    All,
 }
 
 /// How to train. Every field has the default of [`TrainSettings::default`].
@@ -103,8 +117,12 @@ pub struct TrainSettings {
     pub seed: u64,
     /// When a row counts as solved.
     pub solver: SolverSettings,
+    /// Which cardinality rows get a lower bound. Default: all in groups of up to 1,024 features, sampled in larger ones.
+    pub bounds: Option<Bounds>,
     /// How hard cardinality tries.
     pub cardinality: CardinalitySettings,
+    /// Who solves groups of cardinality rows. Default: this machine's processor.
+    pub backend: Arc<dyn GroupBackend>,
 }
 
 impl Default for TrainSettings {
@@ -127,7 +145,9 @@ impl Default for TrainSettings {
             positions: 64,
             seed: 0,
             solver: SolverSettings::default(),
+            bounds: None,
             cardinality: CardinalitySettings::default(),
+            backend: Arc::new(Cpu),
         }
     }
 }

@@ -41,12 +41,12 @@ pub fn path(
             let rungs = stages::rungs(left, level);
             for rung in &rungs[..rungs.len() - 1] {
                 let fitted = climb.step(input, settings, Some(*rung), false, run)?;
-                climb.stand_on(fitted.model, input, settings, run)?;
+                climb.start_next_stage_from(fitted.model, input, settings, run)?;
             }
             let fitted = climb.step(input, settings, Some(level), true, run)?;
             let mut trained = climb.finish(fitted);
             trained.report.agreement = held_out.map(|samples| agreement(&trained.model, samples, run)).transpose()?;
-            climb.stand_on(trained.model.clone(), input, settings, run)?;
+            climb.start_next_stage_from(trained.model.clone(), input, settings, run)?;
             left = Some(1.0 - level);
             out.push(trained);
         }

@@ -3,6 +3,7 @@
 use super::delegate::RowsTask;
 use super::keep::{self, Keep};
 use super::{Objective, Progress, Run, TrainSettings};
+use crate::backend::block_rows;
 use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Matching, RowProblem, Units};
 use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
@@ -48,11 +49,39 @@ pub(super) fn solve(
 ) -> Result<Vec<Solved>> {
     let d = design.features();
     let total = problems.len();
-    let (keep, cancel): (&dyn Keep, _) = (run.keep, run.cancel);
+    let (keep, cancel, threads): (&dyn Keep, _, _) = (run.keep, run.cancel, run.threads);
     let mut out = Vec::with_capacity(total);
     let first_rho = settings.cardinality.first_rho;
+    let whole = matches!(settings.objective, Objective::Cardinality);
+    let size = if whole { block_rows(total) } else { ROW_BLOCK };
     let tasks: Vec<RowsTask> =
-        problems.chunks(ROW_BLOCK).map(|block| RowsTask { strength, first_rho, problems: block.to_vec() }).collect();
+        problems.chunks(size).map(|block| RowsTask { strength, first_rho, problems: block.to_vec() }).collect();
+    let key = |block: usize| format!("{key} rows {block}");
+    // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
+    let mut together = None;
+    if whole && keep.delegate().is_none() {
+        let kept =
+            (0..tasks.len()).map(|b| keep::find(keep, &key(b), tasks[b].length(d))).collect::<Result<Vec<_>>>()?;
+        let kept: Option<Vec<Vec<f64>>> = kept.into_iter().collect();
+        together = Some(match kept {
+            Some(blocks) => blocks,
+            None => {
+                let told = &mut |done: usize| {
+                    (run.progress)(Progress::Rows {
+                        group: name.to_string(),
+                        done: done.min(total.saturating_sub(1)),
+                        total,
+                    });
+                };
+                let rows = cardinality_rows(design, settings, strength, problems, size, threads, cancel, told)?;
+                let blocks: Vec<Vec<f64>> = rows.chunks(size).map(<[Vec<f64>]>::concat).collect();
+                for (block, rows) in blocks.iter().enumerate() {
+                    keep::put(keep, &key(block), rows)?;
+                }
+                blocks
+            }
+        });
+    }
     let mut take = |_: usize, rows: Vec<f64>| {
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
             let gap = row[d];
@@ -65,16 +94,15 @@ pub(super) fn solve(
         (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
         Ok(())
     };
-    match keep.delegate() {
-        Some(elsewhere) => elsewhere.rows(statistics, &tasks, &mut take)?,
-        None => parallel::fold(
-            run.threads,
+    match (keep.delegate(), together) {
+        (_, Some(blocks)) => blocks.into_iter().enumerate().try_for_each(|(block, rows)| take(block, rows))?,
+        (Some(elsewhere), None) => elsewhere.rows(statistics, &tasks, &mut take)?,
+        (None, None) => parallel::fold(
+            threads,
             tasks.len(),
             |block| {
                 cancel.check()?;
-                keep::numbers(keep, &format!("{key} rows {block}"), tasks[block].length(d), || {
-                    tasks[block].run(design, settings, cancel)
-                })
+                keep::numbers(keep, &key(block), tasks[block].length(d), || tasks[block].run(design, settings, cancel))
             },
             take,
         )?,
@@ -83,6 +111,23 @@ pub(super) fn solve(
         return Err(Error::shape(format!("rows of {name}"), total, out.len()));
     }
     Ok(out)
+}
+
+/// Rows of the cardinality problem with what stands behind their weights: no gap, no limit.
+#[allow(clippy::too_many_arguments)]
+fn cardinality_rows(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    block: usize,
+    threads: Threads,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Vec<Vec<f64>>> {
+    let (how, backend) = (&settings.cardinality, settings.backend.as_ref());
+    let rows = solver::solve_in_blocks(design, problems, strength, how, backend, block, threads, cancel, progress)?;
+    Ok(rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect())
 }
 
 pub(super) fn solve_block(
@@ -95,9 +140,8 @@ pub(super) fn solve_block(
     let one = Threads::one();
     let penalty = match &settings.objective {
         Objective::Cardinality => {
-            let rows =
-                solver::solve_cardinality(design, problems, strength, &settings.cardinality, one, cancel, |_| {})?;
-            return Ok(rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect());
+            let block = problems.len();
+            return cardinality_rows(design, settings, strength, problems, block, one, cancel, &mut |_| {});
         }
         Objective::Convex(penalty) => penalty.as_ref(),
         Objective::Method(_) => {

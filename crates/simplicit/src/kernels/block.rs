@@ -1,0 +1,345 @@
+//! The innermost loops over a grid: a few rows × vectors of results at a time, for all rows of weights.
+
+use super::grid::{Item, Tap, WEIGHTS_PER_PANEL};
+use super::vector::Vector;
+
+/// Where a call reads and writes, as pointers whose extents [`super::grid::GridWeights::run`] has checked.
+#[derive(Clone, Copy)]
+pub(super) struct Task<'a> {
+    pub(super) chunks: &'a [std::ops::Range<usize>],
+    pub(super) items: &'a [Item],
+    pub(super) taps: &'a [Tap],
+    pub(super) offsets: &'a [u32],
+    pub(super) panels: &'a [f32],
+    pub(super) bias: Option<&'a [f32]>,
+    pub(super) relu: bool,
+    pub(super) source: *const f32,
+    pub(super) out: *mut f32,
+    pub(super) before: Option<Extra>,
+    pub(super) after: Option<Extra>,
+    /// Numbers per position: what an offset is multiplied by.
+    pub(super) lanes: usize,
+    /// Numbers between a position and its neighbour of the source, where positions are whole vectors.
+    pub(super) step: usize,
+    pub(super) source_row: usize,
+    pub(super) out_row: usize,
+    pub(super) out_channel: usize,
+    pub(super) height: usize,
+    /// Numbers in a row of the result.
+    pub(super) run: usize,
+}
+
+/// A residual sum: another map of the result's shape.
+#[derive(Clone, Copy)]
+pub(super) struct Extra {
+    pub(super) from: *const f32,
+    pub(super) row: usize,
+    pub(super) channel: usize,
+}
+
+/// A place of the result and how much of it: the last vector may be a part.
+#[derive(Clone, Copy)]
+struct Place {
+    y: usize,
+    at: usize,
+    count: usize,
+}
+
+#[inline(always)]
+unsafe fn load<T: Vector, const PART: bool>(from: *const f32, count: usize) -> T {
+    // SAFETY: the caller's pointer is valid for a vector, or for `count` numbers where it is a part.
+    unsafe { if PART { T::load_some(from, count) } else { T::load(from) } }
+}
+
+/// Vectors of a position where neighbours of the source are apart; results lie side by side.
+const POSITION: usize = 16;
+
+/// The number of the source that vector `v` starts at.
+#[inline(always)]
+fn place_of<T: Vector, const APART: bool>(v: usize, step: usize) -> usize {
+    if APART { v * T::LEN / POSITION * step + v * T::LEN % POSITION } else { v * T::LEN }
+}
+
+impl Task<'_> {
+    /// All results. `APART`: neighbouring positions of the source are `step` numbers apart, a position being 16 lanes.
+    ///
+    /// # Safety
+    /// The pointers are valid for the extents of the task, and the instructions of `T` are there.
+    #[inline(always)]
+    pub(super) unsafe fn all<T: Vector, const APART: bool>(&self) {
+        let mut at = 0;
+        while at < self.run {
+            let vectors = (self.run - at) / T::LEN;
+            let mut y = 0;
+            while y < self.height {
+                let rows = self.height - y;
+                let mut place = Place { y, at, count: T::LEN };
+                // SAFETY: every block lies inside height × run; parts read and write only what is left of a row.
+                unsafe {
+                    y += match vectors {
+                        0 => {
+                            place.count = self.run - at;
+                            match rows {
+                                0..4 => self.block::<T, 1, 1, APART, true>(place),
+                                4..8 => self.block::<T, 4, 1, APART, true>(place),
+                                _ => self.block::<T, 8, 1, APART, true>(place),
+                            }
+                        }
+                        1 if rows >= 8 => self.block::<T, 8, 1, APART, false>(place),
+                        1 if rows >= 4 => self.block::<T, 4, 1, APART, false>(place),
+                        1 => self.block::<T, 1, 1, APART, false>(place),
+                        2 | 3 if rows >= 4 => self.block::<T, 4, 2, APART, false>(place),
+                        2 | 3 => self.block::<T, 1, 2, APART, false>(place),
+                        _ if rows >= 2 => self.block::<T, 2, 4, APART, false>(place),
+                        _ => self.block::<T, 1, 4, APART, false>(place),
+                    };
+                }
+            }
+            at += match vectors {
+                0 => self.run - at,
+                1 => T::LEN,
+                2 | 3 => 2 * T::LEN,
+                _ => 4 * T::LEN,
+            };
+        }
+    }
+
+    /// `R` rows × `N` vectors; gives back R.
+    #[inline(always)]
+    unsafe fn block<T: Vector, const R: usize, const N: usize, const APART: bool, const PART: bool>(
+        &self,
+        place: Place,
+    ) -> usize {
+        let last = self.chunks.len() - 1;
+        for (k, chunk) in self.chunks.iter().enumerate() {
+            let (first, last) = (k == 0, k == last);
+            for item in &self.items[chunk.clone()] {
+                // SAFETY: the block lies inside the extents of the task.
+                unsafe {
+                    if item.rows == 0 {
+                        self.sparse::<T, R, N, APART, PART>(item, place, first, last);
+                    } else if T::SUMS == 16 {
+                        match (R, N) {
+                            (_, 4) => self.dense::<T, 4, 1, 4, APART, PART>(item, place, R, first, last),
+                            (1, 2) => self.dense::<T, 8, 1, 2, APART, PART>(item, place, R, first, last),
+                            (_, 2) => self.dense::<T, 4, 2, 2, APART, PART>(item, place, R, first, last),
+                            (1, _) => self.dense::<T, 8, 1, 1, APART, PART>(item, place, R, first, last),
+                            _ => self.dense::<T, 4, 4, 1, APART, PART>(item, place, R, first, last),
+                        }
+                    } else {
+                        match (R, N) {
+                            (_, 4) => self.dense::<T, 2, 1, 4, APART, PART>(item, place, R, first, last),
+                            (1, 2) => self.dense::<T, 4, 1, 2, APART, PART>(item, place, R, first, last),
+                            (_, 2) => self.dense::<T, 2, 2, 2, APART, PART>(item, place, R, first, last),
+                            (1, _) => self.dense::<T, 8, 1, 1, APART, PART>(item, place, R, first, last),
+                            _ => self.dense::<T, 2, 4, 1, APART, PART>(item, place, R, first, last),
+                        }
+                    }
+                }
+            }
+        }
+        R
+    }
+
+    /// The result row `row` of weights at grid row `y`, vector `v`, before anything is added in this chunk.
+    #[inline(always)]
+    unsafe fn start<T: Vector, const PART: bool>(
+        &self,
+        row: usize,
+        y: usize,
+        at: usize,
+        count: usize,
+        first: bool,
+    ) -> T {
+        // SAFETY: the place lies inside the extents of the task.
+        unsafe {
+            match self.bias {
+                Some(bias) if first => {
+                    let sum = T::splat(*bias.get_unchecked(row));
+                    match self.before {
+                        Some(x) => sum.add(load::<T, PART>(x.from.add(row * x.channel + y * x.row + at), count)),
+                        None => sum,
+                    }
+                }
+                _ => load::<T, PART>(self.out.add(row * self.out_channel + y * self.out_row + at), count),
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish<T: Vector, const PART: bool>(
+        &self,
+        mut sum: T,
+        row: usize,
+        y: usize,
+        at: usize,
+        count: usize,
+        last: bool,
+    ) {
+        // SAFETY: the place lies inside the extents of the task.
+        unsafe {
+            if last {
+                if let Some(x) = self.after {
+                    sum = sum.add(load::<T, PART>(x.from.add(row * x.channel + y * x.row + at), count));
+                }
+                if self.relu {
+                    sum = sum.relu();
+                }
+            }
+            let to = self.out.add(row * self.out_channel + y * self.out_row + at);
+            if PART { sum.store_some(to, count) } else { sum.store(to) }
+        }
+    }
+
+    /// One row of weights, its zeros left out.
+    #[inline(always)]
+    unsafe fn sparse<T: Vector, const R: usize, const N: usize, const APART: bool, const PART: bool>(
+        &self,
+        item: &Item,
+        Place { y, at, count }: Place,
+        first: bool,
+        last: bool,
+    ) {
+        let row = item.row as usize;
+        // SAFETY: the block lies inside the extents of the task; items lie inside the taps by construction.
+        unsafe {
+            let mut sums = [[T::splat(0.0); N]; R];
+            for r in 0..R {
+                for v in 0..N {
+                    sums[r][v] = self.start::<T, PART>(row, y + r, at + v * T::LEN, count, first);
+                }
+            }
+            let column = if APART { at / POSITION * self.step } else { at };
+            let source = self.source.add(y * self.source_row + column);
+            for tap in self.taps.get_unchecked(item.start as usize..item.end as usize) {
+                let value = T::splat(tap.value);
+                let x = source.add(tap.offset as usize * self.lanes);
+                for r in 0..R {
+                    let x = x.add(r * self.source_row);
+                    for v in 0..N {
+                        let x = load::<T, PART>(x.add(place_of::<T, APART>(v, self.step)), count);
+                        sums[r][v] = sums[r][v].multiply_add(value, x);
+                    }
+                }
+            }
+            for r in 0..R {
+                for v in 0..N {
+                    self.finish::<T, PART>(sums[r][v], row, y + r, at + v * T::LEN, count, last);
+                }
+            }
+        }
+    }
+
+    /// A panel of rows of weights, every tap of the panel: `M` of them at a time over `Q` rows × `N` vectors.
+    #[inline(always)]
+    unsafe fn dense<T: Vector, const M: usize, const Q: usize, const N: usize, const APART: bool, const PART: bool>(
+        &self,
+        item: &Item,
+        Place { y, at, count }: Place,
+        rows: usize,
+        first: bool,
+        last: bool,
+    ) {
+        let valid = item.rows as usize;
+        let column = if APART { at / POSITION * self.step } else { at };
+        for q in (0..rows).step_by(Q) {
+            for m in (0..valid).step_by(M) {
+                // SAFETY: the block lies inside the extents of the task; the panel has WEIGHTS_PER_PANEL weights per tap.
+                unsafe {
+                    let mut sums = [[[T::splat(0.0); N]; Q]; M];
+                    for i in 0..M {
+                        // Rows past the last of a short panel repeat it and are dropped.
+                        let row = item.row as usize + (m + i).min(valid - 1);
+                        for r in 0..Q {
+                            for v in 0..N {
+                                sums[i][r][v] = self.start::<T, PART>(row, y + q + r, at + v * T::LEN, count, first);
+                            }
+                        }
+                    }
+                    let source = self.source.add((y + q) * self.source_row + column);
+                    let mut weights = self.panels.as_ptr().add(item.values as usize + m);
+                    for &offset in self.offsets.get_unchecked(item.start as usize..item.end as usize) {
+                        let x = source.add(offset as usize * self.lanes);
+                        let mut operand = [[T::splat(0.0); N]; Q];
+                        for r in 0..Q {
+                            for v in 0..N {
+                                let from = x.add(r * self.source_row + place_of::<T, APART>(v, self.step));
+                                operand[r][v] = load::<T, PART>(from, count);
+                            }
+                        }
+                        for i in 0..M {
+                            let weight = T::splat(*weights.add(i));
+                            for r in 0..Q {
+                                for v in 0..N {
+                                    sums[i][r][v] = sums[i][r][v].multiply_add(weight, operand[r][v]);
+                                }
+                            }
+                        }
+                        weights = weights.add(WEIGHTS_PER_PANEL);
+                    }
+                    for i in 0..M {
+                        if m + i < valid {
+                            let row = item.row as usize + m + i;
+                            for r in 0..Q {
+                                for v in 0..N {
+                                    let at = at + v * T::LEN;
+                                    self.finish::<T, PART>(sums[i][r][v], row, y + q + r, at, count, last);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `rounds` multiply-adds of twelve vectors that never leave registers; gives back how many numbers that was.
+pub(super) fn registers(instructions: super::Instructions, rounds: u64) -> u64 {
+    // SAFETY: the instructions are asked for.
+    unsafe {
+        match instructions {
+            #[cfg(target_arch = "x86_64")]
+            super::Instructions::Avx512 if super::Instructions::available().contains(&instructions) => {
+                spin_avx512(rounds)
+            }
+            #[cfg(target_arch = "x86_64")]
+            super::Instructions::Avx2 if super::Instructions::available().contains(&instructions) => spin_avx2(rounds),
+            _ => spin::<super::vector::Portable>(rounds),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+unsafe fn spin_avx512(rounds: u64) -> u64 {
+    // SAFETY: this function has the instructions.
+    unsafe { spin::<super::vector::Avx512>(rounds) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn spin_avx2(rounds: u64) -> u64 {
+    // SAFETY: this function has the instructions.
+    unsafe { spin::<super::vector::Avx2>(rounds) }
+}
+
+#[inline(always)]
+unsafe fn spin<T: Vector>(rounds: u64) -> u64 {
+    // SAFETY: the caller has the instructions of `T`; the buffer holds a vector.
+    unsafe {
+        let (a, b) = (T::splat(std::hint::black_box(0.999)), T::splat(std::hint::black_box(1e-3)));
+        let mut sums = [b; 12];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = b.multiply_add(*sum, a);
+            }
+        }
+        let mut out = [0.0f32; 16];
+        for sum in sums {
+            sum.add(T::load(out.as_ptr())).store(out.as_mut_ptr());
+        }
+        std::hint::black_box(out);
+        rounds * 12 * T::LEN as u64
+    }
+}

@@ -1,0 +1,340 @@
+//! One sample: rows of weights side by side in lanes, so that no sum crosses a register.
+//!
+//! Dense panels hold 64 (or 16) rows column by column; every column is multiplied by one broadcast input. Sparse slices hold
+//! 32 rows: in every step a window of 32 inputs lies in registers, every row takes its next weight if it lies in the
+//! window, and a permutation of registers picks each row's input. The window starts where the row that is furthest behind
+//! reads next; rows that are too far ahead take a zero. Every step is the same, so nothing is left to guess for the
+//! processor.
+
+use super::Instructions;
+use super::cost;
+
+/// Rows of a slice.
+const ROWS: usize = 32;
+/// Inputs of a window.
+const WINDOW: usize = 32;
+
+/// The weights of a layer for one sample at a time.
+#[derive(Debug, Clone)]
+pub struct RowWeights {
+    rows: usize,
+    columns: usize,
+    instructions: Instructions,
+    layout: Layout,
+}
+
+#[derive(Debug, Clone)]
+enum Layout {
+    /// Panels of 64 rows, then of 16; column by column.
+    Dense(Vec<f32>),
+    Sparse(Slices),
+}
+
+/// Sparse rows, 32 at a time.
+#[derive(Debug, Clone, Default)]
+struct Slices {
+    /// Steps of every slice.
+    steps: Vec<u32>,
+    /// Where the window of a step starts.
+    windows: Vec<u32>,
+    /// 32 of each per step.
+    values: Vec<f32>,
+    places: Vec<u8>,
+}
+
+impl Slices {
+    fn new(rows: &[Vec<(usize, f32)>], columns: usize) -> Self {
+        let mut out = Self::default();
+        for slice in rows.chunks(ROWS) {
+            let mut next = [0usize; ROWS];
+            let mut steps = 0;
+            let of = |lane: usize, next: &[usize; ROWS]| slice.get(lane).and_then(|row| row.get(next[lane])).copied();
+            while let Some(behind) = (0..ROWS).filter_map(|lane| of(lane, &next)).map(|(j, _)| j).min() {
+                // From a whole vector on, unless the inputs end before the window does.
+                let start = (behind / 16 * 16).min(columns.saturating_sub(WINDOW));
+                out.windows.push(start as u32);
+                for lane in 0..ROWS {
+                    let entry = of(lane, &next).filter(|(j, _)| *j < start + WINDOW);
+                    out.values.push(entry.map_or(0.0, |(_, v)| v));
+                    out.places.push(entry.map_or(0, |(j, _)| (j - start) as u8));
+                    next[lane] += usize::from(entry.is_some());
+                }
+                steps += 1;
+            }
+            out.steps.push(steps);
+        }
+        out
+    }
+}
+
+impl RowWeights {
+    /// Lays out rows of (column, weight), columns ascending, in the faster of both ways.
+    pub fn new(rows: &[Vec<(usize, f32)>], columns: usize, instructions: Instructions) -> Self {
+        let slices = Slices::new(rows, columns);
+        let padded = padded_rows(rows.len()) * columns;
+        let dense = cost::single_dense(instructions, padded) <= cost::single_sparse(instructions, slices.values.len());
+        Self::with(rows, columns, instructions, dense.then_some(padded), slices)
+    }
+
+    /// One of both ways: to measure, and to test.
+    pub fn only(rows: &[Vec<(usize, f32)>], columns: usize, instructions: Instructions, dense: bool) -> Self {
+        let padded = dense.then_some(padded_rows(rows.len()) * columns);
+        Self::with(rows, columns, instructions, padded, Slices::new(rows, columns))
+    }
+
+    fn with(
+        rows: &[Vec<(usize, f32)>],
+        columns: usize,
+        instructions: Instructions,
+        dense: Option<usize>,
+        slices: Slices,
+    ) -> Self {
+        let instructions =
+            if Instructions::available().contains(&instructions) { instructions } else { Instructions::detect() };
+        let layout = match dense {
+            None => Layout::Sparse(slices),
+            Some(padded) => {
+                let mut values = vec![0.0; padded];
+                for (i, row) in rows.iter().enumerate() {
+                    let wide = rows.len() / 64 * 64;
+                    let (base, lane, width) = if i < wide {
+                        (i / 64 * 64 * columns, i % 64, 64)
+                    } else {
+                        (wide * columns + (i - wide) / 16 * 16 * columns, (i - wide) % 16, 16)
+                    };
+                    for (j, v) in row {
+                        values[base + j * width + lane] = *v;
+                    }
+                }
+                Layout::Dense(values)
+            }
+        };
+        Self { rows: rows.len(), columns, instructions, layout }
+    }
+
+    /// Weights that are multiplied, zeros included.
+    pub fn weights(&self) -> usize {
+        match &self.layout {
+            Layout::Dense(values) => values.len(),
+            Layout::Sparse(slices) => slices.values.len(),
+        }
+    }
+
+    /// `dense` or `sparse`.
+    pub fn name(&self) -> &'static str {
+        match self.layout {
+            Layout::Dense(_) => "dense",
+            Layout::Sparse(_) => "sparse",
+        }
+    }
+
+    /// `out = bias + W x` (or `out += W x`), negative results 0 with `relu`.
+    ///
+    /// # Panics
+    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    pub fn run(&self, x: &[f32], out: &mut [f32], bias: Option<&[f32]>, relu: bool) {
+        assert!(x.len() >= self.columns && out.len() >= self.rows && bias.is_none_or(|b| b.len() >= self.rows));
+        let (x, out) = (&x[..self.columns], &mut out[..self.rows]);
+        if let Some(bias) = bias {
+            out.copy_from_slice(&bias[..self.rows]);
+        }
+        match &self.layout {
+            Layout::Dense(values) => self.dense(values, x, out, relu),
+            Layout::Sparse(slices) => self.sparse(slices, x, out, relu),
+        }
+    }
+
+    fn dense(&self, values: &[f32], x: &[f32], out: &mut [f32], relu: bool) {
+        assert_eq!(values.len(), padded_rows(self.rows) * self.columns);
+        let mut values = values;
+        let mut out = out;
+        while !out.is_empty() {
+            let width = if out.len() >= 64 { 64 } else { 16 };
+            let (panel, more) = values.split_at(width * self.columns);
+            let (own, rest) = out.split_at_mut(width.min(out.len()));
+            let mut sums = [0.0f32; 64];
+            sums[..own.len()].copy_from_slice(own);
+            // SAFETY: the panel has `width` weights per column, `sums` room for 64, and the instructions were found.
+            unsafe {
+                match (self.instructions, width) {
+                    #[cfg(target_arch = "x86_64")]
+                    (Instructions::Avx512, 64) => x86::panel_avx512::<4>(panel, x, &mut sums),
+                    #[cfg(target_arch = "x86_64")]
+                    (Instructions::Avx512, _) => x86::panel_avx512::<1>(panel, x, &mut sums),
+                    #[cfg(target_arch = "x86_64")]
+                    (Instructions::Avx2, 64) => x86::panel_avx2::<8>(panel, x, &mut sums),
+                    #[cfg(target_arch = "x86_64")]
+                    (Instructions::Avx2, _) => x86::panel_avx2::<2>(panel, x, &mut sums),
+                    (_, 64) => super::slices::panel::<super::vector::Portable, 8>(panel, x, &mut sums),
+                    _ => super::slices::panel::<super::vector::Portable, 2>(panel, x, &mut sums),
+                }
+            }
+            put(own, &sums, relu);
+            (values, out) = (more, rest);
+        }
+    }
+
+    fn sparse(&self, slices: &Slices, x: &[f32], out: &mut [f32], relu: bool) {
+        // A window never ends behind the inputs.
+        let mut few = [0.0f32; WINDOW];
+        let x = if x.len() < WINDOW {
+            few[..x.len()].copy_from_slice(x);
+            &few[..]
+        } else {
+            x
+        };
+        let mut at = 0;
+        for (own, &steps) in out.chunks_mut(ROWS).zip(&slices.steps) {
+            let range = at..at + steps as usize;
+            at = range.end;
+            let windows = &slices.windows[range.clone()];
+            let values = &slices.values[range.start * ROWS..range.end * ROWS];
+            let places = &slices.places[range.start * ROWS..range.end * ROWS];
+            let mut sums = [0.0f32; ROWS];
+            sums[..own.len()].copy_from_slice(own);
+            match self.instructions {
+                // SAFETY: there are 32 weights and places per step, places lie inside the window and windows inside the
+                // inputs by construction (`x` has the columns they were made for), and the instructions were found.
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx512 => unsafe { x86::slice_avx512(windows, values, places, x, &mut sums) },
+                // SAFETY: as above.
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx2 => unsafe { x86::slice_avx2(windows, values, places, x, &mut sums) },
+                _ => slice(windows, values, places, x, &mut sums),
+            }
+            put(own, &sums, relu);
+        }
+    }
+}
+
+fn padded_rows(rows: usize) -> usize {
+    rows / 64 * 64 + (rows % 64).next_multiple_of(16)
+}
+
+fn put(out: &mut [f32], sums: &[f32], relu: bool) {
+    for (out, sum) in out.iter_mut().zip(sums) {
+        *out = if relu && !(*sum > 0.0) { 0.0 } else { *sum };
+    }
+}
+
+/// `N` vectors of rows.
+///
+/// # Safety
+/// `panel` has N·LEN weights per input, `sums` that many numbers, and the instructions of `T` are there.
+#[inline(always)]
+unsafe fn panel<T: super::vector::Vector, const N: usize>(panel: &[f32], x: &[f32], sums: &mut [f32; 64]) {
+    // SAFETY: the caller's sizes.
+    unsafe {
+        let mut sum = [T::splat(0.0); N];
+        for v in 0..N {
+            sum[v] = T::load(sums.as_ptr().add(v * T::LEN));
+        }
+        let mut weights = panel.as_ptr();
+        for x in x {
+            let x = T::splat(*x);
+            for v in 0..N {
+                sum[v] = sum[v].multiply_add(T::load(weights.add(v * T::LEN)), x);
+            }
+            weights = weights.add(N * T::LEN);
+        }
+        for v in 0..N {
+            sum[v].store(sums.as_mut_ptr().add(v * T::LEN));
+        }
+    }
+}
+
+fn slice(windows: &[u32], values: &[f32], places: &[u8], x: &[f32], sums: &mut [f32; ROWS]) {
+    let steps = values.chunks_exact(ROWS).zip(places.chunks_exact(ROWS));
+    for (&window, (values, places)) in windows.iter().zip(steps) {
+        let x = &x[window as usize..];
+        for lane in 0..ROWS {
+            let (value, x) = (values[lane], x[places[lane] as usize]);
+            sums[lane] = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+                value.mul_add(x, sums[lane])
+            } else {
+                value * x + sums[lane]
+            };
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use super::super::vector::{Avx2, Avx512};
+    use super::{ROWS, panel};
+    use std::arch::x86_64::*;
+
+    /// # Safety
+    /// As [`panel`].
+    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+    pub(super) unsafe fn panel_avx512<const N: usize>(weights: &[f32], x: &[f32], sums: &mut [f32; 64]) {
+        // SAFETY: the caller's sizes; this function has the instructions.
+        unsafe { panel::<Avx512, N>(weights, x, sums) }
+    }
+
+    /// # Safety
+    /// As [`panel`].
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn panel_avx2<const N: usize>(weights: &[f32], x: &[f32], sums: &mut [f32; 64]) {
+        // SAFETY: the caller's sizes; this function has the instructions.
+        unsafe { panel::<Avx2, N>(weights, x, sums) }
+    }
+
+    /// # Safety
+    /// `values` and `places` hold 32 numbers for every window; windows lie inside `x`, places inside the window.
+    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+    pub(super) unsafe fn slice_avx512(
+        windows: &[u32],
+        values: &[f32],
+        places: &[u8],
+        x: &[f32],
+        sums: &mut [f32; ROWS],
+    ) {
+        // SAFETY: the caller's sizes.
+        unsafe {
+            let (mut low, mut high) = (_mm512_loadu_ps(sums.as_ptr()), _mm512_loadu_ps(sums.as_ptr().add(16)));
+            let (mut values, mut places) = (values.as_ptr(), places.as_ptr());
+            for &window in windows {
+                let from = x.as_ptr().add(window as usize);
+                let (first, second) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
+                let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.cast()));
+                let picked = _mm512_permutex2var_ps(first, at, second);
+                low = _mm512_fmadd_ps(_mm512_loadu_ps(values), picked, low);
+                let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.add(16).cast()));
+                let picked = _mm512_permutex2var_ps(first, at, second);
+                high = _mm512_fmadd_ps(_mm512_loadu_ps(values.add(16)), picked, high);
+                values = values.add(ROWS);
+                places = places.add(ROWS);
+            }
+            _mm512_storeu_ps(sums.as_mut_ptr(), low);
+            _mm512_storeu_ps(sums.as_mut_ptr().add(16), high);
+        }
+    }
+
+    /// # Safety
+    /// As [`slice_avx512`].
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn slice_avx2(windows: &[u32], values: &[f32], places: &[u8], x: &[f32], sums: &mut [f32; ROWS]) {
+        // SAFETY: the caller's sizes; a gather reads inside the window.
+        unsafe {
+            let mut sum = [_mm256_setzero_ps(); ROWS / 8];
+            for v in 0..ROWS / 8 {
+                sum[v] = _mm256_loadu_ps(sums.as_ptr().add(8 * v));
+            }
+            let (mut values, mut places) = (values.as_ptr(), places.as_ptr());
+            for &window in windows {
+                let from = x.as_ptr().add(window as usize);
+                for v in 0..ROWS / 8 {
+                    let at = _mm256_cvtepu8_epi32(_mm_loadl_epi64(places.add(8 * v).cast()));
+                    let picked = _mm256_i32gather_ps::<4>(from, at);
+                    sum[v] = _mm256_fmadd_ps(_mm256_loadu_ps(values.add(8 * v)), picked, sum[v]);
+                }
+                values = values.add(ROWS);
+                places = places.add(ROWS);
+            }
+            for v in 0..ROWS / 8 {
+                _mm256_storeu_ps(sums.as_mut_ptr().add(8 * v), sum[v]);
+            }
+        }
+    }
+}

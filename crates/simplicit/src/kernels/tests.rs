@@ -1,0 +1,198 @@
+//! Every kernel with every set of instructions this machine has, against sums in double precision in plain loops.
+
+use super::*;
+use crate::random::Random;
+
+/// Rounding bound of a sum of n products: n·u/(1 − n·u) with u = 2⁻²⁴, and two more for residuals.
+fn gamma(terms: usize) -> f64 {
+    let nu = (terms + 3) as f64 * f64::powi(2.0, -24);
+    nu / (1.0 - nu)
+}
+
+struct Case {
+    channels: usize,
+    rows: usize,
+    kernel: [usize; 2],
+    stride: usize,
+    dilation: usize,
+    out: [usize; 2],
+    lanes: usize,
+    density: f64,
+    groups: usize,
+}
+
+/// A convolution on a padded map with odd distances between rows and channels, checked value by value; gives the bits.
+fn check(case: &Case, choice: Option<Choice>, instructions: Instructions, r: &mut Random) -> Vec<f32> {
+    let Case { channels, rows, kernel: [kh, kw], stride, dilation, out: [height, width], lanes, density, groups } =
+        *case;
+    let row = (width - 1) * stride + (kw - 1) * dilation + 1 + r.below(3);
+    let channel = row * ((height - 1) * stride + (kh - 1) * dilation + 1) + r.below(3);
+    let source: Vec<f32> = (0..channels * channel * lanes).map(|_| r.normal() as f32).collect();
+    let offsets: Vec<usize> = (0..channels * kh * kw)
+        .map(|j| j / (kh * kw) * channel + (j / kw % kh) * dilation * row + j % kw * dilation)
+        .collect();
+    let per_group = (channels / groups).max(1) * kh * kw;
+    let weights: Vec<Vec<(usize, f32)>> = (0..rows)
+        .map(|i| {
+            let own = i * groups / rows;
+            (0..offsets.len())
+                .filter(|j| groups == 1 || j / per_group == own)
+                .map(|j| (j, if r.uniform() < density { r.normal() as f32 } else { 0.0 }))
+                .collect()
+        })
+        .collect();
+    let cost = Cost { cache: 1 + r.below(4000), taps_per_chunk: 2.0, ..choice.map_or(Cost::default(), Cost::only) };
+    let packed = GridWeights::new(&weights, &offsets, kh * kw, 64, cost);
+    assert_eq!(packed.rows(), rows);
+    let grid = Grid {
+        height,
+        width,
+        lanes,
+        source_row: row * stride,
+        source_step: stride,
+        out_row: width + r.below(2),
+        out_channel: (width + 1) * height + r.below(3),
+    };
+    let size = (rows * grid.out_channel + grid.out_row) * lanes;
+    let start: Vec<f32> = (0..size).map(|_| r.normal() as f32).collect();
+    let residual: Vec<f32> = (0..size).map(|_| r.normal() as f32).collect();
+    let bias: Vec<f32> = (0..rows).map(|_| r.normal() as f32).collect();
+    let mut all = Vec::new();
+    for kind in 0..4 {
+        let extra = Residual { from: &residual, row: grid.out_row, channel: grid.out_channel };
+        let finish = Finish {
+            bias: (kind > 0).then_some(&bias[..]),
+            before: (kind == 2).then_some(extra),
+            after: (kind == 3).then_some(extra),
+            relu: kind % 2 == 1,
+        };
+        let mut got = start.clone();
+        packed.run(instructions, &grid, &source, &mut got, &finish);
+        let mut untouched = vec![true; got.len()];
+        for i in 0..rows {
+            for y in 0..height {
+                for x in 0..width {
+                    for s in 0..lanes {
+                        let at = (i * grid.out_channel + y * grid.out_row + x) * lanes + s;
+                        untouched[at] = false;
+                        let mut terms: Vec<f64> = weights[i]
+                            .iter()
+                            .map(|&(j, w)| {
+                                let from = (y * grid.source_row + x * stride + offsets[j]) * lanes + s;
+                                f64::from(w) * f64::from(source[from])
+                            })
+                            .collect();
+                        terms.push(f64::from(if kind > 0 { bias[i] } else { start[at] }));
+                        if kind >= 2 {
+                            terms.push(f64::from(residual[at]));
+                        }
+                        let (sum, size) = (terms.iter().sum::<f64>(), terms.iter().map(|t| t.abs()).sum::<f64>());
+                        let wanted = if finish.relu { sum.max(0.0) } else { sum };
+                        let error = (f64::from(got[at]) - wanted).abs();
+                        assert!(error <= gamma(terms.len()) * size, "{instructions:?} {choice:?} {kind}: {error}");
+                    }
+                }
+            }
+        }
+        // Not a number beside its results is touched.
+        assert!(got.iter().zip(&start).zip(&untouched).all(|((a, b), keep)| !keep || a.to_bits() == b.to_bits()));
+        all.extend(got);
+    }
+    all
+}
+
+fn cases() -> Vec<Case> {
+    let mut r = Random::new(11);
+    let mut cases = Vec::new();
+    for k in 0..60 {
+        let stride = if k % 4 == 3 { 2 } else { 1 };
+        let lanes = if stride == 2 { 16 } else { [1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 32, 64][k % 12] };
+        let kernel = [[1, 1], [3, 3], [2, 3], [5, 1]][r.below(4)];
+        let groups = [1, 1, 2, 0][r.below(4)];
+        let channels = 1 + r.below(7);
+        let (channels, rows, groups) = match groups {
+            1 => (channels, 1 + r.below(19), 1),
+            2 => (2 * channels, 2 * (1 + r.below(9)), 2),
+            // Depthwise.
+            _ => (channels, channels, channels),
+        };
+        cases.push(Case {
+            channels,
+            rows,
+            kernel,
+            stride,
+            dilation: 1 + r.below(2),
+            out: [1 + r.below(10), 1 + r.below(if lanes < 8 { 40 } else { 9 })],
+            lanes,
+            density: [1.0, 0.5, 0.2, 0.05][r.below(4)],
+            groups,
+        });
+    }
+    cases
+}
+
+#[test]
+fn grids_match_the_definition_and_the_choice_changes_no_bit() {
+    for (k, case) in cases().iter().enumerate() {
+        for &instructions in Instructions::available() {
+            let run = |choice| check(case, choice, instructions, &mut Random::new(k as u64));
+            let bits = |values: Vec<f32>| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            let sparse = bits(run(Some(Choice::Sparse)));
+            assert_eq!(sparse, bits(run(Some(Choice::Dense))), "{k} {instructions:?}");
+            assert_eq!(sparse, bits(run(None)), "{k} {instructions:?}");
+        }
+    }
+}
+
+#[test]
+fn vectors_of_8_and_of_16_give_the_same_bits() {
+    if Instructions::available().len() < 3 {
+        return;
+    }
+    for (k, case) in cases().iter().enumerate() {
+        let run = |instructions| check(case, None, instructions, &mut Random::new(k as u64));
+        assert_eq!(run(Instructions::Avx2), run(Instructions::Avx512), "{k}");
+    }
+}
+
+#[test]
+fn single_samples_match_the_definition_and_a_grid_of_one_lane() {
+    let mut r = Random::new(12);
+    for k in 0..80 {
+        let (rows, columns) = (1 + r.below(150), 1 + r.below(130));
+        let density = [1.0, 0.5, 0.1, 0.02, 0.0][r.below(5)];
+        let weights: Vec<Vec<(usize, f32)>> = (0..rows)
+            .map(|_| (0..columns).filter_map(|j| (r.uniform() < density).then(|| (j, r.normal() as f32))).collect())
+            .collect();
+        let x: Vec<f32> = (0..columns).map(|_| r.normal() as f32).collect();
+        let bias: Vec<f32> = (0..rows).map(|_| r.normal() as f32).collect();
+        let start: Vec<f32> = (0..rows).map(|_| r.normal() as f32).collect();
+        for &instructions in Instructions::available() {
+            for (has_bias, relu) in [(true, false), (true, true), (false, false)] {
+                let bias = has_bias.then_some(&bias[..]);
+                let mut results = Vec::new();
+                for dense in [false, true] {
+                    let mut out = start.clone();
+                    RowWeights::only(&weights, columns, instructions, dense).run(&x, &mut out, bias, relu);
+                    for (i, row) in weights.iter().enumerate() {
+                        let first = f64::from(bias.map_or(start[i], |b| b[i]));
+                        let terms = row.iter().map(|&(j, w)| f64::from(w) * f64::from(x[j]));
+                        let (sum, size) = terms.fold((first, first.abs()), |(sum, size), t| (sum + t, size + t.abs()));
+                        let wanted = if relu { sum.max(0.0) } else { sum };
+                        let error = (f64::from(out[i]) - wanted).abs();
+                        assert!(error <= gamma(row.len()) * size, "{k} {instructions:?} {dense}: {error}");
+                    }
+                    results.push(out);
+                }
+                let offsets: Vec<usize> = (0..columns).collect();
+                let grid =
+                    Grid { height: 1, width: 1, lanes: 1, source_row: 1, source_step: 1, out_row: 1, out_channel: 1 };
+                let mut out = start.clone();
+                let packed = GridWeights::new(&weights, &offsets, 1, 4, Cost::default());
+                packed.run(instructions, &grid, &x, &mut out, &Finish { bias, relu, ..Default::default() });
+                results.push(out);
+                assert!(results.iter().all(|o| *o == results[0]), "{k} {instructions:?}");
+            }
+        }
+    }
+}
