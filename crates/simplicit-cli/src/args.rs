@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use simplicit::arrays::{Array, Inputs, PictureSettings, Preprocessing, Selection};
-use simplicit::network::OnnxSelection;
+use simplicit::onnx::OnnxSelection;
 use simplicit::parallel::Threads;
 
 use crate::progress::Show;
@@ -91,14 +91,8 @@ pub(crate) struct InputArgs {
 impl InputArgs {
     /// The samples chosen, with `own` preprocessing unless flags override it.
     pub(crate) fn open(&self, own: Option<&Preprocessing>) -> anyhow::Result<Inputs> {
-        if self.inputs.is_dir() {
-            let selection = self.selection.selection();
-            let array = Array::from_pictures(&self.inputs, self.pictures.settings(), &selection)?;
-            let preprocessing = self.preprocessing.over(own.unwrap_or(&Preprocessing::bytes()))?;
-            return Ok(Inputs::new(array, Some(preprocessing), &Selection::all())?);
-        }
-        self.pictures.require_none()?;
-        open_inputs(&self.inputs, &self.preprocessing, own, &self.selection.selection())
+        let selection = self.selection.selection();
+        self.pictures.open_inputs(&self.inputs, &self.preprocessing, own, &selection)
     }
 }
 
@@ -114,15 +108,29 @@ pub(crate) struct PictureArgs {
 }
 
 impl PictureArgs {
-    fn settings(&self) -> PictureSettings {
-        PictureSettings { resize: self.resize, crop: self.crop }
-    }
-
-    fn require_none(&self) -> anyhow::Result<()> {
+    /// As [`open_inputs`], a folder of pictures as well.
+    pub(crate) fn open_inputs(
+        &self,
+        path: &Path,
+        flags: &PreprocessingArgs,
+        own: Option<&Preprocessing>,
+        selection: &Selection,
+    ) -> anyhow::Result<Inputs> {
+        if path.is_dir() {
+            let settings = PictureSettings { resize: self.resize, crop: self.crop };
+            let array = Array::from_pictures(path, settings, selection)?;
+            let preprocessing = flags.over(own.unwrap_or(&Preprocessing::bytes()))?;
+            return Ok(Inputs::new(array, Some(preprocessing), &Selection::all())?);
+        }
         if self.resize.is_some() || self.crop.is_some() {
             bail!("--resize and --crop are for a folder of pictures; arrays are used as they are");
         }
-        Ok(())
+        open_inputs(path, flags, own, selection)
+    }
+
+    /// What was given, as flags and their values.
+    pub(crate) fn given(&self) -> Vec<(&'static str, usize)> {
+        [("resize", self.resize), ("crop", self.crop)].into_iter().filter_map(|(n, v)| Some((n, v?))).collect()
     }
 }
 
@@ -183,6 +191,12 @@ pub(crate) struct NameArgs {
 }
 
 impl NameArgs {
+    /// What was given, as flags and their values.
+    pub(crate) fn given(&self) -> Vec<(&'static str, &str)> {
+        let all = [("input", &self.input), ("output", &self.output)];
+        all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
+    }
+
     pub(crate) fn selection(&self) -> OnnxSelection {
         OnnxSelection { input: self.input.clone(), output: self.output.clone() }
     }

@@ -7,7 +7,8 @@ use anyhow::{Context, bail};
 use simplicit::arrays::Preprocessing;
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::model::ImplicitModel;
-use simplicit::network::{Network, OnnxSelection};
+use simplicit::network::Network;
+use simplicit::onnx::OnnxSelection;
 use simplicit::parallel::Threads;
 use simplicit::states::StateMap;
 

@@ -121,7 +121,7 @@ pub mod layout;
 pub mod linalg;
 pub mod model;
 pub mod network;
-mod onnx;
+pub mod onnx;
 pub mod parallel;
 pub mod problem;
 pub mod random;

@@ -29,8 +29,14 @@ OPERATORS = set(
 FLOATS = (numpy.float32, numpy.float64, numpy.float16)
 
 
+# Here ONNX Runtime and PyTorch, whose files are read, take the rounded size where ONNX's reference does not.
+DISPUTED = {"test_resize_downsample_scales_linear_align_corners"}
+
+
 def as_network(case):
     """(model, sample, expected) or why not."""
+    if case.name in DISPUTED:
+        return "disputed"
     graph = case.model.graph
     if len(graph.node) != 1 or graph.node[0].op_type not in OPERATORS:
         return "other operators"

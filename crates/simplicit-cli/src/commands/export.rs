@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use simplicit::equilibrium::{OnnxSettings, export_onnx};
+use simplicit::equilibrium::{OnnxSettings, export_onnx, export_onnx_like};
 use simplicit::model::ImplicitModel;
 
 use crate::args::JsonArgs;
@@ -16,6 +16,7 @@ const HELP: &str = "\
 The graph has one input u (batch × inputs, or batch × channels × height × width for convolutions,
 already preprocessed) and one output y. Acyclic models are a straight line of Gemm, Conv and
 activations; cycles become a Loop. Weights are dense in ONNX: the model file is the small one.
+With --like the graph is that of the network: its operators, names and inputs, with new weights.
 
 Example:
   simplicit export model.safetensors --out sparse.onnx";
@@ -26,6 +27,9 @@ Example:
 pub(crate) struct ExportArgs {
     #[command(flatten)]
     model: ModelOperand,
+    /// Write this network, which the model was trained from, with the model's weights in its own graph
+    #[arg(long, value_name = "NET.onnx")]
+    like: Option<PathBuf>,
     /// The ONNX file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -37,7 +41,10 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
     require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let model = ImplicitModel::load(args.model.path())?;
-    export_onnx(&model, &args.out, OnnxSettings::default())?;
+    match &args.like {
+        Some(original) => export_onnx_like(&model, original, &args.out)?,
+        None => export_onnx(&model, &args.out, OnnxSettings::default())?,
+    }
     let size = std::fs::metadata(&args.out).map_or(0, |m| m.len());
     let p = model.preprocessing();
     let line = format!(

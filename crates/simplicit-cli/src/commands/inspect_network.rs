@@ -5,7 +5,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 use simplicit::files::write_bytes_atomically;
-use simplicit::network::{LayerSummary, OnnxFile, OnnxSelection, Shape};
+use simplicit::network::{LayerSummary, Shape};
+use simplicit::onnx::{OnnxFile, OnnxSelection};
 
 use crate::args::JsonArgs;
 use crate::exit::{Outcome, say};

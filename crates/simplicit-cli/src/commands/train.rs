@@ -15,7 +15,7 @@ use simplicit::problem::Mask;
 use simplicit::states::{ArrayStates, StateSource};
 use simplicit::train::{Checkpoint, Forget, Keep};
 
-use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, Switch, number, open_inputs};
+use crate::args::{JsonArgs, NameArgs, PictureArgs, PreprocessingArgs, RunArgs, SelectionArgs, Switch, number};
 use crate::baseline::Baseline;
 use crate::commands::report::{About, page_about};
 use crate::exit::{Outcome, not_yet};
@@ -62,7 +62,8 @@ pub(crate) struct TrainArgs {
     positional: Option<PathBuf>,
     #[arg(long, value_name = "FILE", requires = "inputs", hide = true)]
     pub(crate) network: Option<PathBuf>,
-    /// Inputs of the network: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz; no labels needed
+    /// Inputs of the network: .npy, .npz[:key], .safetensors[:key], IDX or CIFAR binary, each also .gz, or a folder of JPEG and PNG files;
+    /// no labels needed
     #[arg(long, value_name = "FILE", conflicts_with = "states")]
     pub(crate) inputs: Option<PathBuf>,
     /// States instead of a network: a file with U, Z, X, Y (see collect), or a folder with U.npy, Z.npy, X.npy, Y.npy
@@ -74,6 +75,10 @@ pub(crate) struct TrainArgs {
     /// Flags from a TOML file, keys are the long flag names; flags given here win
     #[arg(long, value_name = "FILE")]
     pub(crate) recipe: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) names: NameArgs,
+    #[command(flatten)]
+    pub(crate) pictures: PictureArgs,
     #[command(flatten)]
     pub(crate) selection: SelectionArgs,
     /// Activation of --states without a layout: relu, leaky-relu:0.1, tanh, sigmoid, identity [default: relu]
@@ -326,9 +331,9 @@ impl Origin {
                 if args.activation.is_some() {
                     bail!("--activation: expected --states without a layout, got --network, which has its own");
                 }
-                let baseline = Baseline::open(network)?;
-                let selection = args.selection.selection();
-                let inputs = open_inputs(inputs, &args.preprocessing, baseline.preprocessing(), &selection)?;
+                let baseline = Baseline::open_selected(network, &args.names.selection())?;
+                let (own, selection) = (baseline.preprocessing(), args.selection.selection());
+                let inputs = args.pictures.open_inputs(inputs, &args.preprocessing, own, &selection)?;
                 Ok(Origin::Network(Box::new(baseline), Box::new(inputs)))
             }
             (_, _, Some(states)) => {
@@ -397,7 +402,7 @@ impl Test {
     fn open(args: &TrainArgs, preprocessing: &Preprocessing) -> anyhow::Result<Option<Self>> {
         let Some(path) = &args.test_inputs else { return Ok(None) };
         let all = Selection::all();
-        let inputs = Inputs::new(Array::open(path)?, Some(preprocessing.clone()), &all)?;
+        let inputs = args.pictures.open_inputs(path, &PreprocessingArgs::default(), Some(preprocessing), &all)?;
         let labels = args.test_labels.as_ref().map(|path| Labels::read(path, &all)).transpose()?;
         Ok(Some(Self { inputs, labels }))
     }
@@ -434,6 +439,8 @@ fn provenance(args: &TrainArgs, effective: &Effective) -> anyhow::Result<BTreeMa
             map.insert(name.into(), hash(path)?);
         }
     }
+    map.extend(args.names.given().into_iter().map(|(name, value)| (name.to_string(), value.to_string())));
+    map.extend(args.pictures.given().into_iter().map(|(name, value)| (name.to_string(), value.to_string())));
     Ok(map)
 }
 
@@ -447,7 +454,7 @@ pub(crate) fn decided(effective: &Effective) -> anyhow::Result<[(String, String)
 }
 
 fn hash(path: &Path) -> anyhow::Result<String> {
-    if path.is_dir() {
+    if path.join("U.npy").exists() {
         let parts = ["U.npy", "Z.npy", "X.npy", "Y.npy"].map(|name| content_hash(path.join(name)));
         return Ok(parts.into_iter().collect::<Result<Vec<_>, _>>()?.join(" "));
     }
@@ -470,6 +477,8 @@ fn recipe(args: &TrainArgs, effective: &Effective, preprocessing: &Preprocessing
             table.insert(name.into(), path.display().to_string().into());
         }
     }
+    table.extend(args.names.given().into_iter().map(|(name, value)| (name.to_string(), value.into())));
+    table.extend(args.pictures.given().into_iter().map(|(name, value)| (name.to_string(), (value as i64).into())));
     table.insert("out".into(), args.out.display().to_string().into());
     table.insert("scale".into(), preprocessing.scale.into());
     table.insert("mean".into(), preprocessing.mean.clone().into());

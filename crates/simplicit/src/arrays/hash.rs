@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::array::split_key;
 use super::bytes::Bytes;
+use super::pictures::picture_files;
 use crate::{Error, Result};
 
 /// SHA-256 of some bytes, one part after the other, as 64 hexadecimal digits.
@@ -21,8 +22,15 @@ fn hexadecimal(hash: Sha256) -> String {
 }
 
 /// SHA-256 of a file's bytes as 64 hexadecimal digits, the same that `sha256sum` prints. Reads the file once; a key
-/// after the name (`file.npz:key`) makes no difference.
+/// after the name (`file.npz:key`) makes no difference. Of a folder of pictures: that of the hashes of its files.
 pub fn content_hash(path: impl AsRef<Path>) -> Result<String> {
+    if path.as_ref().is_dir() {
+        let mut hash = Sha256::new();
+        for file in picture_files(path)? {
+            hash.update(content_hash(file)?.as_bytes());
+        }
+        return Ok(hexadecimal(hash));
+    }
     let (path, _) = split_key(path.as_ref());
     let path = path.as_path();
     let bytes = Bytes::open(path)?;

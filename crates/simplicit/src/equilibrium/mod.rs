@@ -18,7 +18,7 @@ mod schedule;
 
 pub use gradient::{GradientSolution, InputGradient};
 pub use layered::LayerSum;
-pub use onnx::{OnnxSettings, export_onnx, to_onnx};
+pub use onnx::{OnnxSettings, export_onnx, export_onnx_like, to_onnx};
 pub use prepared::{BlockKernel, Prepared, Workspace};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};

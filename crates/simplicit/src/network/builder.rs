@@ -195,6 +195,19 @@ impl NetworkBuilder {
         self.parameters
     }
 
+    /// The linear maps and convolutions that a network with this output keeps, in order.
+    pub(crate) fn weighted(&self, output: usize) -> Vec<usize> {
+        let mut used = vec![false; self.nodes.len()];
+        used[output] = true;
+        for id in (0..self.nodes.len()).rev() {
+            if used[id] {
+                self.nodes[id].inputs.iter().for_each(|&input| used[input] = true);
+            }
+        }
+        let is_weighted = |id: &usize| matches!(self.nodes[*id].op, Op::Linear { .. } | Op::Convolution { .. });
+        (0..self.nodes.len()).filter(|&id| used[id]).filter(is_weighted).collect()
+    }
+
     /// Number of nodes so far.
     pub(crate) fn count(&self) -> usize {
         self.nodes.len()

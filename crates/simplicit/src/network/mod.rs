@@ -47,7 +47,6 @@ pub use summary::LayerSummary;
 pub use terms::{PreActivation, Term, Weights};
 
 pub use crate::layout::Source;
-pub use crate::onnx::{OnnxFile, OnnxSelection, UnsupportedNode};
 pub use trace::{Gradient, Trace};
 
 pub(crate) use graph::Op;
@@ -136,6 +135,11 @@ impl Network {
     /// Multiply-adds per sample: non-zero weights of the unrolled matrices (taps on padding do not exist).
     pub fn multiply_adds(&self) -> u64 {
         self.all_rows().flat_map(|rows| &rows.terms).map(|term| term.weights.multiply_adds()).sum()
+    }
+
+    /// For every linear map and convolution, in order: the layer it feeds (none for the output) and its term there.
+    pub(crate) fn weighted_terms(&self) -> Vec<(Option<usize>, usize)> {
+        terms::weighted_terms(&self.graph)
     }
 
     fn all_rows(&self) -> impl Iterator<Item = &PreActivation> {

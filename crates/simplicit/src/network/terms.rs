@@ -120,6 +120,35 @@ pub(crate) fn resolve(graph: &Graph) -> (Vec<PreActivation>, PreActivation) {
     (states, pre_activation(nodes, &sources, graph.output))
 }
 
+/// For every linear map and convolution in the order of the nodes: the layer (none for the output) and the term it is.
+pub(crate) fn weighted_terms(graph: &Graph) -> Vec<(Option<usize>, usize)> {
+    let nodes = &graph.nodes;
+    let layers = (0..nodes.len()).rev().filter(|&id| nodes[id].op.is_layer()).enumerate();
+    let sums = layers.filter_map(|(layer, id)| match nodes[id].op {
+        Op::Activation(_) => Some((Some(layer), nodes[id].inputs[0])),
+        _ => None,
+    });
+    let mut found = Vec::new();
+    for (target, root) in sums.chain([(None, graph.output)]) {
+        // The order of `pre_activation`.
+        let (mut todo, mut term) = (vec![root], 0);
+        while let Some(id) = todo.pop() {
+            let id = unshaped(nodes, id);
+            match &nodes[id].op {
+                Op::Add => todo.extend(nodes[id].inputs.iter().rev()),
+                op => {
+                    if matches!(op, Op::Linear { .. } | Op::Convolution { .. }) {
+                        found.push((id, (target, term)));
+                    }
+                    term += 1;
+                }
+            }
+        }
+    }
+    found.sort_by_key(|(id, _)| *id);
+    found.into_iter().map(|(_, place)| place).collect()
+}
+
 /// What computes a layer: the sum in front of its activation, or its operator.
 fn layer(nodes: &[Node], sources: &[Source], id: usize) -> PreActivation {
     let node = &nodes[id];

@@ -4,9 +4,9 @@ use super::constant::{Constant, Tensor};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
 use super::proto::NodeProto;
-use crate::Result;
 use crate::graph::Binary;
 use crate::layout::Activation;
+use crate::{Error, Result};
 
 /// Activations that exporters write as several nodes.
 pub(super) const WRITTEN_OUT: [Activation; 9] = [
@@ -45,6 +45,9 @@ impl Importer<'_> {
                 let attribute = |name: &str| node.attribute(name).and_then(|a| a.f);
                 let low = inputs.number(1)?.or_else(|| attribute("min")).unwrap_or(f32::NEG_INFINITY);
                 let high = inputs.number(2)?.or_else(|| attribute("max")).unwrap_or(f32::INFINITY);
+                if low.is_nan() || high.is_nan() {
+                    return Err(Error::shape("ends of Clip", "numbers", "NaN"));
+                }
                 if let Value::Constant(constant, _) = inputs.value(0)?
                     && let Constant::Ints(tensor) = &**constant
                 {

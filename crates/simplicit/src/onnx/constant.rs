@@ -2,8 +2,8 @@
 
 use crate::{Error, Result};
 
-/// Most values a computed constant may have.
-const MAX_VALUES: usize = 1 << 26;
+/// Most values a computed constant may have, unless it is made of as many.
+const MAX_VALUES: usize = 1 << 24;
 
 /// Most axes of a constant.
 const MAX_RANK: usize = 16;
@@ -64,10 +64,15 @@ pub(crate) use moved;
 
 /// The number of values under these dimensions, if it is small enough to be computed.
 pub(crate) fn size(dims: &[usize]) -> Result<usize> {
+    size_from(dims, 0)
+}
+
+/// The same where there are `stored` values already.
+fn size_from(dims: &[usize], stored: usize) -> Result<usize> {
     let size = dims.iter().try_fold(1usize, |p, &d| p.checked_mul(d));
-    match size.filter(|&s| s <= MAX_VALUES && dims.len() <= MAX_RANK) {
+    match size.filter(|&s| s <= stored.max(MAX_VALUES) && dims.len() <= MAX_RANK) {
         Some(size) => Ok(size),
-        None => Err(Error::shape("constant", "at most 2^26 values and 16 axes", format!("{dims:?}"))),
+        None => Err(Error::shape("constant", "at most 2^24 values and 16 axes", format!("{dims:?}"))),
     }
 }
 
@@ -120,7 +125,7 @@ impl<T: Copy + Default> Tensor<T> {
 
     /// The values at `start` + Σ index·step; every place must exist.
     fn walk(&self, dims: Vec<usize>, start: i64, steps: &[i64]) -> Result<Self> {
-        let count = size(&dims)?;
+        let count = size_from(&dims, self.values.len())?;
         let mut values = Vec::with_capacity(count);
         let mut index = vec![0usize; dims.len()];
         let mut at = start;
@@ -170,7 +175,7 @@ impl<T: Copy + Default> Tensor<T> {
     }
 
     pub(crate) fn reshaped(&self, dims: Vec<usize>) -> Result<Self> {
-        if size(&dims)? != self.values.len() {
+        if size_from(&dims, self.values.len())? != self.values.len() {
             return Err(Error::shape("reshape", format!("{} values", self.values.len()), format!("{dims:?}")));
         }
         Ok(Self { dims, values: self.values.clone() })
@@ -181,7 +186,7 @@ impl<T: Copy + Default> Tensor<T> {
         let mut dims = self.dims[..axis].to_vec();
         dims.extend(of);
         dims.extend(&self.dims[axis + 1..]);
-        let count = size(&dims)?;
+        let count = size_from(&dims, self.values.len())?;
         let inner: usize = self.dims[axis + 1..].iter().product();
         let outer: usize = self.dims[..axis].iter().product();
         let mut values = Vec::with_capacity(count);
@@ -207,7 +212,8 @@ impl<T: Copy + Default> Tensor<T> {
             }
             dims[axis] = dims[axis].saturating_add(part.dims[axis]);
         }
-        let mut values = Vec::with_capacity(size(&dims)?);
+        let stored = parts.iter().map(|part| part.values.len()).sum();
+        let mut values = Vec::with_capacity(size_from(&dims, stored)?);
         let outer: usize = dims[..axis].iter().product();
         for o in 0..outer {
             for part in parts {

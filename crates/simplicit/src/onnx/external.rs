@@ -23,7 +23,7 @@ fn width(kind: i32) -> u64 {
 }
 
 /// Reads a tensor whose values are in another file of the model's folder.
-pub(super) fn read(tensor: &TensorProto, folder: &Path) -> Result<Constant> {
+pub(crate) fn read(tensor: &TensorProto, folder: &Path) -> Result<Constant> {
     let what = || format!("tensor {:?}", tensor.name);
     let entry = |key: &str| tensor.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
     let number = |key: &str| match entry(key) {

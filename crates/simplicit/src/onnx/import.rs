@@ -14,6 +14,7 @@ use prost::Message;
 use super::constant::{Constant, Tensor};
 use super::external;
 use super::linear::Dense;
+use super::origin::Origin;
 use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use super::recognise::Profiles;
 use super::tensor;
@@ -97,7 +98,7 @@ impl OnnxFile {
     }
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>> {
+pub(super) fn read_file(path: &Path) -> Result<Vec<u8>> {
     let file = std::fs::File::open(path).map_err(|e| Error::io(path, e))?;
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
@@ -125,12 +126,26 @@ fn all_at_once(path: &Path, mut refused: Vec<Refused>) -> Error {
     Error::file(path, format!("{} nodes cannot be read: {}{more}", refused.len(), shown.join("; ")))
 }
 
+/// The network of a file and where its linear maps and convolutions come from, in the order of its nodes.
+pub(super) fn import_graph(bytes: &[u8], path: &Path) -> Result<(Network, Vec<Option<Origin>>)> {
+    let (_, network, refused, origins) = import_traced(bytes, path, path.parent(), &OnnxSelection::default())?;
+    Ok((network.ok_or_else(|| all_at_once(path, refused))?, origins))
+}
+
 fn import(
     bytes: &[u8],
     path: &Path,
     folder: Option<&Path>,
     selection: &OnnxSelection,
 ) -> Result<(i64, Option<Network>, Vec<Refused>)> {
+    let (opset, network, refused, _) = import_traced(bytes, path, folder, selection)?;
+    Ok((opset, network, refused))
+}
+
+/// The operator set, the network if all of it can be read, what was refused, and where weights come from.
+type Imported = (i64, Option<Network>, Vec<Refused>, Vec<Option<Origin>>);
+
+fn import_traced(bytes: &[u8], path: &Path, folder: Option<&Path>, selection: &OnnxSelection) -> Result<Imported> {
     let model = ModelProto::decode(bytes).map_err(|e| Error::file(path, format!("not an ONNX file: {e}")))?;
     let place = path.display().to_string();
     let opset = model.opset_import.iter().find(|o| matches!(o.domain.as_str(), "" | "ai.onnx"));
@@ -145,14 +160,14 @@ fn import(
         ));
     }
     // A few bytes must not become gigabytes by being used again and again. Fused forms need a few copies.
-    let budget = bytes.len().saturating_mul(8).max(1 << 26);
+    let budget = bytes.len().saturating_mul(8).max(1 << 24);
     let run = || {
         let mut importer = Importer::new(graph, opset, budget, folder, selection)?;
         let network = importer.run(graph, selection)?;
-        Ok((network, std::mem::take(&mut importer.refused)))
+        Ok((network, importer.refused, importer.kept_origins))
     };
-    let (network, refused) = run().map_err(|e: Error| e.within(&place))?;
-    Ok((opset, network, refused))
+    let (network, refused, origins) = run().map_err(|e: Error| e.within(&place))?;
+    Ok((opset, network, refused, origins))
 }
 
 /// What a name in the file stands for.
@@ -183,6 +198,9 @@ pub(super) struct Importer<'a> {
     /// How many more numbers may be computed or copied out of the file.
     budget: usize,
     refused: Vec<Refused>,
+    /// Where linear maps and convolutions come from, by node; then those that the network keeps, in order.
+    pub(super) origins: HashMap<usize, Origin>,
+    kept_origins: Vec<Option<Origin>>,
 }
 
 impl<'a> Importer<'a> {
@@ -214,6 +232,8 @@ impl<'a> Importer<'a> {
             folder,
             budget,
             refused: Vec::new(),
+            origins: HashMap::new(),
+            kept_origins: Vec::new(),
         })
     }
 
@@ -245,6 +265,8 @@ impl<'a> Importer<'a> {
                         format!("{dims} for a batch of one sample; samples must not mix"),
                     ));
                 }
+                let kept = self.builder.weighted(node);
+                self.kept_origins = kept.iter().map(|id| self.origins.get(id).cloned()).collect();
                 self.builder.clone().at(NodeId(node))?.build().map(Some)
             }
             _ => Err(Error::shape(what(), "a value computed from the input", "none")),
@@ -263,7 +285,7 @@ impl<'a> Importer<'a> {
             }
         }
         for node in graph.node.iter().zip(runs).filter_map(|(node, runs)| runs.then_some(node)) {
-            let values = match self.node(node, depth) {
+            let values = match self.node(graph, node, depth) {
                 Ok(values) => values,
                 Err(error) => {
                     let about = UnsupportedNode {
@@ -284,7 +306,7 @@ impl<'a> Importer<'a> {
         Ok(())
     }
 
-    fn node(&mut self, node: &'a NodeProto, depth: usize) -> Result<Vec<Value>> {
+    fn node(&mut self, graph: &GraphProto, node: &'a NodeProto, depth: usize) -> Result<Vec<Value>> {
         if !matches!(node.domain.as_str(), "" | "ai.onnx") {
             return Err(Error::unsupported(
                 format!("operator set {:?}", node.domain),
@@ -306,6 +328,9 @@ impl<'a> Importer<'a> {
         let (nodes, parameters) = (self.builder.count(), self.builder.parameters());
         let values = self.apply(node, &inputs)?;
         self.spend(self.builder.parameters() - parameters)?;
+        if depth == 0 {
+            self.note_origins(graph, node, nodes, &inputs);
+        }
         let result = if let [Value::Node(id)] = values[..] { Some(id) } else { None };
         for id in nodes..self.builder.count() {
             let title = node.title();
@@ -337,6 +362,11 @@ impl<'a> Importer<'a> {
         let wanted: Vec<String> = graph.output.iter().map(|o| o.name.clone()).collect();
         self.walk(graph, &wanted, depth + 1)?;
         wanted.iter().map(|name| self.value(name)).collect()
+    }
+
+    /// What a name stands for, if that is known already.
+    pub(super) fn known(&self, name: &str) -> Option<&Value> {
+        self.values.get(name)
     }
 
     /// What a name stands for; constants are read once.

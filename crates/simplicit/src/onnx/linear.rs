@@ -33,13 +33,14 @@ impl Importer<'_> {
         if node.int("transA", 0) != 0 {
             a = self.transpose(&a, &[1, 0])?;
         }
-        if node.int("transB", 0) != 0 {
-            b = self.transpose(&b, &[1, 0])?;
-        }
+        let is_turned = node.int("transB", 0) != 0;
         let (alpha, beta) = (node.float("alpha", 1.0), node.float("beta", 1.0));
         let mut out = if let (Value::Node(_), Value::Constant(weights, _)) = (&a, &b) {
-            let mut weights = matrix(&weights.to_floats())?.transposed();
-            weights.as_mut_slice().iter_mut().for_each(|w| *w *= alpha);
+            let weights = matrix(weights.to_floats())?;
+            let mut weights = if is_turned { weights } else { weights.transposed() };
+            if alpha != 1.0 {
+                weights.as_mut_slice().iter_mut().for_each(|w| *w *= alpha);
+            }
             let bias = match inputs.get(2) {
                 Some(Value::Constant(bias, _)) if bias.len() == weights.rows() => {
                     real_bias(bias.to_floats().values.iter().map(|b| b * beta).collect())
@@ -53,6 +54,9 @@ impl Importer<'_> {
             }
             out
         } else {
+            if is_turned {
+                b = self.transpose(&b, &[1, 0])?;
+            }
             let product = self.product(&a, &b)?;
             self.times(&product, alpha)?
         };
@@ -96,7 +100,7 @@ impl Importer<'_> {
         }
         match (a, b) {
             (Value::Node(_), Value::Constant(weights, _)) if right.len() == 2 => {
-                let weights = matrix(&weights.to_floats())?.transposed();
+                let weights = matrix(weights.to_floats())?.transposed();
                 self.dense(a, Arc::new(weights), None)
             }
             _ => self.structure(Structure::MatMul, &[a.clone(), b.clone()]),
@@ -304,9 +308,9 @@ impl Importer<'_> {
     }
 }
 
-fn matrix(tensor: &Tensor<f32>) -> Result<Matrix<f32>> {
+fn matrix(tensor: Tensor<f32>) -> Result<Matrix<f32>> {
     match tensor.dims[..] {
-        [rows, cols] => Matrix::from_vec(rows, cols, tensor.values.clone()),
+        [rows, cols] => Matrix::from_vec(rows, cols, tensor.values),
         _ => Err(Error::shape("weights", "two axes", format!("{:?}", tensor.dims))),
     }
 }

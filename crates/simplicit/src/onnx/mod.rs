@@ -2,22 +2,25 @@
 
 mod activations;
 mod attributes;
-mod constant;
+pub(crate) mod constant;
 mod elementwise;
 mod evaluate;
-mod external;
+pub(crate) mod external;
 mod import;
 mod linear;
 mod lower;
 mod nodes;
+mod origin;
 mod pool;
 pub(crate) mod proto;
 mod recognise;
 mod resize;
-mod tensor;
+pub(crate) mod tensor;
 mod views;
 
 #[cfg(test)]
 mod tests;
+
+pub(crate) use origin::{Origin, Traced};
 
 pub use import::{OnnxFile, OnnxSelection, UnsupportedNode};

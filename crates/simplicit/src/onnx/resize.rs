@@ -75,7 +75,7 @@ impl Importer<'_> {
             };
             let of_batch = axis == 0 && self.fixed_batch.is_some_and(|b| b as i64 == to);
             let to = if of_batch { from as i64 } else { to };
-            if !(1..=1 << 20).contains(&to) || !scale.is_finite() || scale <= 0.0 {
+            if from == 0 || !(1..=1 << 20).contains(&to) || !scale.is_finite() || scale <= 0.0 {
                 return Err(Error::shape("resize", "positive sizes below 2^20", to));
             }
             if to as usize == from && (scale == 1.0 || of_batch) {

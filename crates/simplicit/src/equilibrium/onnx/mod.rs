@@ -4,6 +4,9 @@
 //! stages, zero or not: the model file is the small one. The graph takes inputs that are already preprocessed.
 
 mod layers;
+mod like;
+
+pub use like::export_onnx_like;
 
 use std::path::Path;
 

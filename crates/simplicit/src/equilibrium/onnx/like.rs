@@ -1,0 +1,286 @@
+//! A trained model in the file its network came from: the same graph, with new weights.
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+
+use prost::Message;
+
+use crate::files::write_bytes_atomically;
+use crate::linalg::Matrix;
+use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
+use crate::network::{Term, Weights};
+use crate::onnx::constant::Constant;
+use crate::onnx::proto::{GraphProto, NodeProto, TensorProto, data_type};
+use crate::onnx::{Origin, Traced, external, tensor};
+use crate::states::StateMap;
+use crate::{Error, Result};
+
+/// Behind the names of new weights while the old ones are there.
+const SUFFIX: &str = "_sparse";
+
+/// New weights of one linear map or convolution, out × in as the network has them, and its bias.
+struct Renewed {
+    weights: Matrix<f32>,
+    bias: Option<Vec<f32>>,
+}
+
+/// Writes `original` again with the weights of a model that was trained from it: its operators, names, operator set and
+/// free batch stay, zeros stand in its initialisers. A batch norm, scale or bias that was folded is gone, and its effect is in
+/// the weights.
+pub fn export_onnx_like(model: &ImplicitModel, original: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
+    let original = original.as_ref();
+    let Traced { model: mut file, network, origins } = Traced::read(original)?;
+    let refuse = |what: &str| {
+        Error::unsupported(
+            format!("{} in the form of {}", what, original.display()),
+            "export without --like, which writes any model",
+        )
+    };
+    let sizes = |layout: &crate::layout::Layout| layout.layers().iter().map(|l| l.size).collect::<Vec<_>>();
+    if sizes(model.layout()) != sizes(network.layout()) {
+        return Err(refuse("a model with other layers than the network's"));
+    }
+    if model.metadata().scaling.is_some() {
+        return Err(refuse("a model in rescaled coordinates"));
+    }
+    let places = network.weighted_terms();
+    if places.len() != origins.len() {
+        return Err(refuse("weights that the network reads in several places"));
+    }
+    let renewed =
+        renewed(model, &network).ok_or_else(|| refuse("a model with connections that the network does not have"))?;
+    let graph = file.graph.as_mut().ok_or_else(|| refuse("nothing"))?;
+    inline_external(graph, original.parent())?;
+    for (place, origin) in places.iter().zip(&origins) {
+        let (Some(origin), Some(weights)) = (origin, renewed.get(place)) else {
+            return Err(refuse("weights that a norm in front of a reshape was folded into"));
+        };
+        write(graph, origin, weights).ok_or_else(|| refuse("weights in another type than float"))?;
+    }
+    tidy(graph);
+    own_names(graph);
+    write_bytes_atomically(path.as_ref(), &file.encode_to_vec())
+}
+
+/// The model's weights of every term of the network; nothing where the model has others.
+fn renewed(
+    model: &ImplicitModel,
+    network: &crate::network::Network,
+) -> Option<HashMap<(Option<usize>, usize), Renewed>> {
+    let mut out = HashMap::new();
+    let sums = network.pre_activations().iter().enumerate().map(|(k, z)| (Some(k), z));
+    for (layer, sum) in sums.chain([(None, network.output())]) {
+        let target = layer.map_or(Target::Output, Target::Layer);
+        let mut blocks: Vec<TapBlock> = model.summands(target);
+        blocks.retain(|block| matches!(block.weights, TapWeights::Taps(_)));
+        let mut bias = match layer {
+            Some(k) => model.state_bias()[model.layout().row_range(k)].to_vec(),
+            None => model.output_bias().to_vec(),
+        };
+        for (k, term) in sum.terms.iter().enumerate() {
+            let (Weights::Dense(old) | Weights::Taps { weights: old, .. }) = &term.weights else { continue };
+            let mut weights = Matrix::zeros(old.rows(), old.cols());
+            if let Some(found) = blocks.iter().position(|block| is_of(block, term, old)) {
+                let block = blocks.remove(found);
+                let TapWeights::Taps(taps) = &block.weights else { return None };
+                for o in 0..old.rows() {
+                    let first = block.group_columns(o).start;
+                    for (j, v) in taps.row(o) {
+                        weights[(o, j.checked_sub(first).filter(|&j| j < old.cols())?)] = v;
+                    }
+                }
+            }
+            // The first map of a sum carries the bias of all.
+            let own = std::mem::take(&mut bias);
+            let own = shared(own, old.rows())?;
+            out.insert((layer, k), Renewed { weights, bias: own.filter(|b| b.iter().any(|&v| v != 0.0)) });
+        }
+        if blocks.iter().any(|block| block.nonzeros() > 0) || bias.iter().any(|&b| b != 0.0) {
+            return None;
+        }
+    }
+    Some(out)
+}
+
+/// One number per row from one per row or per unit; nothing where units of a row differ.
+fn shared(bias: Vec<f32>, rows: usize) -> Option<Option<Vec<f32>>> {
+    if bias.is_empty() || rows == 0 {
+        return Some(None);
+    }
+    let each = bias.len() / rows;
+    let same = each > 0 && bias.len() == each * rows && bias.chunks_exact(each).all(|c| c.iter().all(|v| *v == c[0]));
+    same.then(|| Some(bias.chunks_exact(each).map(|c| c[0]).collect()))
+}
+
+/// Whether a block of the model has the weights of this term.
+fn is_of(block: &TapBlock, term: &Term, old: &Matrix<f32>) -> bool {
+    let same = block.source == term.source && block.maps == term.maps && block.output.channels == old.rows();
+    same && match &term.weights {
+        Weights::Taps { window, groups, .. } => {
+            block.window == *window && block.groups == *groups && block.columns() == groups * old.cols()
+        }
+        _ => block.columns() == old.cols(),
+    }
+}
+
+/// Puts new weights into the node they come from, which now computes the value that everything folded into it gave.
+fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
+    let mut node = graph.node.get(origin.node)?.clone();
+    let stored = node.input.get(1).and_then(|name| graph.initializer.iter().find(|t| t.name == *name));
+    if stored.is_some_and(|t| t.data_type != Some(data_type::FLOAT)) {
+        return None;
+    }
+    let (rows, cols) = (new.weights.rows(), new.weights.cols());
+    let name = node.input.get(1).cloned()?;
+    let weights = match node.op_type.as_str() {
+        "Conv" => {
+            let dims = stored.map(|t| t.dims.clone()).filter(|d| d.iter().product::<i64>() == (rows * cols) as i64)?;
+            floats(&fresh(graph, &name), dims, new.weights.as_slice())
+        }
+        "Gemm" if node.int("transB", 0) != 0 => {
+            floats(&fresh(graph, &name), vec![rows as i64, cols as i64], new.weights.as_slice())
+        }
+        _ => {
+            let turned = new.weights.transposed();
+            floats(&fresh(graph, &name), vec![cols as i64, rows as i64], turned.as_slice())
+        }
+    };
+    node.input[0].clone_from(&origin.input);
+    node.input[1].clone_from(&weights.name);
+    node.input.truncate(2);
+    graph.initializer.push(weights);
+    // alpha and beta are in the weights.
+    node.attribute.retain(|a| !(node.op_type == "Gemm" && matches!(a.name.as_str(), "alpha" | "beta")));
+    let place = graph.node.iter().position(|n| n.output.contains(&origin.output))?;
+    let mut added = Vec::new();
+    let bias = new.bias.as_ref().map(|b| floats(&fresh(graph, &format!("{name}_bias")), vec![rows as i64], b));
+    node.output = vec![origin.output.clone()];
+    match (bias, node.op_type.as_str()) {
+        (None, _) => added.push(node),
+        (Some(bias), "MatMul") => {
+            let product = format!("{}_product", bias.name);
+            node.output = vec![product.clone()];
+            let sum = NodeProto {
+                input: vec![product, bias.name.clone()],
+                output: vec![origin.output.clone()],
+                name: format!("{}_bias", node.name),
+                op_type: "Add".into(),
+                ..Default::default()
+            };
+            added.extend([node, sum]);
+            graph.initializer.push(bias);
+        }
+        (Some(bias), _) => {
+            node.input.push(bias.name.clone());
+            graph.initializer.push(bias);
+            added.push(node);
+        }
+    }
+    // In the place of what computed the value so far: everything it reads stands before it. The places of other origins must
+    // not move, so what is new waits at the end of the list of its own until the graph is tidied.
+    let old = &mut graph.node[place];
+    old.output.iter_mut().filter(|o| **o == origin.output).for_each(|o| *o = String::new());
+    graph.node.extend(added);
+    Some(())
+}
+
+/// A name that nothing has yet.
+fn fresh(graph: &GraphProto, name: &str) -> String {
+    let taken: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+    let mut new = format!("{name}{SUFFIX}");
+    while taken.contains(new.as_str()) {
+        new.insert(0, '_');
+    }
+    new
+}
+
+fn floats(name: &str, dims: Vec<i64>, values: &[f32]) -> TensorProto {
+    TensorProto {
+        name: name.to_string(),
+        dims,
+        data_type: Some(data_type::FLOAT),
+        raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        ..Default::default()
+    }
+}
+
+/// Drops what nothing reads any more and puts every node behind those it reads.
+fn tidy(graph: &mut GraphProto) {
+    let mut producer: HashMap<&str, usize> = HashMap::new();
+    for (k, node) in graph.node.iter().enumerate() {
+        producer.extend(node.output.iter().filter(|o| !o.is_empty()).map(|o| (o.as_str(), k)));
+    }
+    let mut state = vec![0u8; graph.node.len()];
+    let mut order = Vec::new();
+    let mut todo: Vec<usize> =
+        graph.output.iter().rev().filter_map(|o| producer.get(o.name.as_str()).copied()).collect();
+    while let Some(&k) = todo.last() {
+        match state[k] {
+            0 => {
+                state[k] = 1;
+                todo.extend(
+                    reads(&graph.node[k])
+                        .rev()
+                        .filter_map(|n| producer.get(n.as_str()).copied())
+                        .filter(|&n| state[n] == 0),
+                );
+            }
+            1 => {
+                state[k] = 2;
+                order.push(k);
+                todo.pop();
+            }
+            _ => {
+                todo.pop();
+            }
+        }
+    }
+    let kept: Vec<NodeProto> = order.into_iter().map(|k| graph.node[k].clone()).collect();
+    let used: HashSet<String> = kept.iter().flat_map(|n| reads(n).cloned().collect::<Vec<_>>()).collect();
+    graph.node = kept;
+    graph.initializer.retain(|t| used.contains(&t.name));
+    let initializers: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+    // Older files list initialisers as inputs.
+    graph.input.retain(|i| used.contains(&i.name) || initializers.contains(i.name.as_str()));
+    graph.value_info.clear();
+}
+
+/// Gives new weights the names of those they replace, where nothing else has them.
+fn own_names(graph: &mut GraphProto) {
+    let mut taken: HashSet<String> = graph.initializer.iter().map(|t| t.name.clone()).collect();
+    taken.extend(graph.node.iter().flat_map(|n| n.output.iter().cloned()));
+    let mut renamed = HashMap::new();
+    for stored in &mut graph.initializer {
+        if let Some(own) = stored.name.strip_suffix(SUFFIX).map(str::to_string)
+            && taken.insert(own.clone())
+        {
+            renamed.insert(std::mem::replace(&mut stored.name, own.clone()), own);
+        }
+    }
+    for name in graph.node.iter_mut().flat_map(|n| &mut n.input) {
+        if let Some(own) = renamed.get(name) {
+            name.clone_from(own);
+        }
+    }
+}
+
+/// All values a node reads, those of its branches included.
+fn reads(node: &NodeProto) -> impl DoubleEndedIterator<Item = &String> {
+    let inner = node.attribute.iter().filter_map(|a| a.g.as_ref()).flat_map(|g| &g.node).flat_map(|n| &n.input);
+    node.input.iter().chain(inner)
+}
+
+/// Weights in files beside the original come into the new file.
+fn inline_external(graph: &mut GraphProto, folder: Option<&Path>) -> Result<()> {
+    for stored in graph.initializer.iter_mut().filter(|t| tensor::is_external(t)) {
+        match external::read(stored, folder.unwrap_or(Path::new("")))? {
+            Constant::Floats(values) => *stored = floats(&stored.name, stored.dims.clone(), &values.values),
+            Constant::Ints(values) => {
+                stored.raw_data = Some(values.values.iter().flat_map(|v| v.to_le_bytes()).collect());
+                stored.data_type = Some(data_type::INT64);
+                (stored.data_location, stored.external_data) = (None, Vec::new());
+            }
+        }
+    }
+    Ok(())
+}

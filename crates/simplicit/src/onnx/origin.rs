@@ -1,0 +1,104 @@
+//! Which node of a file every linear map and convolution of the network comes from, so that new weights can go back there.
+
+use std::path::Path;
+
+use prost::Message;
+
+use super::import::{Importer, Value, import_graph, read_file};
+use super::proto::{GraphProto, ModelProto, NodeProto};
+use crate::network::{Network, Op};
+use crate::{Error, Result};
+
+/// The node that a linear map or convolution was read from, and the value it now computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// The place of the Conv, Gemm or MatMul in the file.
+    pub(crate) node: usize,
+    /// The value it reads; a batch norm in front of it that was folded is passed over.
+    pub(crate) input: String,
+    /// The value it computes with all that was folded into it: the node's own, or that of a norm or sum behind it.
+    pub(crate) output: String,
+}
+
+/// A file, the network in it, and the origin of every linear map and convolution in the order of the network's nodes.
+pub(crate) struct Traced {
+    pub(crate) model: ModelProto,
+    pub(crate) network: Network,
+    pub(crate) origins: Vec<Option<Origin>>,
+}
+
+impl Traced {
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let bytes = read_file(path)?;
+        let model = ModelProto::decode(bytes.as_slice());
+        let model = model.map_err(|e| Error::file(path, format!("not an ONNX file: {e}")))?;
+        let (network, origins) = import_graph(&bytes, path)?;
+        Ok(Self { model, network, origins })
+    }
+}
+
+impl Importer<'_> {
+    /// Notes where the linear maps and convolutions come from that a node of the file has added since `first`.
+    pub(super) fn note_origins(
+        &mut self,
+        graph: &GraphProto,
+        node: &NodeProto,
+        first: usize,
+        inputs: &[Option<Value>],
+    ) {
+        for id in first..self.builder.count() {
+            if !matches!(self.builder.op(id), Op::Linear { .. } | Op::Convolution { .. }) {
+                continue;
+            }
+            let output = node.output.first().cloned().unwrap_or_default();
+            let origin = if matches!(node.op_type.as_str(), "Conv" | "Gemm" | "MatMul") {
+                let place = graph.node.iter().position(|n| std::ptr::eq(n, node));
+                place.and_then(|place| {
+                    self.unfolded_input(graph, node).map(|input| Origin { node: place, input, output })
+                })
+            } else {
+                // A copy of the map before it with a scale or shift folded in.
+                let source = inputs.iter().flatten().find_map(|v| match v {
+                    Value::Node(id) => self.origins.get(&self.moved_from(*id)).cloned(),
+                    _ => None,
+                });
+                source.map(|origin| Origin { output, ..origin })
+            };
+            if let Some(origin) = origin {
+                self.origins.insert(id, origin);
+            }
+        }
+    }
+
+    /// The node whose numbers a value has, only moved.
+    fn moved_from(&self, mut id: usize) -> usize {
+        use crate::graph::Structure;
+        while let (Op::Reshape | Op::Structure(Structure::Transpose { .. }), [input]) =
+            (self.builder.op(id), self.builder.inputs(id))
+        {
+            id = *input;
+        }
+        id
+    }
+
+    /// The first input of a node, or what a scale and shift reads that waited in front of it.
+    fn unfolded_input(&self, graph: &GraphProto, node: &NodeProto) -> Option<String> {
+        let mut name = node.input.first()?;
+        for _ in 0..graph.node.len() {
+            let waits = match self.known(name) {
+                Some(Value::Node(id)) => matches!(self.builder.op(self.moved_from(*id)), Op::ScaleShift { .. }),
+                _ => false,
+            };
+            if !waits {
+                return Some(name.clone());
+            }
+            let producer = graph.node.iter().find(|n| n.output.contains(name))?;
+            // Behind a reshape the scale has another form: such a norm has no place to go back to.
+            if !matches!(producer.op_type.as_str(), "BatchNormalization" | "Add" | "Sub" | "Mul" | "Div") {
+                return None;
+            }
+            name = producer.input.iter().find(|n| matches!(self.known(n), Some(Value::Node(_))))?;
+        }
+        None
+    }
+}
