@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use simplicit::backend::{self, Device};
 use simplicit::files::{OutputFile, write_bytes_atomically};
 use simplicit::model::{ImplicitModel, LayerCount};
 use simplicit::train::{RowReport, TrainReport};
@@ -50,6 +51,10 @@ pub(crate) struct Results {
     pub(crate) milliseconds: Option<f64>,
     pub(crate) baseline_milliseconds: Option<f64>,
     pub(crate) threads: Option<usize>,
+    /// Who solved the rows: `cpu`, or the GPU by name.
+    pub(crate) device: Option<String>,
+    /// Rows that the GPU solved.
+    pub(crate) rows_on_gpu: Option<usize>,
     /// Last layer first.
     pub(crate) layers: Vec<LayerCount>,
     /// States, then outputs.
@@ -68,6 +73,9 @@ pub(crate) struct RowDetails {
     #[serde(default)]
     target_rms: f64,
     bound_distance: Option<f64>,
+    /// Only where a GPU solved the row.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    on_gpu: bool,
 }
 
 impl From<&RowReport> for RowDetails {
@@ -80,6 +88,7 @@ impl From<&RowReport> for RowDetails {
             relative_residual: Some(row.relative_residual).filter(|r| r.is_finite()),
             target_rms: row.target_rms,
             bound_distance: row.bound_distance,
+            on_gpu: row.on_gpu,
         }
     }
 }
@@ -94,6 +103,7 @@ impl From<RowDetails> for RowReport {
             relative_residual: row.relative_residual.unwrap_or(f64::INFINITY),
             target_rms: row.target_rms,
             bound_distance: row.bound_distance,
+            on_gpu: row.on_gpu,
         }
     }
 }
@@ -134,6 +144,15 @@ impl Results {
         self.output_refit_after = report.output_refit.map(|r| r.after);
         self.agreement = report.agreement;
         self.row_details = report.rows.iter().map(RowDetails::from).collect();
+    }
+
+    /// Who solved the rows, where this was asked for.
+    pub(crate) fn add_device(&mut self, asked: &str, report: &TrainReport) -> anyhow::Result<()> {
+        let rows = report.rows.iter().filter(|row| row.on_gpu).count();
+        let device = if rows > 0 { asked.parse()? } else { Device::Cpu };
+        self.device = Some(backend::name(device));
+        self.rows_on_gpu = Some(rows);
+        Ok(())
     }
 
     /// What a script must see: exit 1.

@@ -178,6 +178,7 @@ fn cyclic_report() -> String {
             relative_residual: 0.01 * (k + 1) as f64,
             target_rms: 1.0,
             bound_distance: Some(0.2),
+            on_gpu: false,
         })
         .collect();
     let curve = |kind, share: f64| RobustnessCurve {

@@ -109,6 +109,7 @@
 
 pub mod arrays;
 pub mod attack;
+pub mod backend;
 pub mod certify;
 pub mod equilibrium;
 mod error;

@@ -27,6 +27,7 @@ fn row(k: usize, gap: Option<f64>, at_limit: bool) -> RowReport {
         relative_residual: 0.125,
         target_rms: 1.0,
         bound_distance: None,
+        on_gpu: false,
     }
 }
 

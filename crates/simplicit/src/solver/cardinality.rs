@@ -45,15 +45,7 @@ pub fn solve_cardinality(
     cancel: &Cancel,
     mut progress: impl FnMut(usize),
 ) -> Result<Vec<Vec<f64>>> {
-    if !(level >= 0.0 && level.is_finite()) {
-        return Err(Error::setting("price of a non-zero", "zero or a positive number", level));
-    }
-    for problem in problems {
-        problem.check(design.features(), design.targets())?;
-        if problem.bounds.is_some() {
-            return Err(Error::unsupported("cardinality with bounds", "use l1 or perspective for rows with bounds"));
-        }
-    }
+    check(design, problems, level)?;
     let Some((values, vectors)) = design.eigen() else {
         return Err(Error::shape("Gram matrix", "finite entries", "a NaN"));
     };
@@ -72,6 +64,20 @@ pub fn solve_cardinality(
         },
     )?;
     Ok(out)
+}
+
+/// Refuses what this method cannot do.
+pub(super) fn check(design: &Design, problems: &[RowProblem], level: f64) -> Result<()> {
+    if !(level >= 0.0 && level.is_finite()) {
+        return Err(Error::setting("price of a non-zero", "zero or a positive number", level));
+    }
+    for problem in problems {
+        problem.check(design.features(), design.targets())?;
+        if problem.bounds.is_some() {
+            return Err(Error::unsupported("cardinality with bounds", "use l1 or perspective for rows with bounds"));
+        }
+    }
+    Ok(())
 }
 
 fn solve_block(

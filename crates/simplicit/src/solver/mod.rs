@@ -9,6 +9,7 @@ mod design;
 mod exact;
 mod newton;
 mod newton_system;
+mod on_device;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod refit;
@@ -18,6 +19,7 @@ mod splitting;
 pub use cardinality::{CardinalityBound, CardinalitySettings, cardinality_bound, solve_cardinality};
 pub use design::Design;
 pub use exact::{largest_mismatch, solve_rows_exactly};
+pub use on_device::{DeviceRows, solve_cardinality_on};
 pub use refit::Refit;
 
 use canonical::{Gap, Row};

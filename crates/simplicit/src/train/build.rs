@@ -28,6 +28,8 @@ pub struct RowReport {
     pub target_rms: f64,
     /// (value − bound)/value of a cardinality row against its perspective lower bound.
     pub bound_distance: Option<f64>,
+    /// A GPU solved it.
+    pub on_gpu: bool,
 }
 
 /// One stored row.

@@ -323,6 +323,7 @@ impl Pass<'_> {
                 relative_residual: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
                 target_rms: design.target_rms(k),
                 bound_distance: None,
+                on_gpu: row.on_gpu,
             };
             built.reports[i] = Some((report, (residual, energy)));
             built.rows[i] = Row { entries: entries.into_iter().map(|(j, w)| (places[j], w)).collect() };

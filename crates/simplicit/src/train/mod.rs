@@ -44,6 +44,8 @@ pub use search::Found;
 use std::sync::Arc;
 
 use crate::arrays::Preprocessing;
+use crate::backend::Device;
+use crate::backend::cuda::Cuda;
 use crate::layout::Layout;
 use crate::model::{ImplicitModel, ModelMetadata};
 use crate::parallel::{Cancel, Threads};
@@ -101,6 +103,9 @@ pub struct TrainSettings {
     pub positions: usize,
     /// Of the choice of positions. Default 0.
     pub seed: u64,
+    /// Who gathers statistics of feature maps and solves cardinality rows. Default: the CPU, whose results are the same
+    /// to the bit on every machine. Convex rows, bounds and everything else are the CPU's in any case.
+    pub device: Device,
     /// When a row counts as solved.
     pub solver: SolverSettings,
     /// How hard cardinality tries.
@@ -126,6 +131,7 @@ impl Default for TrainSettings {
             robust_rounds: 0,
             positions: 64,
             seed: 0,
+            device: Device::Cpu,
             solver: SolverSettings::default(),
             cardinality: CardinalitySettings::default(),
         }
@@ -250,6 +256,13 @@ pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Res
 }
 
 fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    if let Device::Cuda(number) = settings.device {
+        if !matches!(settings.objective, Objective::Cardinality) {
+            let expected = "cpu or auto with a convex penalty or a method of your own: a GPU solves cardinality rows";
+            return Err(Error::setting("device", expected, settings.device));
+        }
+        Cuda::open(number)?;
+    }
     if settings.matching == Matching::Exact {
         // One convex solve is all there is: what follows it would undo the match, and the strength is no trade-off.
         let wants = |what: &str, got: String| Err(Error::setting("exact matching", what, got));

@@ -3,6 +3,7 @@
 use super::delegate::RowsTask;
 use super::keep::{self, Keep};
 use super::{Objective, Progress, Run, TrainSettings};
+use crate::backend;
 use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Matching, RowProblem, Units};
 use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
@@ -19,6 +20,7 @@ pub(super) struct Solved {
     pub(super) weights: Vec<f64>,
     pub(super) relative_gap: Option<f64>,
     pub(super) at_limit: bool,
+    pub(super) on_gpu: bool,
 }
 
 /// The perspective bound of every cardinality row, a convex solve each.
@@ -48,9 +50,12 @@ pub(super) fn solve(
 ) -> Result<Vec<Solved>> {
     let d = design.features();
     let total = problems.len();
-    let (keep, cancel): (&dyn Keep, _) = (run.keep, run.cancel);
     let mut out = Vec::with_capacity(total);
     let first_rho = settings.cardinality.first_rho;
+    if let Some(solved) = on_gpu(design, settings, strength, problems, name, key, run)? {
+        return Ok(solved);
+    }
+    let (keep, cancel): (&dyn Keep, _) = (run.keep, run.cancel);
     let tasks: Vec<RowsTask> =
         problems.chunks(ROW_BLOCK).map(|block| RowsTask { strength, first_rho, problems: block.to_vec() }).collect();
     let mut take = |_: usize, rows: Vec<f64>| {
@@ -60,6 +65,7 @@ pub(super) fn solve(
                 weights: row[..d].to_vec(),
                 relative_gap: (!gap.is_nan()).then_some(gap),
                 at_limit: row[d + 1] != 0.0,
+                on_gpu: false,
             });
         }
         (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
@@ -83,6 +89,34 @@ pub(super) fn solve(
         return Err(Error::shape(format!("rows of {name}"), total, out.len()));
     }
     Ok(out)
+}
+
+/// The cardinality rows of a whole group on the GPU of the settings; `None` where the CPU has to solve them.
+fn on_gpu(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    name: &str,
+    key: &str,
+    run: &mut Run,
+) -> Result<Option<Vec<Solved>>> {
+    let d = design.features();
+    if !matches!(settings.objective, Objective::Cardinality) || run.keep.delegate().is_some() {
+        return Ok(None);
+    }
+    let Some(cuda) = backend::gpu(settings.device, (problems.len() * d) as f64 * d as f64)? else { return Ok(None) };
+    let rows = keep::numbers(run.keep, &format!("{key} rows on a GPU"), problems.len() * d, || {
+        let cardinality = &settings.cardinality;
+        let (threads, cancel) = (run.threads, run.cancel);
+        let solved = solver::solve_cardinality_on(&cuda, design, problems, strength, cardinality, threads, cancel)?;
+        Ok(solved.rows.concat())
+    });
+    let Some(rows) = backend::or_cpu(settings.device, rows)? else { return Ok(None) };
+    let total = problems.len();
+    (run.progress)(Progress::Rows { group: name.to_string(), done: total, total });
+    let solved = |row: &[f64]| Solved { weights: row.to_vec(), relative_gap: None, at_limit: false, on_gpu: true };
+    Ok(Some(rows.chunks_exact(d.max(1)).map(solved).collect()))
 }
 
 pub(super) fn solve_block(
