@@ -159,7 +159,7 @@ impl Session<'_> {
                 self.each(kernels.threshold, count, 1, arguments)?;
             }
         }
-        let (set, sizes) = (self.allocate::<i32>(count)?, self.allocate::<i32>(rows)?);
+        let (set, sizes) = (self.zeros::<i32>(count)?, self.zeros::<i32>(rows)?);
         self.launch(kernels.supports, (rows, 1), 32, arguments!(&x, &s, &set, &sizes, d))?;
         let (set, sizes) = (self.to_host(&set)?, self.to_host(&sizes)?);
         Ok(set.chunks(d).zip(sizes).map(|(row, size)| row[..size as usize].to_vec()).collect())
