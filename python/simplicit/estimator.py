@@ -68,6 +68,8 @@ class SIM:
         Train so many times more, every weight priced by what it adds to the certificate of the model before.
     reach, positions : int, optional
         For convolutions: maps back that ``feedforward`` may read, and positions of a map that each sample gives.
+    bounds : str, optional
+        Cardinality rows that get a lower bound: ``off``, ``sampled`` or ``all``.
     samples : int, optional
         Use so many samples, chosen without replacement.
     seed : int, optional
@@ -136,6 +138,7 @@ class SIM:
         robust: int | None = None,
         reach: int | None = None,
         positions: int | None = None,
+        bounds: str | None = None,
         samples: int | None = None,
         seed: int = 0,
         scale: float | None = None,
@@ -174,6 +177,7 @@ class SIM:
         self.robust = robust
         self.reach = reach
         self.positions = positions
+        self.bounds = bounds
         self.samples = samples
         self.seed = seed
         self.scale = scale

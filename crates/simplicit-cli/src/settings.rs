@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use simplicit::problem::penalty::{ElasticNet, L1, Perspective, Ridge};
 use simplicit::problem::{Connectivity, Mask, Matching};
-use simplicit::train::{Objective, TrainSettings};
+use simplicit::train::{Bounds, Objective, TrainSettings};
 
 use crate::args::Switch;
 use crate::baseline::{Baseline, Kind};
@@ -74,6 +74,18 @@ pub(crate) enum MatchingKind {
     Exact,
     /// The squared mismatch is penalised
     Relaxed,
+}
+
+/// Which cardinality rows get a lower bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum BoundsKind {
+    /// None
+    Off,
+    /// Eight of every group of up to 2,048 features
+    Sampled,
+    /// All, a convex solve each
+    All,
 }
 
 /// A set of defaults.
@@ -152,6 +164,8 @@ pub(crate) struct Effective {
     pub(crate) robust: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) positions: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bounds: Option<BoundsKind>,
     pub(crate) output_aware: Switch,
     pub(crate) bias: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -212,6 +226,9 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
             args.rounds.unwrap_or(1)
         );
     }
+    if convex && args.bounds.is_some() {
+        bail!("--bounds: expected --penalty cardinality, got a convex one, whose rows all have their gap");
+    }
     if !convex && args.refit == Some(Switch::Off) {
         bail!("--refit off: expected a convex penalty; cardinality always ends in a refit");
     }
@@ -264,6 +281,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         cascade: args.cascade.unwrap_or((!plain).into()),
         robust: args.robust,
         positions: facts.maps.then_some(args.positions.unwrap_or(usual.positions)),
+        bounds: args.bounds,
         output_aware: output_aware.into(),
         bias: args.bias.unwrap_or(Switch::Off),
         activation: args.activation.clone(),
@@ -382,6 +400,11 @@ impl Effective {
             robust_rounds: self.robust.unwrap_or(0),
             reach: self.reach.unwrap_or(usual.reach),
             positions: self.positions.unwrap_or(usual.positions),
+            bounds: self.bounds.map(|b| match b {
+                BoundsKind::Off => Bounds::Off,
+                BoundsKind::Sampled => Bounds::Sampled,
+                BoundsKind::All => Bounds::All,
+            }),
             seed: self.seed,
             device: self.device.parse()?,
             ..usual

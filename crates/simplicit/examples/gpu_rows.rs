@@ -4,12 +4,13 @@
 
 use std::time::Instant;
 
+use simplicit::backend::Cpu;
 use simplicit::backend::cuda::Cuda;
 use simplicit::linalg::Matrix;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::RowProblem;
 use simplicit::random::Random;
-use simplicit::solver::{CardinalitySettings, Design, solve_cardinality, solve_cardinality_on};
+use simplicit::solver::{CardinalitySettings, Design, solve_cardinality};
 use simplicit::statistics::Statistics;
 
 fn main() -> simplicit::Result<()> {
@@ -53,19 +54,18 @@ fn main() -> simplicit::Result<()> {
     let settings = CardinalitySettings::default();
     for run in 0..3 {
         let clock = Instant::now();
-        let out = solve_cardinality_on(&cuda, &design, &problems, price, &settings, threads, &cancel)?;
+        let out = solve_cardinality(&design, &problems, price, &settings, cuda.as_ref(), threads, &cancel, |_| {})?;
         let seconds = clock.elapsed().as_secs_f64();
-        let non_zeros: usize = out.rows.iter().flatten().filter(|w| **w != 0.0).count();
+        let non_zeros: usize = out.iter().flatten().filter(|w| **w != 0.0).count();
         println!(
-            "run {run}: {seconds:.3} s, {:.1} % non-zero, {} rows again; {:?}",
+            "run {run}: {seconds:.3} s, {:.1} % non-zero; {:?}",
             100.0 * non_zeros as f64 / (d * rows) as f64,
-            out.again,
-            out.phases
+            cuda.last_phases()
         );
         if run == 2 && on_cpu > 0 {
             let clock = Instant::now();
             let some = &problems[..on_cpu.min(rows)];
-            let answers = solve_cardinality(&design, some, price, &settings, threads, &cancel, |_| {})?;
+            let answers = solve_cardinality(&design, some, price, &settings, &Cpu, threads, &cancel, |_| {})?;
             let value = |k: usize, w: &[f64]| {
                 let rms = design.target_rms(k);
                 let squares: f64 = w.iter().enumerate().map(|(j, w)| (w * design.rms(j) / rms).powi(2)).sum();
@@ -81,8 +81,8 @@ fn main() -> simplicit::Result<()> {
                 clock.elapsed().as_secs_f64(),
                 total(&answers),
                 count(&answers),
-                total(&out.rows),
-                count(&out.rows)
+                total(&out),
+                count(&out)
             );
         }
     }

@@ -3,10 +3,12 @@
 
 #![allow(clippy::unwrap_used)] // helpers of tests are tests
 
+use std::sync::Arc;
+
 use simplicit::Result;
 use simplicit::arrays::Preprocessing;
-use simplicit::backend::Device;
 use simplicit::backend::cuda::Cuda;
+use simplicit::backend::{Cpu, Device, GroupBackend};
 use simplicit::layout::Activation;
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
@@ -14,7 +16,7 @@ use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::RowProblem;
 use simplicit::random::Random;
-use simplicit::solver::{CardinalitySettings, Design, solve_cardinality, solve_cardinality_on};
+use simplicit::solver::{CardinalitySettings, Design, solve_cardinality};
 use simplicit::states::Collected;
 use simplicit::statistics::{BLOCK, Statistics};
 use simplicit::train::{Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, train};
@@ -35,15 +37,11 @@ impl On {
         settings: &CardinalitySettings,
     ) -> Vec<Vec<f64>> {
         let (threads, cancel) = (Threads::available(), Cancel::new());
-        match self {
-            On::Cpu => solve_cardinality(design, problems, level, settings, threads, &cancel, |_| {}).unwrap(),
-            On::Cuda => {
-                let cuda = Cuda::open(0).unwrap();
-                let out = solve_cardinality_on(&cuda, design, problems, level, settings, threads, &cancel).unwrap();
-                assert_eq!(out.again, 0, "rows whose least squares had to be repeated");
-                out.rows
-            }
-        }
+        let backend: Arc<dyn GroupBackend> = match self {
+            On::Cpu => Arc::new(Cpu),
+            On::Cuda => Cuda::open(0).unwrap(),
+        };
+        solve_cardinality(design, problems, level, settings, backend.as_ref(), threads, &cancel, |_| {}).unwrap()
     }
 }
 
@@ -332,7 +330,7 @@ fn a_gpu_for_a_convex_penalty_is_refused() {
     let input =
         TrainInput { source: &source, baseline: None, importance: None, preprocessing: Preprocessing::default() };
     let penalty = simplicit::problem::penalty::L1::new(1e-3).unwrap();
-    let objective = Objective::Convex(std::sync::Arc::new(penalty));
+    let objective = Objective::Convex(Arc::new(penalty));
     let settings = TrainSettings { device: Device::Cuda(0), objective, ..Default::default() };
     let cancel = Cancel::new();
     let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };

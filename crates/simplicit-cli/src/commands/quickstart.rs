@@ -158,6 +158,7 @@ fn settings() -> Effective {
         connectivity: ConnectivityKind::Baseline,
         reach: None,
         positions: None,
+        bounds: None,
         kappa: None,
         rescale: false,
         gamma: None,
@@ -173,5 +174,7 @@ fn settings() -> Effective {
         output_aware: Switch::On,
         bias: Switch::Off,
         activation: None,
+        // The same figures on every machine.
+        device: "cpu".to_string(),
     }
 }

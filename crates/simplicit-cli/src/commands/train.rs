@@ -24,7 +24,7 @@ use crate::measure::Runner;
 use crate::progress::Watcher;
 use crate::recipe::beside;
 use crate::results::{Results, Staged, Stopwatch, require_writable};
-use crate::settings::{ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
+use crate::settings::{BoundsKind, ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
 use crate::summary::summary;
 use crate::training::{Job, Samples};
 
@@ -158,6 +158,9 @@ pub(crate) struct TrainArgs {
     /// Positions of a feature map that each sample gives, for networks with convolutions [default: 64]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) positions: Option<usize>,
+    /// Cardinality rows that get a lower bound [default: all in groups of up to 1,024 features, sampled in larger ones]
+    #[arg(long, help_heading = "The method")]
+    pub(crate) bounds: Option<BoundsKind>,
 
     #[command(flatten)]
     pub(crate) preprocessing: PreprocessingArgs,

@@ -1,14 +1,151 @@
-//! Where arithmetic happens: the CPU, or one GPU.
+//! One cardinality group as a whole: rows that share a quadratic, each with its own linear term and prices, in; weights
+//! with few non-zeros out. What is heavy about training is here, behind one trait, so that other hardware can do it.
+//!
+//! Everything is in the solver's own coordinates: unit-RMS features, unit-RMS targets. Nothing here is certified; bounds
+//! and gaps are computed outside, in f64, from the weights that come back.
 
+mod cpu;
 pub mod cuda;
 mod device;
+mod moves;
+mod reduced;
 
-pub use device::Device;
-
+use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
 
-use crate::{Error, Result};
+pub use cpu::Cpu;
+pub use device::Device;
+pub(crate) use moves::fit;
+
 use cuda::Cuda;
+
+use crate::linalg::Matrix;
+use crate::parallel::{Cancel, Threads};
+use crate::{Error, Result};
+
+/// Ĝ, symmetric with a unit diagonal, d × d, in the form that is cheaper to compute with.
+#[derive(Debug, Clone, Copy)]
+pub enum Quadratic<'a> {
+    /// Ĝ itself.
+    Gram(&'a Matrix),
+    /// F̂, m × d with Ĝ = F̂ᵀF̂: for fewer samples than features.
+    Samples(&'a Matrix),
+}
+
+impl Quadratic<'_> {
+    /// Number of features d.
+    pub fn features(&self) -> usize {
+        match self {
+            Self::Gram(gram) => gram.cols(),
+            Self::Samples(features) => features.cols(),
+        }
+    }
+
+    /// The entries of Ĝ in some rows and columns.
+    pub(crate) fn part(&self, rows: &[usize], cols: &[usize]) -> Matrix {
+        match self {
+            Self::Gram(gram) => {
+                let mut data = Vec::with_capacity(rows.len() * cols.len());
+                for &i in rows {
+                    let line = gram.row(i);
+                    data.extend(cols.iter().map(|&j| line[j]));
+                }
+                Matrix::from_vec(rows.len(), cols.len(), data).unwrap_or_default()
+            }
+            Self::Samples(f) => {
+                let mut out = Matrix::zeros(rows.len(), cols.len());
+                let (left, right) = (columns(f, rows), columns(f, cols));
+                crate::linalg::gemm(out.as_mut_slice(), cols.len(), false, 1.0, left.view().t(), right.view());
+                out
+            }
+        }
+    }
+}
+
+/// Some columns of a matrix.
+fn columns(f: &Matrix, set: &[usize]) -> Matrix {
+    let mut data = Vec::with_capacity(f.rows() * set.len());
+    for s in 0..f.rows() {
+        let line = f.row(s);
+        data.extend(set.iter().map(|&j| line[j]));
+    }
+    Matrix::from_vec(f.rows(), set.len(), data).unwrap_or_default()
+}
+
+/// How the splitting goes: `steps` in all, the same number at each of `rungs` values of ρ, from `first_rho` to
+/// `span` times that, equally spaced in their logarithm.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ladder {
+    /// Splitting steps in all.
+    pub steps: usize,
+    /// Values of ρ, each of which costs an inverse.
+    pub rungs: usize,
+    /// The first ρ; the mean eigenvalue of Ĝ is 1.
+    pub first_rho: f64,
+    /// The last ρ over the first.
+    pub span: f64,
+}
+
+impl Ladder {
+    /// ρ and the number of steps of every rung.
+    pub fn schedule(&self) -> Vec<(f64, usize)> {
+        let rungs = self.rungs.clamp(1, self.steps.max(1));
+        let rho = |k: usize| self.first_rho * self.span.powf(k as f64 / (rungs - 1).max(1) as f64);
+        (0..rungs).map(|k| (rho(k), (k + 1) * self.steps / rungs - k * self.steps / rungs)).collect()
+    }
+}
+
+/// Rows min ½wᵀĜw − hᵀw + Σ_j price_j·[w_j ≠ 0], one a line of `linear`, `prices` and `start`.
+#[derive(Debug, Clone, Copy)]
+pub struct CardinalityGroup<'a> {
+    /// Shared by all rows.
+    pub quadratic: Quadratic<'a>,
+    /// h, rows × d.
+    pub linear: &'a Matrix,
+    /// What a non-zero costs, rows × d: zero is free, infinity forbids.
+    pub prices: &'a Matrix,
+    /// Where the splitting starts, rows × d.
+    pub start: &'a Matrix,
+    /// Of the splitting.
+    pub ladder: Ladder,
+    /// Added to the diagonal when weights are fitted to their support.
+    pub ridge: f64,
+    /// Single moves and the last fit; without them the splitting's own weights are the answer.
+    pub moves: bool,
+    /// Rows that may be treated together. Answers may depend on who shares a block, so whoever cuts a group into pieces
+    /// cuts it at multiples of this.
+    pub block: usize,
+}
+
+impl CardinalityGroup<'_> {
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.linear.rows()
+    }
+}
+
+/// Solves whole groups. The same group must give the same weights, for any number of threads.
+pub trait GroupBackend: Debug + Send + Sync {
+    /// One line of d weights per row; zeros are exact, forbidden entries are zero, and with `moves`
+    /// weights are the least-squares optimum (with the ridge) on their support. `progress` is told how many rows are as good as done.
+    fn solve(
+        &self,
+        group: &CardinalityGroup,
+        threads: Threads,
+        cancel: &Cancel,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Matrix>;
+}
+
+/// Rows of a group that are treated together: wide products for groups of many rows, enough blocks for all threads in
+/// groups of few.
+pub fn block_rows(rows: usize) -> usize {
+    match rows {
+        0..=128 => 32,
+        129..=256 => 64,
+        _ => 128,
+    }
+}
 
 /// Multiply-adds of one step below which `auto` stays on the CPU: starting kernels would take longer than the work.
 const WORTH_A_GPU: f64 = 1e6;

@@ -182,6 +182,11 @@ impl Cholesky {
     /// Solves A x = b for `columns` right-hand sides; `b` is row-major `size × columns`.
     pub fn solve(&self, b: &mut [f64], columns: usize) {
         self.solve_lower(b, columns);
+        self.solve_upper(b, columns);
+    }
+
+    /// Solves Lᵀx = b.
+    pub fn solve_upper(&self, b: &mut [f64], columns: usize) {
         let n = self.size;
         if n == 0 || columns == 0 {
             return;

@@ -28,7 +28,7 @@ pub(crate) fn inner_radius(radius: f64) -> f64 {
 /// One row, over the design's live features.
 #[derive(Debug)]
 pub(crate) struct Row<'a> {
-    pub(crate) coordinates: &'a Coordinates,
+    pub(crate) coordinates: &'a Coordinates<'a>,
     pub(crate) h: Vec<f64>,
     pub(crate) scale: EntryScale,
     /// Ball weights in these coordinates and the radius.

@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 
-use crate::linalg::{Cholesky, Matrix, symmetric_eigen};
+use crate::backend::Quadratic;
+use crate::linalg::{Cholesky, Matrix};
 use crate::problem::Units;
 use crate::statistics::Statistics;
 use crate::{Error, Result};
@@ -40,15 +41,19 @@ impl Scaling {
 
 /// Ĝ in one scaling, and its regularised inverses.
 #[derive(Debug)]
-pub(crate) struct Coordinates {
+pub(crate) struct Coordinates<'a> {
+    statistics: &'a Statistics,
+    columns: Vec<usize>,
     scales: Vec<f64>,
-    gram: Matrix,
+    diagonal: Vec<f64>,
+    /// Made when first asked for: cardinality over few samples does without.
+    gram: OnceLock<Matrix>,
     inverses: [OnceLock<Option<Matrix>>; LEVELS],
     projections: [OnceLock<Option<Matrix<f32>>>; LEVELS],
 }
 
-impl Coordinates {
-    fn new(statistics: &Statistics, columns: &[usize], scaling: Scaling) -> Self {
+impl<'a> Coordinates<'a> {
+    fn new(statistics: &'a Statistics, columns: Vec<usize>, scaling: Scaling) -> Self {
         let rms: Vec<f64> = columns.iter().map(|&j| statistics.rms(j)).collect();
         let mean = rms.iter().sum::<f64>() / rms.len().max(1) as f64;
         // The diagonal of Ĝ; kept within three decades so that no feature drowns in ε.
@@ -56,18 +61,14 @@ impl Coordinates {
             Scaling::Rms => 1.0,
             Scaling::Between => (rms / mean).clamp(1e-3, 1e3),
         };
-        let scales: Vec<f64> = rms.iter().map(|&rms| rms / diagonal(rms).sqrt()).collect();
-        let m = statistics.samples() as f64;
-        let gram = Matrix::from_fn(columns.len(), columns.len(), |i, j| {
-            if i == j {
-                diagonal(rms[i])
-            } else {
-                statistics.gram()[(columns[i], columns[j])] / (m * scales[i] * scales[j])
-            }
-        });
+        let diagonal: Vec<f64> = rms.iter().map(|&rms| diagonal(rms)).collect();
+        let scales = rms.iter().zip(&diagonal).map(|(rms, d)| rms / d.sqrt()).collect();
         Self {
+            statistics,
+            columns,
             scales,
-            gram,
+            diagonal,
+            gram: OnceLock::new(),
             inverses: std::array::from_fn(|_| OnceLock::new()),
             projections: std::array::from_fn(|_| OnceLock::new()),
         }
@@ -80,17 +81,33 @@ impl Coordinates {
 
     /// Ĝ.
     pub(crate) fn gram(&self) -> &Matrix {
-        &self.gram
+        self.gram.get_or_init(|| {
+            let (columns, scales) = (&self.columns, &self.scales);
+            let (m, gram) = (self.statistics.samples() as f64, self.statistics.gram());
+            Matrix::from_fn(columns.len(), columns.len(), |i, j| {
+                if i == j { self.diagonal[i] } else { gram[(columns[i], columns[j])] / (m * scales[i] * scales[j]) }
+            })
+        })
+    }
+
+    /// F̂ with Ĝ = F̂ᵀF̂, one sample a row, where the samples are fewer.
+    fn few_samples(&self) -> Option<Matrix> {
+        let features = self.statistics.few_samples()?;
+        let root = (self.statistics.samples() as f64).sqrt();
+        let columns = &self.columns;
+        Some(Matrix::from_fn(features.rows(), columns.len(), |i, j| {
+            features[(i, columns[j])] / (root * self.scales[j])
+        }))
     }
 
     /// (Ĝ + εI)⁻¹ of a level; `None` if ε is lost in rounding, when a smaller level must do.
     pub(crate) fn inverse(&self, level: usize) -> Option<&Matrix> {
         self.inverses[level]
             .get_or_init(|| {
-                let d = self.gram.rows();
+                let d = self.scales.len();
                 let mut factor = Cholesky::with_capacity(d);
                 let filled = factor.factor(d, |a| {
-                    a.copy_from_slice(self.gram.as_slice());
+                    a.copy_from_slice(self.gram().as_slice());
                     for i in 0..d {
                         a[i * d + i] += epsilon(level);
                     }
@@ -122,8 +139,8 @@ pub struct Design<'a> {
     features: Vec<usize>,
     /// Features that are not always zero (indices into `features`).
     live: Vec<usize>,
-    coordinates: [OnceLock<Coordinates>; 2],
-    eigen: OnceLock<Option<(Vec<f64>, Matrix)>>,
+    coordinates: [OnceLock<Coordinates<'a>>; 2],
+    few_samples: OnceLock<Option<Matrix>>,
 }
 
 impl<'a> Design<'a> {
@@ -147,7 +164,7 @@ impl<'a> Design<'a> {
             features,
             live,
             coordinates: std::array::from_fn(|_| OnceLock::new()),
-            eigen: OnceLock::new(),
+            few_samples: OnceLock::new(),
         })
     }
 
@@ -188,10 +205,10 @@ impl<'a> Design<'a> {
     }
 
     /// The live features in one scaling, made when first asked for.
-    pub(crate) fn coordinates(&self, scaling: Scaling) -> &Coordinates {
+    pub(crate) fn coordinates(&self, scaling: Scaling) -> &Coordinates<'a> {
         self.coordinates[scaling as usize].get_or_init(|| {
             let columns: Vec<usize> = self.live.iter().map(|&k| self.features[k]).collect();
-            Coordinates::new(self.statistics, &columns, scaling)
+            Coordinates::new(self.statistics, columns, scaling)
         })
     }
 
@@ -215,11 +232,11 @@ impl<'a> Design<'a> {
         self.features.iter().map(|&j| row[j]).collect()
     }
 
-    /// Eigenvalues and eigenvectors (columns) of the Gram matrix of unit-RMS features.
-    pub(crate) fn eigen(&self) -> Option<(&[f64], &Matrix)> {
-        self.eigen
-            .get_or_init(|| symmetric_eigen(self.gram()))
-            .as_ref()
-            .map(|(values, vectors)| (values.as_slice(), vectors))
+    /// Ĝ of unit-RMS features in the form that is cheaper to compute with.
+    pub(crate) fn quadratic(&self) -> Quadratic<'_> {
+        match self.few_samples.get_or_init(|| self.coordinates(Scaling::Rms).few_samples()) {
+            Some(features) => Quadratic::Samples(features),
+            None => Quadratic::Gram(self.gram()),
+        }
     }
 }

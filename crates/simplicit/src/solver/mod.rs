@@ -9,17 +9,15 @@ mod design;
 mod exact;
 mod newton;
 mod newton_system;
-mod on_device;
 #[cfg(feature = "reference")]
 pub mod reference;
 mod refit;
-mod single_moves;
 mod splitting;
 
+pub(crate) use cardinality::solve_in_blocks;
 pub use cardinality::{CardinalityBound, CardinalitySettings, cardinality_bound, solve_cardinality};
 pub use design::Design;
 pub use exact::{largest_mismatch, solve_rows_exactly};
-pub use on_device::{DeviceRows, solve_cardinality_on};
 pub use refit::Refit;
 
 use canonical::{Gap, Row};

@@ -4,7 +4,7 @@ use super::canonical::Row;
 use super::design::{Design, Scaling};
 use super::{SolverSettings, solve_rows};
 use crate::Result;
-use crate::linalg::Cholesky;
+use crate::backend::fit;
 use crate::parallel::{Cancel, Threads};
 use crate::problem::penalty::Ridge;
 use crate::problem::{RowProblem, Units};
@@ -19,18 +19,6 @@ pub struct Refit {
 impl Default for Refit {
     fn default() -> Self {
         Self { ridge: 1e-5 }
-    }
-}
-
-/// The upper half of Ĝ + ridge on a set of features.
-pub(super) fn fill(design: &Design, set: &[usize], ridge: f64, a: &mut [f64]) {
-    let k = set.len();
-    for (r, &i) in set.iter().enumerate() {
-        let line = design.gram().row(i);
-        for (s, &j) in set.iter().enumerate().skip(r) {
-            a[r * k + s] = line[j];
-        }
-        a[r * k + r] += ridge;
     }
 }
 
@@ -64,23 +52,7 @@ impl Refit {
 
     /// Canonical weights, without regard to ball or bounds.
     pub(crate) fn on_support(&self, design: &Design, row: &Row, support: &[usize]) -> Vec<f64> {
-        let k = support.len();
-        let mut out = vec![0.0; design.live().len()];
-        let mut factor = Cholesky::with_capacity(k);
-        let mut ridge = self.ridge;
-        loop {
-            let done = factor.factor(k, |a| fill(design, support, ridge, a));
-            if done || ridge > 1.0 {
-                break;
-            }
-            ridge = (10.0 * ridge).max(1e-12);
-        }
-        let mut x: Vec<f64> = support.iter().map(|&j| row.h[j]).collect();
-        factor.solve(&mut x, 1);
-        for (&j, x) in support.iter().zip(x) {
-            out[j] = x;
-        }
-        out
+        fit(&design.quadratic(), &row.h, support, self.ridge)
     }
 
     /// The same as a row problem, because the ball or a bound cuts in: the solver that holds them is asked.

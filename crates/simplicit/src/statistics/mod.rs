@@ -15,6 +15,11 @@
 //! Peak memory, whatever the number of samples: with d features and r targets one accumulator takes
 //! 8·(d² + dr + r) bytes, and at most ⌈log₂(blocks)⌉ + 3·threads of them live at once, plus one block of samples
 //! (8·`BLOCK`·(2d + r) bytes) per thread.
+//!
+//! With fewer samples than features (m < 0.41·d) the samples themselves are kept instead of G: an m × d matrix is
+//! smaller, and solving with it costs less than with a d × d one. G is then made when somebody asks for it.
+
+use std::sync::OnceLock;
 
 use crate::backend::cuda::Cuda;
 use crate::linalg::{Matrix, gemm, gram_lower};
@@ -25,15 +30,73 @@ use crate::{Error, Result};
 /// Samples in a leaf of the summation tree.
 pub const BLOCK: usize = 1024;
 
+/// Samples over features below which products with F, forwards and back, cost less than one with G: a step in m
+/// dimensions costs 2md + m² multiplications, one in d dimensions d².
+const FEW: f64 = 0.41;
+
+/// Whether so many samples are better kept as they are.
+fn are_few(samples: usize, features: usize) -> bool {
+    (samples as f64) < FEW * features as f64
+}
+
 /// G, H, e and the number of samples m, accumulated in f64 (exact for products of f32).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Statistics {
     samples: usize,
-    /// Full symmetric, d × d.
-    gram: Matrix,
+    form: Form,
     /// One target a row, r × d.
     cross: Matrix,
     energy: Vec<f64>,
+}
+
+/// What is known about the features.
+#[derive(Debug, Clone)]
+enum Form {
+    /// G, full symmetric, d × d.
+    Gram(Matrix),
+    /// F, one sample a row, the diagonal of G, and G once somebody has asked.
+    Samples { features: Matrix, squares: Vec<f64>, gram: OnceLock<Matrix> },
+}
+
+impl PartialEq for Form {
+    /// Whether G has been asked for makes no difference.
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Gram(a), Self::Gram(b)) => a == b,
+            (Self::Samples { features: a, .. }, Self::Samples { features: b, .. }) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl Form {
+    fn of_samples(features: Matrix) -> Self {
+        let mut squares = vec![0.0; features.cols()];
+        for i in 0..features.rows() {
+            squares.iter_mut().zip(features.row(i)).for_each(|(s, v)| *s += v * v);
+        }
+        Self::Samples { features, squares, gram: OnceLock::new() }
+    }
+
+    fn gram(&self) -> &Matrix {
+        match self {
+            Self::Gram(gram) => gram,
+            Self::Samples { features, gram, .. } => gram.get_or_init(|| gram_of(features)),
+        }
+    }
+}
+
+/// FᵀF, full symmetric.
+fn gram_of(features: &Matrix) -> Matrix {
+    let d = features.cols();
+    let mut gram = Matrix::zeros(d, d);
+    gram_lower(&mut gram, features);
+    for i in 0..d {
+        for j in 0..i {
+            gram[(j, i)] = gram[(i, j)];
+        }
+    }
+    gram
 }
 
 impl Statistics {
@@ -41,7 +104,7 @@ impl Statistics {
     pub fn empty(features: usize, targets: usize) -> Self {
         Self {
             samples: 0,
-            gram: Matrix::zeros(features, features),
+            form: Form::Gram(Matrix::zeros(features, features)),
             cross: Matrix::zeros(targets, features),
             energy: vec![0.0; targets],
         }
@@ -49,6 +112,19 @@ impl Statistics {
 
     /// Of a few samples: features and targets with one sample a row.
     pub fn of(features: &Matrix, targets: &Matrix) -> Result<Self> {
+        Self::check(features, targets)?;
+        Ok(Self::in_form(Form::Gram(gram_of(features)), features, targets))
+    }
+
+    /// The same with the samples kept in the place of their products.
+    pub fn of_few(features: Matrix, targets: &Matrix) -> Result<Self> {
+        Self::check(&features, targets)?;
+        let mut out = Self::in_form(Form::Gram(Matrix::default()), &features, targets);
+        out.form = Form::of_samples(features);
+        Ok(out)
+    }
+
+    fn check(features: &Matrix, targets: &Matrix) -> Result<()> {
         if features.rows() != targets.rows() {
             return Err(Error::shape(
                 "targets",
@@ -57,23 +133,28 @@ impl Statistics {
             ));
         }
         features.require_finite("features", 0)?;
-        targets.require_finite("targets", 0)?;
-        let mut out = Self::empty(features.cols(), targets.cols());
-        out.samples = features.rows();
-        gram_lower(&mut out.gram, features);
+        targets.require_finite("targets", 0)
+    }
+
+    fn in_form(form: Form, features: &Matrix, targets: &Matrix) -> Self {
         let d = features.cols();
-        for i in 0..d {
-            for j in 0..i {
-                out.gram[(j, i)] = out.gram[(i, j)];
-            }
-        }
-        gemm(out.cross.as_mut_slice(), d, false, 1.0, targets.view().t(), features.view());
+        let mut cross = Matrix::zeros(targets.cols(), d);
+        gemm(cross.as_mut_slice(), d, false, 1.0, targets.view().t(), features.view());
+        let mut energy = vec![0.0; targets.cols()];
         for row in 0..targets.rows() {
-            for (e, t) in out.energy.iter_mut().zip(targets.row(row)) {
+            for (e, t) in energy.iter_mut().zip(targets.row(row)) {
                 *e += t * t;
             }
         }
-        Ok(out)
+        Self { samples: features.rows(), form, cross, energy }
+    }
+
+    /// F, one sample a row, where the samples are fewer than the features.
+    pub(crate) fn few_samples(&self) -> Option<&Matrix> {
+        match &self.form {
+            Form::Samples { features, .. } => Some(features),
+            Form::Gram(_) => None,
+        }
     }
 
     /// Sums statistics of disjoint samples.
@@ -86,23 +167,43 @@ impl Statistics {
             ));
         }
         self.samples += other.samples;
-        for (a, b) in [
-            (self.gram.as_mut_slice(), other.gram.as_slice()),
-            (self.cross.as_mut_slice(), other.cross.as_slice()),
-            (&mut self.energy, &other.energy),
-        ] {
-            for (a, b) in a.iter_mut().zip(b) {
-                *a += b;
+        let plus = |a: &mut [f64], b: &[f64]| a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+        self.form = match (self.form, &other.form) {
+            (Form::Samples { features, .. }, Form::Samples { features: more, .. }) => {
+                let (rows, cols) = (features.rows() + more.rows(), features.cols());
+                let mut data = features.into_vec();
+                data.extend_from_slice(more.as_slice());
+                Form::of_samples(Matrix::from_vec(rows, cols, data)?)
             }
+            (Form::Gram(mut gram), more) => {
+                plus(gram.as_mut_slice(), more.gram().as_slice());
+                Form::Gram(gram)
+            }
+            (few, Form::Gram(more)) => {
+                let mut gram = few.gram().clone();
+                plus(gram.as_mut_slice(), more.as_slice());
+                Form::Gram(gram)
+            }
+        };
+        for (a, b) in [(self.cross.as_mut_slice(), other.cross.as_slice()), (&mut self.energy, &other.energy)] {
+            plus(a, b);
         }
         Ok(self)
     }
 
     /// Of some of the features and some of the targets, in the order given.
     pub fn part(&self, features: &[usize], targets: &[usize]) -> Self {
+        let form = match &self.form {
+            Form::Samples { features: all, .. } => {
+                Form::of_samples(Matrix::from_fn(all.rows(), features.len(), |i, j| all[(i, features[j])]))
+            }
+            Form::Gram(gram) => {
+                Form::Gram(Matrix::from_fn(features.len(), features.len(), |i, j| gram[(features[i], features[j])]))
+            }
+        };
         Self {
             samples: self.samples,
-            gram: Matrix::from_fn(features.len(), features.len(), |i, j| self.gram[(features[i], features[j])]),
+            form,
             cross: Matrix::from_fn(targets.len(), features.len(), |k, j| self.cross[(targets[k], features[j])]),
             energy: targets.iter().map(|&k| self.energy[k]).collect(),
         }
@@ -119,22 +220,41 @@ impl Statistics {
                 format!("{} targets of {} samples", self.targets(), self.samples),
             ));
         }
-        let gram = Matrix::from_fn(first + second, first + second, |i, j| match (i < first, j < first) {
-            (true, true) => self.gram[(i, j)],
-            (true, false) => self.cross[(j - first, i)],
-            (false, true) => self.cross[(i - first, j)],
-            (false, false) => fixed.gram[(i - first, j - first)],
-        });
+        let form = match (&self.form, &fixed.form) {
+            (Form::Samples { features: a, .. }, Form::Samples { features: b, .. }) => Form::of_samples(beside(&[a, b])),
+            (own, others) => {
+                let (own, others) = (own.gram(), others.gram());
+                let entry = |i: usize, j: usize| match (i < first, j < first) {
+                    (true, true) => own[(i, j)],
+                    (true, false) => self.cross[(j - first, i)],
+                    (false, true) => self.cross[(i - first, j)],
+                    (false, false) => others[(i - first, j - first)],
+                };
+                Form::Gram(Matrix::from_fn(first + second, first + second, entry))
+            }
+        };
         let cross = Matrix::from_fn(targets, first + second, |k, j| {
             if j < first { self.cross[(second + k, j)] } else { fixed.cross[(k, j - first)] }
         });
-        Ok(Self { samples: self.samples, gram, cross, energy: fixed.energy.clone() })
+        Ok(Self { samples: self.samples, form, cross, energy: fixed.energy.clone() })
     }
 
     /// Streams `samples` samples in blocks. `read` returns features and targets of a range of samples; it is called
     /// from several threads.
     pub fn stream(
         samples: usize,
+        threads: Threads,
+        cancel: &Cancel,
+        read: impl Fn(std::ops::Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
+        progress: impl FnMut(usize),
+    ) -> Result<Self> {
+        Self::stream_shard(samples, samples, threads, cancel, read, progress)
+    }
+
+    /// [`Statistics::stream`] over a shard of `all` samples, whose number decides what is kept.
+    pub fn stream_shard(
+        samples: usize,
+        all: usize,
         threads: Threads,
         cancel: &Cancel,
         read: impl Fn(std::ops::Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
@@ -151,7 +271,11 @@ impl Statistics {
                 cancel.check()?;
                 let range = block * BLOCK..((block + 1) * BLOCK).min(samples);
                 let (features, targets) = read(range)?;
-                Self::of(&features, &targets)
+                if are_few(all, features.cols()) {
+                    Self::of_few(features, &targets)
+                } else {
+                    Self::of(&features, &targets)
+                }
             },
             |block, leaf| {
                 progress(((block + 1) * BLOCK).min(samples));
@@ -174,6 +298,10 @@ impl Statistics {
             return Err(Error::shape("samples", "at least one", 0));
         }
         let (f, t) = read(0..1)?;
+        // Few samples are kept as they are; there is nothing to add up.
+        if are_few(samples, f.cols()) {
+            return Self::stream(samples, threads, cancel, read, progress);
+        }
         let mut energy = vec![0.0; t.cols()];
         let mut total = 0;
         let (gram, cross) = cuda.accumulate(f.cols(), t.cols(), |sums| {
@@ -200,7 +328,7 @@ impl Statistics {
                 },
             )
         })?;
-        Ok(Self { samples: total, gram, cross, energy })
+        Ok(Self { samples: total, form: Form::Gram(gram), cross, energy })
     }
 
     /// Of the paper's problem: features Ũ = [X; U] (and the constant, last, if `constant`), targets Ỹ = [Z; Y].
@@ -223,7 +351,11 @@ impl Statistics {
     /// All numbers, little-endian, samples first.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut out = (self.samples as u64).to_le_bytes().to_vec();
-        for part in [self.gram.as_slice(), self.cross.as_slice(), &self.energy] {
+        let form = match &self.form {
+            Form::Gram(gram) => gram,
+            Form::Samples { features, .. } => features,
+        };
+        for part in [form.as_slice(), self.cross.as_slice(), &self.energy] {
             out.extend(part.iter().flat_map(|v| v.to_le_bytes()));
         }
         out
@@ -231,22 +363,32 @@ impl Statistics {
 
     /// The inverse of [`Statistics::to_bytes`]; `None` if the length does not fit or a number is not finite.
     pub fn from_bytes(bytes: &[u8], features: usize, targets: usize) -> Option<Self> {
-        let count =
-            features.checked_mul(features)?.checked_add(features.checked_mul(targets)?)?.checked_add(targets)?;
         let (samples, rest) = bytes.split_first_chunk::<8>()?;
+        let samples = usize::try_from(u64::from_le_bytes(*samples)).ok()?;
         let (numbers, tail) = rest.as_chunks::<8>();
-        if numbers.len() != count || !tail.is_empty() {
+        let others = features.checked_mul(targets)?.checked_add(targets)?;
+        // Samples are kept only where they are fewer than the features, so the length says which form it is.
+        let lines = numbers.len().checked_sub(others)?.checked_div(features).unwrap_or(0);
+        let few = lines == samples && lines != features;
+        if numbers.len() != lines.checked_mul(features)?.checked_add(others)?
+            || !(few || lines == features)
+            || !tail.is_empty()
+        {
             return None;
         }
-        let mut values = numbers.iter().map(|c| f64::from_le_bytes(*c));
-        let mut out = Self::empty(features, targets);
-        out.samples = usize::try_from(u64::from_le_bytes(*samples)).ok()?;
-        for part in [out.gram.as_mut_slice(), out.cross.as_mut_slice(), &mut out.energy] {
-            for (slot, value) in part.iter_mut().zip(&mut values) {
-                *slot = value.is_finite().then_some(value)?;
-            }
+        let values: Vec<f64> = numbers.iter().map(|c| f64::from_le_bytes(*c)).collect();
+        if values.iter().any(|v| !v.is_finite()) {
+            return None;
         }
-        Some(out)
+        let (form, values) = values.split_at(lines * features);
+        let (cross, energy) = values.split_at(targets * features);
+        let form = Matrix::from_vec(lines, features, form.to_vec()).ok()?;
+        Some(Self {
+            samples,
+            form: if few { Form::of_samples(form) } else { Form::Gram(form) },
+            cross: Matrix::from_vec(targets, features, cross.to_vec()).ok()?,
+            energy: energy.to_vec(),
+        })
     }
 
     /// Number of samples m.
@@ -256,7 +398,10 @@ impl Statistics {
 
     /// Number of features d.
     pub fn features(&self) -> usize {
-        self.gram.rows()
+        match &self.form {
+            Form::Gram(gram) => gram.cols(),
+            Form::Samples { features, .. } => features.cols(),
+        }
     }
 
     /// Number of targets r.
@@ -264,9 +409,9 @@ impl Statistics {
         self.cross.rows()
     }
 
-    /// G, d × d.
+    /// G, d × d; made now where the samples were kept instead.
     pub fn gram(&self) -> &Matrix {
-        &self.gram
+        self.form.gram()
     }
 
     /// h of one target, d values.
@@ -283,16 +428,32 @@ impl Statistics {
     pub fn mismatch(&self, target: usize, weights: &[(usize, f64)]) -> f64 {
         let h = self.cross(target);
         let mut sum = self.energy(target);
-        for &(j, w) in weights {
-            let g: f64 = weights.iter().map(|&(k, v)| self.gram[(j, k)] * v).sum();
-            sum += w * (g - 2.0 * h[j]);
+        match &self.form {
+            Form::Gram(gram) => {
+                for &(j, w) in weights {
+                    let line = gram.row(j);
+                    let g: f64 = weights.iter().map(|&(k, v)| line[k] * v).sum();
+                    sum += w * (g - 2.0 * h[j]);
+                }
+            }
+            Form::Samples { features, .. } => {
+                sum -= 2.0 * weights.iter().map(|&(j, w)| w * h[j]).sum::<f64>();
+                for i in 0..features.rows() {
+                    let line = features.row(i);
+                    sum += weights.iter().map(|&(j, w)| w * line[j]).sum::<f64>().powi(2);
+                }
+            }
         }
         sum.max(0.0)
     }
 
     /// Root mean square of feature j; zero for a feature that is always zero.
     pub fn rms(&self, j: usize) -> f64 {
-        (self.gram[(j, j)] / self.samples as f64).sqrt()
+        let square = match &self.form {
+            Form::Gram(gram) => gram[(j, j)],
+            Form::Samples { squares, .. } => squares[j],
+        };
+        (square / self.samples as f64).sqrt()
     }
 }
 
@@ -413,13 +574,47 @@ mod tests {
         let fixed = Statistics::of(&tail, &t).unwrap();
         let joined = Statistics::of(&head, &beside(&[&tail, &t])).unwrap().followed_by(&fixed).unwrap();
         assert_eq!(joined.energy, whole.energy);
-        let pairs = joined.gram.as_slice().iter().zip(whole.gram.as_slice());
+        let pairs = joined.gram().as_slice().iter().zip(whole.gram().as_slice());
         for (a, b) in pairs.chain(joined.cross.as_slice().iter().zip(whole.cross.as_slice())) {
             assert!((a - b).abs() < 1e-10);
         }
         let part = whole.part(&[6, 1], &[2]);
-        assert_eq!((part.gram[(0, 1)], part.cross[(0, 1)]), (whole.gram[(6, 1)], whole.cross[(2, 1)]));
+        assert_eq!((part.gram()[(0, 1)], part.cross[(0, 1)]), (whole.gram()[(6, 1)], whole.cross[(2, 1)]));
         assert!(fixed.followed_by(&whole).is_err());
+    }
+
+    #[test]
+    fn few_samples_are_kept_and_say_the_same() {
+        let mut r = Random::new(9);
+        let (f, t) = (Matrix::from_fn(8, 30, |_, _| r.normal()), Matrix::from_fn(8, 2, |_, _| r.normal()));
+        let (gram, few) = (Statistics::of(&f, &t).unwrap(), Statistics::of_few(f.clone(), &t).unwrap());
+        assert!(few.few_samples().is_some() && gram.few_samples().is_none());
+        let weights: Vec<(usize, f64)> = (0..30).step_by(4).map(|j| (j, r.normal())).collect();
+        for k in 0..2 {
+            let (a, b) = (gram.mismatch(k, &weights), few.mismatch(k, &weights));
+            assert!((a - b).abs() < 1e-10 * a, "{a} {b}");
+            assert_eq!(gram.cross(k), few.cross(k));
+        }
+        assert!((0..30).all(|j| (gram.rms(j) - few.rms(j)).abs() < 1e-12));
+        assert_eq!(few.gram(), gram.gram());
+        let read = |range: std::ops::Range<usize>| Ok((rows(&f, range.clone()), rows(&t, range)));
+        let streamed = |all| Statistics::stream_shard(8, all, Threads::one(), &Cancel::new(), read, |_| {}).unwrap();
+        assert_eq!(streamed(8), few);
+        assert_eq!(streamed(1000), gram, "a shard of many samples adds up");
+        for of in [&gram, &few] {
+            assert_eq!(&Statistics::from_bytes(&of.to_bytes(), 30, 2).unwrap(), of);
+        }
+        assert!(Statistics::from_bytes(&few.to_bytes()[8..], 30, 2).is_none());
+        let halves = Statistics::of_few(rows(&f, 0..3), &rows(&t, 0..3)).unwrap();
+        let merged = halves.merge(&Statistics::of_few(rows(&f, 3..8), &rows(&t, 3..8)).unwrap()).unwrap();
+        assert_eq!(merged.few_samples(), few.few_samples());
+        let part = few.part(&[6, 1], &[1]);
+        assert!((part.gram()[(0, 1)] - gram.gram()[(6, 1)]).abs() < 1e-12);
+        let (head, tail) =
+            (few.part(&(0..10).collect::<Vec<_>>(), &[]), few.part(&(10..30).collect::<Vec<_>>(), &[0, 1]));
+        let tails = Matrix::from_fn(8, 20, |i, j| f[(i, 10 + j)]);
+        let head = Statistics::of_few(head.few_samples().unwrap().clone(), &beside(&[&tails, &t])).unwrap();
+        assert_eq!(head.followed_by(&tail).unwrap().few_samples(), few.few_samples());
     }
 
     #[test]

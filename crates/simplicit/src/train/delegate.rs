@@ -89,8 +89,9 @@ impl StatisticsTask {
             return Err(Error::shape("statistics task", format!("rows and columns of {shape:?}"), "others"));
         }
         let (d, r) = self.shape();
-        Statistics::stream(
+        Statistics::stream_shard(
             source.samples(),
+            self.samples,
             threads,
             cancel,
             |range| {

@@ -1,6 +1,7 @@
 //! One model at one strength: every group's statistics, problems, solutions, and the f32 rows that are stored.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::build::{Build, Evidence, Row, RowReport};
@@ -9,20 +10,30 @@ use super::gather::{self, Walks};
 use super::method::{self, RowGroup};
 use super::plan::{Group, Plan};
 use super::problems::{problems, reads_states};
-use super::solve::{bound, solve};
-use super::{Objective, OutputRefit, Run, TrainInput, TrainSettings, layout};
+use super::solve::{bound, on_device, solve};
+use super::survey::{self, Survey};
+use super::{Bounds, Objective, OutputRefit, Progress, Run, TrainInput, TrainSettings, layout};
 use crate::layout::Layout;
 use crate::linalg::{Matrix, toward_zero};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::Source;
-use crate::problem::{Connectivity, Mask};
-use crate::solver::Design;
+use crate::problem::{Connectivity, Mask, RowProblem};
+use crate::solver::{CardinalitySettings, Design, solve_cardinality};
 use crate::states::StateShape;
 use crate::statistics::Statistics;
 use crate::{Error, Result};
 
 /// Alternations of a cyclic model with its own equilibrium states.
 const MAX_ALTERNATIONS: usize = 4;
+
+/// Features of a group up to which all of its rows are bounded where nothing is said, and up to which some of them are:
+/// a bound needs several inverses of the group's size.
+const ALL_BOUNDS: usize = 1024;
+const SAMPLED_BOUNDS: usize = 2048;
+/// Rows of a group that are bounded where not all are.
+const BOUND_STRATA: usize = 8;
+/// Rows of a group that a survey looks at.
+const SURVEY_STRATA: usize = 32;
 
 /// Factor on the first ρ of cardinality over taps. Neighbouring taps are much alike, and a small ρ wanders off among
 /// them: on ResNet-20 at half of its weights, ρ = 0.05 left twice the divergence that larger ones do.
@@ -93,6 +104,11 @@ impl Workshop {
     /// Whether samples are positions, and a whole model costs a walk over all of them.
     pub(super) fn has_taps(&self) -> bool {
         self.plan.has_taps()
+    }
+
+    /// The rows of every group, in order.
+    pub(super) fn groups(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.plan.groups().map(|group| group.rows.clone())
     }
 }
 
@@ -221,18 +237,64 @@ pub(super) fn certified(
     if !matches!(settings.objective, Objective::Cardinality) {
         return Ok(found);
     }
-    for group in workshop.plan.groups() {
+    for (number, group) in workshop.plan.groups().enumerate() {
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.name) else { continue };
+        let which = bounds_of(settings, statistics.features());
         let design = Design::new(statistics)?;
         let problems = problems(&workshop.plan, input, settings, strength, group, &design, &workshop.emphasis);
-        let bounds = bound(&design, settings, strength, &problems, weights, run)?;
-        for (row, bound) in found.rows[group.rows.clone()].iter_mut().zip(bounds) {
+        let strata = if which == Bounds::All { problems.len() } else { BOUND_STRATA };
+        let rows: Vec<usize> =
+            survey::drawn(&design, &problems, strata, drawing(settings, number)).into_iter().map(|r| r.0).collect();
+        let problems: Vec<RowProblem> = rows.iter().map(|&k| problems[k].clone()).collect();
+        let weights: Vec<Vec<f64>> = rows.iter().map(|&k| weights[k].clone()).collect();
+        let bounds = bound(&design, settings, strength, &problems, &weights, run)?;
+        for (k, bound) in rows.into_iter().zip(bounds) {
+            let row = &mut found.rows[group.rows.start + k];
             row.relative_gap = Some(bound.relative_gap);
             row.at_limit = bound.at_limit;
             row.bound_distance = Some(bound.distance());
         }
     }
     Ok(found)
+}
+
+/// Expected non-zeros of every group at some prices (ascending), from rows drawn by the seed at the baseline's states, by
+/// the splitting alone.
+pub(super) fn survey(
+    workshop: &mut Workshop,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    prices: &[f64],
+    run: &mut Run,
+) -> Result<Survey> {
+    let Workshop { plan, kept, inputs, emphasis } = workshop;
+    let mut pass = Pass { plan, kept, inputs, emphasis, input, settings, strength: 1.0, walks: None };
+    let built = Build::new(plan);
+    if plan.has_taps() && !pass.needs_no_walk(run)? {
+        pass.walks = Some(Walks::new(input, settings, plan, run)?);
+    }
+    let mut survey = Survey::new(prices);
+    for (number, group) in plan.groups().enumerate() {
+        survey.push(pass.survey(group, number, &built, prices, run)?);
+    }
+    Ok(survey)
+}
+
+/// Which rows of a group of so many features get a bound.
+fn bounds_of(settings: &TrainSettings, features: usize) -> Bounds {
+    let which = match settings.objective {
+        Objective::Cardinality => settings.bounds,
+        _ => Some(Bounds::Off),
+    };
+    match which.unwrap_or(if features <= ALL_BOUNDS { Bounds::All } else { Bounds::Sampled }) {
+        Bounds::Sampled if features > SAMPLED_BOUNDS => Bounds::Off,
+        which => which,
+    }
+}
+
+/// The seed of what is drawn from a group.
+fn drawing(settings: &TrainSettings, group: usize) -> u64 {
+    settings.seed ^ (group as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// The settings of rows over taps, in the solver's own units.
@@ -332,11 +394,66 @@ impl Pass<'_> {
         if !own_states {
             self.kept.insert(key, statistics.clone());
         }
-        built.evidence.insert(group.name.clone(), Evidence { statistics, weights });
+        // Large statistics that nobody looks at again are not kept.
+        if bounds_of(settings, statistics.features()) != Bounds::Off {
+            built.evidence.insert(group.name.clone(), Evidence { statistics, weights });
+        }
         if let Some(walks) = &mut self.walks {
             walks.leave(settings, group, built, run)?;
         }
         Ok(())
+    }
+
+    /// Expected non-zeros of one group at every price.
+    fn survey(
+        &mut self,
+        group: &Group,
+        number: usize,
+        built: &Build,
+        prices: &[f64],
+        run: &mut Run,
+    ) -> Result<Vec<f64>> {
+        let tuned = self.plan.has_taps().then(|| for_taps(self.settings));
+        let settings = tuned.as_ref().unwrap_or(self.settings);
+        let key = self.key(group, "", false);
+        if let Some(walks) = &mut self.walks {
+            walks.enter(settings, group, run)?;
+        }
+        let statistics = match self.kept.get(&key) {
+            Some(statistics) => statistics.clone(),
+            None => Arc::new(self.gather(group, built, false, &key, run)?),
+        };
+        self.kept.insert(key, statistics.clone());
+        let design = Design::new(&statistics)?;
+        let problems = problems(self.plan, self.input, settings, 1.0, group, &design, self.emphasis);
+        let rows = survey::drawn(&design, &problems, SURVEY_STRATA, drawing(settings, number));
+        let at = |price: f64, row: usize| {
+            let problem = &problems[row];
+            let weights = problem.weights.as_ref().map(|w| w.iter().map(|w| w * price).collect());
+            RowProblem { weights, ball: None, ..problem.clone() }
+        };
+        let priced: Vec<RowProblem> = prices
+            .iter()
+            .flat_map(|&price| rows.iter().map(move |&(row, _)| (price, row)))
+            .map(|(p, r)| at(p, r))
+            .collect();
+        let how = CardinalitySettings { moves: false, ..settings.cardinality.clone() };
+        let (name, total) = (&group.name, priced.len());
+        let (threads, cancel) = (run.threads, run.cancel);
+        let mut told = |done| (run.progress)(Progress::Rows { group: name.clone(), done, total });
+        let work = (priced.len() * design.features()) as f64 * design.features() as f64;
+        let (solved, _) = on_device(settings, work, &mut |backend| {
+            solve_cardinality(&design, &priced, 1.0, &how, backend, threads, cancel, &mut told)
+        })?;
+        let nonzeros = |w: &Vec<f64>| w.iter().filter(|w| **w != 0.0).count() as f64;
+        let counts = solved
+            .chunks(rows.len().max(1))
+            .map(|at_price| at_price.iter().zip(&rows).map(|(w, (_, stands_for))| stands_for * nonzeros(w)).sum());
+        let counts = counts.collect();
+        if let Some(walks) = &mut self.walks {
+            walks.leave(settings, group, built, run)?;
+        }
+        Ok(counts)
     }
 
     /// Whether the statistics of all groups are the baseline's and known, from an earlier strength or an earlier run.

@@ -32,6 +32,18 @@ impl Keep for Forget {
     }
 }
 
+/// The numbers kept under `key`; `None` if there are none, or not so many.
+pub(crate) fn find(keep: &dyn Keep, key: &str, length: usize) -> Result<Option<Vec<f64>>> {
+    let bytes = keep.get(key)?.filter(|bytes| bytes.len() == 8 * length);
+    Ok(bytes.map(|bytes| bytes.as_chunks::<8>().0.iter().map(|c| f64::from_le_bytes(*c)).collect()))
+}
+
+/// Keeps numbers.
+pub(crate) fn put(keep: &dyn Keep, key: &str, values: &[f64]) -> Result<()> {
+    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+    keep.put(key, &bytes)
+}
+
 /// The numbers kept under `key`, or computed and kept now. A kept value of the wrong length is computed again.
 pub(crate) fn numbers(
     keep: &dyn Keep,
@@ -39,13 +51,10 @@ pub(crate) fn numbers(
     length: usize,
     compute: impl FnOnce() -> Result<Vec<f64>>,
 ) -> Result<Vec<f64>> {
-    if let Some(bytes) = keep.get(key)?
-        && bytes.len() == 8 * length
-    {
-        return Ok(bytes.as_chunks::<8>().0.iter().map(|c| f64::from_le_bytes(*c)).collect());
+    if let Some(values) = find(keep, key, length)? {
+        return Ok(values);
     }
     let values = compute()?;
-    let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-    keep.put(key, &bytes)?;
+    put(keep, key, &values)?;
     Ok(values)
 }

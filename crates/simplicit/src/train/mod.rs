@@ -28,6 +28,7 @@ mod row_blocks;
 mod search;
 mod solve;
 mod stages;
+mod survey;
 mod walk;
 
 pub use build::RowReport;
@@ -44,8 +45,8 @@ pub use search::Found;
 use std::sync::Arc;
 
 use crate::arrays::Preprocessing;
-use crate::backend::Device;
 use crate::backend::cuda::Cuda;
+use crate::backend::{Cpu, Device, GroupBackend};
 use crate::layout::Layout;
 use crate::model::{ImplicitModel, ModelMetadata};
 use crate::parallel::{Cancel, Threads};
@@ -63,6 +64,18 @@ pub enum Objective {
     Cardinality,
     /// Rows by a method of your own; bounds and gaps are then nobody's.
     Method(Arc<dyn RowMethod>),
+}
+
+/// Which cardinality rows get a lower bound, a convex solve each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bounds {
+    /// None.
+    Off,
+    /// Some of every group: one from each of eight strata of the row weight, drawn by the seed, and none where the group
+    /// has more than 2,048 features.
+    Sampled,
+    /// All.
+    All,
 }
 
 /// How to train. Every field has the default of [`TrainSettings::default`].
@@ -108,8 +121,12 @@ pub struct TrainSettings {
     pub device: Device,
     /// When a row counts as solved.
     pub solver: SolverSettings,
+    /// Which cardinality rows get a lower bound. Default: all in groups of up to 1,024 features, sampled in larger ones.
+    pub bounds: Option<Bounds>,
     /// How hard cardinality tries.
     pub cardinality: CardinalitySettings,
+    /// Who solves groups of cardinality rows that no GPU takes. Default: this machine's processor.
+    pub backend: Arc<dyn GroupBackend>,
 }
 
 impl Default for TrainSettings {
@@ -133,7 +150,9 @@ impl Default for TrainSettings {
             seed: 0,
             device: Device::Cpu,
             solver: SolverSettings::default(),
+            bounds: None,
             cardinality: CardinalitySettings::default(),
+            backend: Arc::new(Cpu),
         }
     }
 }

@@ -10,6 +10,8 @@ use crate::model::ImplicitModel;
 
 /// Accepted distance from the target, half of the 0.2 points promised.
 pub(super) const CLOSE: f64 = 0.001;
+/// What is promised.
+const PROMISED: f64 = 0.002;
 /// Accepted distance of a stage that is not the last.
 const NEAR: f64 = 0.02;
 /// Whole models fitted at most for one target.
@@ -187,8 +189,11 @@ fn once(
         return Ok(fitted);
     };
     let close = if last { CLOSE } else { NEAR };
+    // Where a model is a walk over all positions, one correction must do unless it misses what is promised.
+    let dear = workshop.has_taps() && last;
+    let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
     let mut best: Option<(f64, f64, Fitted)> = None;
-    let tried = seek(target, *start, close, MAX_MODELS, |strength| {
+    let tried = seek(target, *start, enough, MAX_MODELS, |strength| {
         let fitted = fit::fit(workshop, input, settings, strength, false, run)?;
         let sparsity = told(&fitted, strength, run);
         let distance = (sparsity - target).abs();
@@ -217,19 +222,20 @@ pub(super) struct Start {
     pub(super) slope: Option<f64>,
 }
 
-/// Models at changing strengths until one is close to the target: all of them as (strength, sparsity).
+/// Models at changing strengths until one is close to the target, where what is close may depend on how many there were:
+/// all of them as (strength, sparsity).
 pub(super) fn seek(
     target: f64,
     start: Start,
-    close: f64,
+    close: impl Fn(usize) -> f64,
     most: usize,
     mut sparsity_at: impl FnMut(f64) -> Result<f64>,
 ) -> Result<Vec<(f64, f64)>> {
     let mut found = Found { slope: start.slope, ..Found::default() };
-    for _ in 0..most {
+    for models in 1..=most {
         let strength = found.next(target).unwrap_or(start.strength);
         let sparsity = sparsity_at(strength)?;
-        if !found.add(strength, sparsity) || (sparsity - target).abs() <= close {
+        if !found.add(strength, sparsity) || (sparsity - target).abs() <= close(models) {
             break;
         }
     }

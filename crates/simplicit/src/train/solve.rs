@@ -3,7 +3,7 @@
 use super::delegate::RowsTask;
 use super::keep::{self, Keep};
 use super::{Objective, Progress, Run, TrainSettings};
-use crate::backend;
+use crate::backend::{self, Device, GroupBackend, block_rows};
 use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Matching, RowProblem, Units};
 use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
@@ -50,14 +50,47 @@ pub(super) fn solve(
 ) -> Result<Vec<Solved>> {
     let d = design.features();
     let total = problems.len();
+    let (keep, cancel, threads): (&dyn Keep, _, _) = (run.keep, run.cancel, run.threads);
+    if matches!(settings.device, Device::Cuda(_)) && keep.delegate().is_some() {
+        return Err(Error::setting("device", "cpu or auto where other processes solve the rows", settings.device));
+    }
     let mut out = Vec::with_capacity(total);
     let first_rho = settings.cardinality.first_rho;
-    if let Some(solved) = on_gpu(design, settings, strength, problems, name, key, run)? {
-        return Ok(solved);
-    }
-    let (keep, cancel): (&dyn Keep, _) = (run.keep, run.cancel);
+    let whole = matches!(settings.objective, Objective::Cardinality);
+    let size = if whole { block_rows(total) } else { ROW_BLOCK };
     let tasks: Vec<RowsTask> =
-        problems.chunks(ROW_BLOCK).map(|block| RowsTask { strength, first_rho, problems: block.to_vec() }).collect();
+        problems.chunks(size).map(|block| RowsTask { strength, first_rho, problems: block.to_vec() }).collect();
+    let key = |block: usize| format!("{key} rows {block}");
+    // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
+    let mut together = None;
+    let mut on_gpu = false;
+    if whole && keep.delegate().is_none() {
+        let kept =
+            (0..tasks.len()).map(|b| keep::find(keep, &key(b), tasks[b].length(d))).collect::<Result<Vec<_>>>()?;
+        let kept: Option<Vec<Vec<f64>>> = kept.into_iter().collect();
+        together = Some(match kept {
+            Some(blocks) => {
+                on_gpu = backend::gpu(settings.device, work(problems, d))?.is_some();
+                blocks
+            }
+            None => {
+                let told = &mut |done: usize| {
+                    (run.progress)(Progress::Rows {
+                        group: name.to_string(),
+                        done: done.min(total.saturating_sub(1)),
+                        total,
+                    });
+                };
+                let rows;
+                (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, told)?;
+                let blocks: Vec<Vec<f64>> = rows.chunks(size).map(<[Vec<f64>]>::concat).collect();
+                for (block, rows) in blocks.iter().enumerate() {
+                    keep::put(keep, &key(block), rows)?;
+                }
+                blocks
+            }
+        });
+    }
     let mut take = |_: usize, rows: Vec<f64>| {
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
             let gap = row[d];
@@ -65,22 +98,21 @@ pub(super) fn solve(
                 weights: row[..d].to_vec(),
                 relative_gap: (!gap.is_nan()).then_some(gap),
                 at_limit: row[d + 1] != 0.0,
-                on_gpu: false,
+                on_gpu,
             });
         }
         (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
         Ok(())
     };
-    match keep.delegate() {
-        Some(elsewhere) => elsewhere.rows(statistics, &tasks, &mut take)?,
-        None => parallel::fold(
-            run.threads,
+    match (keep.delegate(), together) {
+        (_, Some(blocks)) => blocks.into_iter().enumerate().try_for_each(|(block, rows)| take(block, rows))?,
+        (Some(elsewhere), None) => elsewhere.rows(statistics, &tasks, &mut take)?,
+        (None, None) => parallel::fold(
+            threads,
             tasks.len(),
             |block| {
                 cancel.check()?;
-                keep::numbers(keep, &format!("{key} rows {block}"), tasks[block].length(d), || {
-                    tasks[block].run(design, settings, cancel)
-                })
+                keep::numbers(keep, &key(block), tasks[block].length(d), || tasks[block].run(design, settings, cancel))
             },
             take,
         )?,
@@ -91,32 +123,43 @@ pub(super) fn solve(
     Ok(out)
 }
 
-/// The cardinality rows of a whole group on the GPU of the settings; `None` where the CPU has to solve them.
-fn on_gpu(
+/// Multiply-adds of a step of the splitting.
+fn work(problems: &[RowProblem], features: usize) -> f64 {
+    problems.len() as f64 * (features * features) as f64
+}
+
+/// Rows of the cardinality problem with what stands behind their weights: no gap, no limit. And whether a GPU solved them.
+#[allow(clippy::too_many_arguments)]
+fn cardinality_rows(
     design: &Design,
     settings: &TrainSettings,
     strength: f64,
     problems: &[RowProblem],
-    name: &str,
-    key: &str,
-    run: &mut Run,
-) -> Result<Option<Vec<Solved>>> {
-    let d = design.features();
-    if !matches!(settings.objective, Objective::Cardinality) || run.keep.delegate().is_some() {
-        return Ok(None);
+    block: usize,
+    threads: Threads,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(usize),
+) -> Result<(Vec<Vec<f64>>, bool)> {
+    let how = &settings.cardinality;
+    let mut solve = |backend: &dyn GroupBackend| {
+        solver::solve_in_blocks(design, problems, strength, how, backend, block, threads, cancel, progress)
+    };
+    let (rows, on_gpu) = on_device(settings, work(problems, design.features()), &mut solve)?;
+    Ok((rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect(), on_gpu))
+}
+
+/// Work for the GPU of the settings, if it is worth it, or else for their backend; and whether the GPU did it.
+pub(super) fn on_device<T>(
+    settings: &TrainSettings,
+    work: f64,
+    solve: &mut dyn FnMut(&dyn GroupBackend) -> Result<T>,
+) -> Result<(T, bool)> {
+    if let Some(cuda) = backend::gpu(settings.device, work)?
+        && let Some(answer) = backend::or_cpu(settings.device, solve(cuda.as_ref()))?
+    {
+        return Ok((answer, true));
     }
-    let Some(cuda) = backend::gpu(settings.device, (problems.len() * d) as f64 * d as f64)? else { return Ok(None) };
-    let rows = keep::numbers(run.keep, &format!("{key} rows on a GPU"), problems.len() * d, || {
-        let cardinality = &settings.cardinality;
-        let (threads, cancel) = (run.threads, run.cancel);
-        let solved = solver::solve_cardinality_on(&cuda, design, problems, strength, cardinality, threads, cancel)?;
-        Ok(solved.rows.concat())
-    });
-    let Some(rows) = backend::or_cpu(settings.device, rows)? else { return Ok(None) };
-    let total = problems.len();
-    (run.progress)(Progress::Rows { group: name.to_string(), done: total, total });
-    let solved = |row: &[f64]| Solved { weights: row.to_vec(), relative_gap: None, at_limit: false, on_gpu: true };
-    Ok(Some(rows.chunks_exact(d.max(1)).map(solved).collect()))
+    Ok((solve(settings.backend.as_ref())?, false))
 }
 
 pub(super) fn solve_block(
@@ -129,9 +172,11 @@ pub(super) fn solve_block(
     let one = Threads::one();
     let penalty = match &settings.objective {
         Objective::Cardinality => {
-            let rows =
-                solver::solve_cardinality(design, problems, strength, &settings.cardinality, one, cancel, |_| {})?;
-            return Ok(rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect());
+            let block = problems.len();
+            // Blocks are solved elsewhere, with the bits they would have here: never by a GPU that happens to be there.
+            let settings = TrainSettings { device: Device::Cpu, ..settings.clone() };
+            let (rows, _) = cardinality_rows(design, &settings, strength, problems, block, one, cancel, &mut |_| {})?;
+            return Ok(rows);
         }
         Objective::Convex(penalty) => penalty.as_ref(),
         Objective::Method(_) => {

@@ -16,7 +16,6 @@ mod statistics;
 
 pub use kernels::CACHE_VARIABLE;
 pub use library::{PATH_VARIABLE, search_in};
-pub(crate) use rows::Group;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -47,6 +46,8 @@ pub struct Cuda {
     name: String,
     /// One caller at a time: buffers and handles are not shared.
     turn: Mutex<()>,
+    /// Parts of the group that was solved last, and their seconds.
+    phases: Mutex<Vec<(&'static str, f64)>>,
 }
 
 // SAFETY: the driver's handles may be used from any thread once the context is current there, which `Session` sees to,
@@ -120,7 +121,18 @@ impl Cuda {
         if status != 0 {
             return Err(format!("cuBLAS does not start (status {status})"));
         }
-        Ok(Self { driver, blas, kernels, context, handle, ordinal, number, name, turn: Mutex::new(()) })
+        Ok(Self {
+            driver,
+            blas,
+            kernels,
+            context,
+            handle,
+            ordinal,
+            number,
+            name,
+            turn: Mutex::new(()),
+            phases: Mutex::default(),
+        })
     }
 
     /// Such as `NVIDIA H200`.

@@ -1,41 +1,27 @@
 //! The cardinality rows of one group, from its statistics to weights, without leaving the device in between: a ladder of
 //! inverses, splitting with a hard threshold, single moves and least squares on the supports.
 
+use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::dense::{Panel, Sizes};
 use super::inverse::padded;
 use super::memory::Buffer;
 use super::{Argument, Cuda, Session, arguments};
-use crate::Result;
-use crate::parallel::Cancel;
+use crate::backend::{CardinalityGroup, GroupBackend, Quadratic, fit};
+use crate::linalg::Matrix;
+use crate::parallel::{self, Cancel, Threads};
+use crate::{Error, Result};
 
-/// Rows over one design in canonical coordinates: ½wᵀĜw − ĥᵀw + ½·ridge·‖w‖² + Σ price_j·[w_j ≠ 0] each.
-pub(crate) struct Group<'a> {
-    /// Number of features d.
-    pub(crate) features: usize,
-    /// Ĝ, d × d.
-    pub(crate) gram: &'a [f64],
-    /// ĥ, one row after the other.
-    pub(crate) h: &'a [f64],
-    /// What a non-zero costs, laid out like `h`; infinite: never.
-    pub(crate) prices: &'a [f64],
-    /// Where splitting starts, laid out like `h`.
-    pub(crate) start: &'a [f32],
-    /// ρ of each rung, and splitting steps on it.
-    pub(crate) ladder: &'a [(f64, usize)],
-    /// Ridge of the refit.
-    pub(crate) ridge: f64,
-}
+/// The largest |h − (Ĝ + ridge)w| on a support that passes for least squares; h is at most 1.
+const SETTLED: f64 = 1e-7;
 
-/// What comes back.
+/// What comes back of a group.
 pub(crate) struct Answer {
-    /// Laid out like `h`; zeros are exact.
-    pub(crate) weights: Vec<f64>,
-    /// The largest residual |ĥ − (Ĝ + ridge)w| on each row's support, in f64: what least squares leaves at zero.
-    pub(crate) residuals: Vec<f64>,
-    /// Seconds of each part.
-    pub(crate) phases: Vec<(&'static str, f64)>,
+    /// One line a row; zeros are exact.
+    weights: Vec<f64>,
+    /// The largest residual |h − (Ĝ + ridge)w| on each row's support, in f64: what least squares leaves at zero.
+    residuals: Vec<f64>,
 }
 
 /// What stays on the device from the first phase to the last.
@@ -56,14 +42,50 @@ struct Rung<'s> {
     ridge_solutions: Buffer<'s, f64>,
 }
 
+impl GroupBackend for Cuda {
+    fn solve(
+        &self,
+        group: &CardinalityGroup,
+        threads: Threads,
+        cancel: &Cancel,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Matrix> {
+        let (rows, d) = (group.rows(), group.quadratic.features());
+        let answer = self.solve_group(group, cancel)?;
+        progress(rows);
+        let mut out = Matrix::from_vec(rows, d, answer.weights)?;
+        // A NaN is not settled either.
+        let again: Vec<usize> = (0..answer.residuals.len()).filter(|&k| !(answer.residuals[k] <= SETTLED)).collect();
+        let fitted = parallel::map(threads, again.len(), |at| {
+            cancel.check()?;
+            let row = again[at];
+            let support: Vec<usize> = (0..d).filter(|&j| out[(row, j)] != 0.0).collect();
+            Ok(fit(&group.quadratic, group.linear.row(row), &support, group.ridge))
+        })?;
+        for (row, weights) in again.into_iter().zip(fitted) {
+            out.row_mut(row).copy_from_slice(&weights);
+        }
+        Ok(out)
+    }
+}
+
 impl Cuda {
-    /// Solves a group.
-    pub(crate) fn solve(&self, group: &Group, cancel: &Cancel) -> Result<Answer> {
-        let d = group.features;
-        let rows = group.h.len().checked_div(d).unwrap_or(0);
+    /// Parts of the group that was solved last, and their seconds.
+    pub fn last_phases(&self) -> Vec<(&'static str, f64)> {
+        self.phases.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn solve_group(&self, group: &CardinalityGroup, cancel: &Cancel) -> Result<Answer> {
+        let (rows, d) = (group.rows(), group.quadratic.features());
         let mut phases = Vec::new();
-        if rows == 0 {
-            return Ok(Answer { weights: Vec::new(), residuals: Vec::new(), phases });
+        if rows == 0 || d == 0 {
+            return Ok(Answer { weights: Vec::new(), residuals: Vec::new() });
+        }
+        for (what, given) in [("prices", group.prices), ("start", group.start)] {
+            if (given.rows(), given.cols()) != (rows, d) {
+                let got = format!("{} × {}", given.rows(), given.cols());
+                return Err(Error::shape(what, format!("{rows} × {d}"), got));
+            }
         }
         let session = self.session()?;
         let mut clock = Instant::now();
@@ -77,26 +99,55 @@ impl Cuda {
             d,
             rows,
             ridge: group.ridge,
-            gram: session.from_host(group.gram)?,
-            h: session.from_host(group.h)?,
-            prices: session.from_host(group.prices)?,
+            gram: session.gram(group.quadratic)?,
+            h: session.from_host(group.linear.as_slice())?,
+            prices: session.from_host(group.prices.as_slice())?,
         };
-        let start = session.from_host(group.start)?;
+        let start: Vec<f32> = group.start.as_slice().iter().map(|v| *v as f32).collect();
+        let start = session.from_host(&start)?;
         done(&session, "copy to the device")?;
-        let rungs = session.ladder(&problem, group.ladder)?;
+        let rungs = session.ladder(&problem, &group.ladder.schedule())?;
         done(&session, "inverses")?;
-        let sets = session.split(&problem, &start, &rungs, cancel)?;
+        let split = session.split(&problem, &start, &rungs, cancel)?;
         drop((rungs, start));
         done(&session, "splitting")?;
+        if !group.moves {
+            let (x, s) = (session.to_host(&split.x)?, session.to_host(&split.s)?);
+            let weights = x.iter().zip(&s).map(|(x, s)| f64::from(x + s)).collect();
+            return Ok(Answer { weights, residuals: Vec::new() });
+        }
+        let sets = session.sets(&problem, &split)?;
+        drop(split);
         let (weights, residuals) = session.settle(&problem, sets, cancel)?;
         done(&session, "single moves and refit")?;
         let weights = session.to_host(&weights)?;
         done(&session, "copy from the device")?;
-        Ok(Answer { weights, residuals, phases })
+        *self.phases.lock().unwrap_or_else(PoisonError::into_inner) = phases;
+        Ok(Answer { weights, residuals })
     }
 }
 
+/// Where the splitting ended: v = x + s, and the dual s.
+struct Split<'s> {
+    x: Buffer<'s, f32>,
+    s: Buffer<'s, f32>,
+}
+
 impl Session<'_> {
+    /// Ĝ on the device, from whichever form it has.
+    fn gram(&self, quadratic: Quadratic) -> Result<Buffer<'_, f64>> {
+        match quadratic {
+            Quadratic::Gram(gram) => self.from_host(gram.as_slice()),
+            Quadratic::Samples(samples) => {
+                let (m, d) = (samples.rows(), samples.cols());
+                let (out, f) = (self.zeros::<f64>(d * d)?, self.from_host(samples.as_slice())?);
+                self.add_square(Panel::new(out.address(), d), Panel::new(f.address(), d), d, m)?;
+                self.each(self.cuda.kernels.mirror, d * d, 1, arguments!(&out, d))?;
+                Ok(out)
+            }
+        }
+    }
+
     fn ladder(&self, problem: &OnDevice, ladder: &[(f64, usize)]) -> Result<Vec<Rung<'_>>> {
         let (d, rows, kernels) = (problem.d, problem.rows, &self.cuda.kernels);
         let n = padded(d);
@@ -130,14 +181,8 @@ impl Session<'_> {
         Ok(out)
     }
 
-    /// All steps of all rows; the supports at the end.
-    fn split(
-        &self,
-        problem: &OnDevice,
-        start: &Buffer<'_, f32>,
-        rungs: &[Rung],
-        cancel: &Cancel,
-    ) -> Result<Vec<Vec<i32>>> {
+    /// All steps of all rows.
+    fn split(&self, problem: &OnDevice, start: &Buffer<'_, f32>, rungs: &[Rung], cancel: &Cancel) -> Result<Split<'_>> {
         let (d, rows, kernels) = (problem.d, problem.rows, &self.cuda.kernels);
         let count = rows * d;
         let size = || Argument::Size(count as u64);
@@ -159,8 +204,14 @@ impl Session<'_> {
                 self.each(kernels.threshold, count, 1, arguments)?;
             }
         }
-        let (set, sizes) = (self.zeros::<i32>(count)?, self.zeros::<i32>(rows)?);
-        self.launch(kernels.supports, (rows, 1), 32, arguments!(&x, &s, &set, &sizes, d))?;
+        Ok(Split { x, s })
+    }
+
+    /// The support of every row, in order.
+    fn sets(&self, problem: &OnDevice, split: &Split) -> Result<Vec<Vec<i32>>> {
+        let (d, rows) = (problem.d, problem.rows);
+        let (set, sizes) = (self.zeros::<i32>(rows * d)?, self.zeros::<i32>(rows)?);
+        self.launch(self.cuda.kernels.supports, (rows, 1), 32, arguments!(&split.x, &split.s, &set, &sizes, d))?;
         let (set, sizes) = (self.to_host(&set)?, self.to_host(&sizes)?);
         Ok(set.chunks(d).zip(sizes).map(|(row, size)| row[..size as usize].to_vec()).collect())
     }

@@ -5,15 +5,52 @@
 //! P = (Ĝ_SS + ridge)⁻¹ and the best weights w on S, leaving j out costs ½w_j²/P_jj, and bringing j in gains
 //! ½r_j²/(Ĝ_jj − Ĝ_jS·P·Ĝ_Sj). P follows every move by a rank-one update.
 
-use super::canonical::Row;
-use super::design::Design;
-use super::refit::fill;
-use crate::linalg::{Cholesky, axpy, dot};
+use super::Quadratic;
+use crate::linalg::{Cholesky, Matrix, axpy, dot};
 
 /// Entries outside with the largest residuals that are looked at more closely.
 const CANDIDATES: usize = 8;
 /// A move must gain this share of a price.
 const WORTH: f64 = 1e-6;
+
+/// The upper half of Ĝ + ridge on a set of features.
+pub(crate) fn fill(gram: &Matrix, set: &[usize], ridge: f64, a: &mut [f64]) {
+    let k = set.len();
+    for (r, &i) in set.iter().enumerate() {
+        let line = gram.row(i);
+        for (s, &j) in set.iter().enumerate().skip(r) {
+            a[r * k + s] = line[j];
+        }
+        a[r * k + r] += ridge;
+    }
+}
+
+/// The best weights on a support, over all features. A set that cannot be factored gets a larger ridge.
+pub(crate) fn fit(quadratic: &Quadratic, h: &[f64], support: &[usize], ridge: f64) -> Vec<f64> {
+    let k = support.len();
+    let mut factor = Cholesky::with_capacity(k);
+    let mut ridge = ridge;
+    let part = match quadratic {
+        Quadratic::Gram(_) => Matrix::default(),
+        Quadratic::Samples(_) => quadratic.part(support, support),
+    };
+    let all: Vec<usize> = (0..part.rows()).collect();
+    loop {
+        let done = factor.factor(k, |a| match quadratic {
+            Quadratic::Gram(gram) => fill(gram, support, ridge, a),
+            Quadratic::Samples(_) => fill(&part, &all, ridge, a),
+        });
+        if done || ridge > 1.0 {
+            break;
+        }
+        ridge = (10.0 * ridge).max(1e-12);
+    }
+    let mut x: Vec<f64> = support.iter().map(|&j| h[j]).collect();
+    factor.solve(&mut x, 1);
+    let mut out = vec![0.0; h.len()];
+    support.iter().zip(x).for_each(|(&j, x)| out[j] = x);
+    out
+}
 
 /// The inverse over a growing and shrinking set.
 struct Inverse {
@@ -24,15 +61,15 @@ struct Inverse {
 }
 
 impl Inverse {
-    fn new(design: &Design, row: &Row, set: Vec<usize>, ridge: f64) -> Option<Self> {
+    fn new(gram: &Matrix, h: &[f64], set: Vec<usize>, ridge: f64) -> Option<Self> {
         let k = set.len();
         let mut factor = Cholesky::with_capacity(k);
-        if !factor.factor(k, |a| fill(design, &set, ridge, a)) {
+        if !factor.factor(k, |a| fill(gram, &set, ridge, a)) {
             return None;
         }
         let inverse = factor.inverse();
         let rows: Vec<Vec<f64>> = (0..k).map(|r| inverse.row(r).to_vec()).collect();
-        let h: Vec<f64> = set.iter().map(|&j| row.h[j]).collect();
+        let h: Vec<f64> = set.iter().map(|&j| h[j]).collect();
         let weights = rows.iter().map(|r| dot(r, &h)).collect();
         Some(Self { set, rows, weights })
     }
@@ -57,8 +94,8 @@ impl Inverse {
     }
 
     /// P·g and g_j − gᵀPg for an entry outside.
-    fn schur(&self, design: &Design, j: usize, ridge: f64) -> (Vec<f64>, f64) {
-        let line = design.gram().row(j);
+    fn schur(&self, gram: &Matrix, j: usize, ridge: f64) -> (Vec<f64>, f64) {
+        let line = gram.row(j);
         let g: Vec<f64> = self.set.iter().map(|&i| line[i]).collect();
         let solved: Vec<f64> = self.rows.iter().map(|r| dot(r, &g)).collect();
         let schur = line[j] + ridge - dot(&solved, &g);
@@ -80,9 +117,9 @@ impl Inverse {
 
 /// A support from which no single removal and no addition among the likeliest lowers the row's cost at these prices
 /// (canonical units; infinite: never). The ball plays no part. A set whose Gram matrix cannot be factored stays as it is.
-pub(super) fn settle(design: &Design, row: &Row, support: &[usize], prices: &[f64], ridge: f64) -> Vec<usize> {
-    let Some(mut inverse) = Inverse::new(design, row, support.to_vec(), ridge) else { return support.to_vec() };
-    let d = row.h.len();
+pub(super) fn settle(gram: &Matrix, h: &[f64], support: &[usize], prices: &[f64], ridge: f64) -> Vec<usize> {
+    let Some(mut inverse) = Inverse::new(gram, h, support.to_vec(), ridge) else { return support.to_vec() };
+    let d = h.len();
     let mut inside = vec![false; d];
     support.iter().for_each(|&j| inside[j] = true);
     let mut residuals = vec![0.0; d];
@@ -97,9 +134,9 @@ pub(super) fn settle(design: &Design, row: &Row, support: &[usize], prices: &[f6
             inverse.remove(at);
             continue;
         }
-        residuals.copy_from_slice(&row.h);
+        residuals.copy_from_slice(h);
         for (&i, w) in inverse.set.iter().zip(&inverse.weights) {
-            axpy(&mut residuals, -w, design.gram().row(i));
+            axpy(&mut residuals, -w, gram.row(i));
         }
         let mut likely: Vec<usize> = (0..d).filter(|&j| !inside[j] && prices[j].is_finite()).collect();
         let size = |j: usize| residuals[j] * residuals[j] - 2.0 * prices[j];
@@ -111,7 +148,7 @@ pub(super) fn settle(design: &Design, row: &Row, support: &[usize], prices: &[f6
         let best = likely
             .into_iter()
             .map(|j| {
-                let (solved, schur) = inverse.schur(design, j, ridge);
+                let (solved, schur) = inverse.schur(gram, j, ridge);
                 (0.5 * residuals[j] * residuals[j] / schur.max(ridge) - prices[j], j, solved, schur.max(ridge))
             })
             .max_by(|a, b| a.0.total_cmp(&b.0));
@@ -129,13 +166,8 @@ pub(super) fn settle(design: &Design, row: &Row, support: &[usize], prices: &[f6
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::{Cancel, Threads};
-    use crate::problem::RowProblem;
-    use crate::problem::penalty::Ridge;
+    use crate::linalg::gemm;
     use crate::random::Random;
-    use crate::solver::Refit;
-    use crate::solver::design::Scaling;
-    use crate::statistics::Statistics;
 
     const RIDGE: f64 = 1e-5;
 
@@ -144,36 +176,33 @@ mod tests {
         let mut random = Random::new(17);
         let (m, d, rows) = (400, 24, 6);
         // Neighbours are alike, as taps are.
-        let features = crate::linalg::Matrix::from_fn(m, d, |_, _| random.normal());
-        let features = crate::linalg::Matrix::from_fn(m, d, |s, j| features[(s, j)] + 0.9 * features[(s, j / 3 * 3)]);
-        let truth = crate::linalg::Matrix::from_fn(rows, d, |_, _| random.normal() * random.uniform().powi(4));
-        let targets = crate::linalg::Matrix::from_fn(m, rows, |s, k| {
-            (0..d).map(|j| truth[(k, j)] * features[(s, j)]).sum::<f64>() + 0.05 * random.normal()
-        });
-        let read = |range: std::ops::Range<usize>| {
-            let part = |m: &crate::linalg::Matrix| {
-                crate::linalg::Matrix::from_fn(range.len(), m.cols(), |s, j| m[(range.start + s, j)])
-            };
-            Ok((part(&features), part(&targets)))
-        };
-        let statistics = Statistics::stream(m, Threads::one(), &Cancel::new(), read, |_| {}).unwrap();
-        let design = Design::new(&statistics).unwrap();
-        let penalty = Ridge::new(1.0).unwrap();
+        let raw = Matrix::from_fn(m, d, |_, _| random.normal());
+        let features = Matrix::from_fn(m, d, |s, j| raw[(s, j)] + 0.9 * raw[(s, j / 3 * 3)]);
+        let norm = |j: usize| (0..m).map(|s| features[(s, j)].powi(2)).sum::<f64>().sqrt();
+        let norms: Vec<f64> = (0..d).map(norm).collect();
+        let features = Matrix::from_fn(m, d, |s, j| features[(s, j)] / norms[j]);
+        let truth = Matrix::from_fn(rows, d, |_, _| random.normal() * random.uniform().powi(4));
+        let mut targets = Matrix::zeros(rows, m);
+        gemm(targets.as_mut_slice(), m, false, 1.0, truth.view(), features.view().t());
+        targets.as_mut_slice().iter_mut().for_each(|t| *t += 2e-3 * random.normal());
+        let mut gram = Matrix::zeros(d, d);
+        gemm(gram.as_mut_slice(), d, false, 1.0, features.view().t(), features.view());
+        let mut linear = Matrix::zeros(rows, d);
+        gemm(linear.as_mut_slice(), d, false, 1.0, targets.view(), features.view());
         let mut moved = 0;
         for k in 0..rows {
-            let problem = RowProblem::new(k, 1.0);
-            let row = Row::new(&design, Scaling::Rms, &problem, &penalty, &design.cross(k), design.energy(k)).unwrap();
-            let mut prices = vec![2e-4; d];
+            let h = linear.row(k);
+            let mut prices = vec![2e-4 * crate::linalg::dot(targets.row(k), targets.row(k)); d];
             prices[3] = 0.0;
             prices[5] = f64::INFINITY;
             // The cost of a set from scratch.
             let cost = |set: &[usize]| {
-                let w = Refit { ridge: RIDGE }.on_support(&design, &row, set);
-                let fit: f64 = set.iter().map(|&j| -0.5 * w[j] * row.h[j]).sum();
+                let w = fit(&Quadratic::Gram(&gram), h, set, RIDGE);
+                let fit: f64 = set.iter().map(|&j| -0.5 * w[j] * h[j]).sum();
                 fit + set.iter().map(|&j| prices[j]).sum::<f64>()
             };
             let start: Vec<usize> = (0..d).filter(|j| *j != 5 && (j % 2 == 0 || *j == 3)).collect();
-            let settled = settle(&design, &row, &start, &prices, RIDGE);
+            let settled = settle(&gram, h, &start, &prices, RIDGE);
             let value = cost(&settled);
             assert!(value <= cost(&start), "{value}");
             moved += usize::from(settled != start);
