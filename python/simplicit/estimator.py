@@ -12,6 +12,7 @@ import numpy as np
 
 from simplicit import _core
 from simplicit._arrays import Array, as_array, content_hash
+from simplicit._cuda import find_cuda
 from simplicit._progress import Progress, watcher
 from simplicit.errors import ConvergenceWarning, NotFittedError, SettingError, ShapeError
 from simplicit.model import ImplicitModel
@@ -79,6 +80,8 @@ class SIM:
         u = (raw·scale − mean)/std.
     threads : int, optional
         All by default; no result depends on it.
+    device : str, optional
+        ``auto`` (the default: a GPU that is there), ``cpu``, ``cuda`` or ``cuda:N``.
     checkpoint : path-like, optional
         A directory that makes long work safe against anything.
     progress : str or callable, optional
@@ -145,6 +148,7 @@ class SIM:
         mean: Any = None,
         std: Any = None,
         threads: int | None = None,
+        device: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: str | Progress | None = None,
         solver: str | None = None,
@@ -184,6 +188,7 @@ class SIM:
         self.mean = mean
         self.std = std
         self.threads = threads
+        self.device = device
         self.checkpoint = checkpoint
         self.progress = progress
         self.solver = solver
@@ -245,6 +250,8 @@ class SIM:
 
     def _train(self, baseline: States | Network | ImplicitModel, U: Any, engine: Any) -> tuple[ImplicitModel, TrainReport]:
         shown = watcher(self.progress)
+        if self.device != "cpu":
+            find_cuda()
         given: dict[str, Any] = {"baseline": None, "u": None, "states": None}
         if isinstance(baseline, States):
             if self.samples is not None:

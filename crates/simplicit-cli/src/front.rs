@@ -129,6 +129,7 @@ impl Training {
         let trained = finished.trained;
         let mut results = Results::of_model(&trained.model);
         results.add_training(&trained.report);
+        results.add_device(&self.effective.device, &trained.report)?;
         results.seed = Some(self.effective.seed);
         results.threads = Some(run.threads.get());
         results.samples = Some(match samples {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use simplicit::backend::{self, Device};
 use simplicit::files::{OutputFile, write_bytes_atomically};
 use simplicit::model::{ImplicitModel, LayerCount};
 use simplicit::train::{RowReport, TrainReport};
@@ -59,6 +60,10 @@ pub(crate) struct Results {
     pub(crate) milliseconds: Option<f64>,
     pub(crate) baseline_milliseconds: Option<f64>,
     pub(crate) threads: Option<usize>,
+    /// Who solved the rows: `cpu`, or the GPU by name.
+    pub(crate) device: Option<String>,
+    /// Rows that the GPU solved.
+    pub(crate) rows_on_gpu: Option<usize>,
     /// The most memory that the process held at once while it trained, where the system says.
     pub(crate) peak_memory_bytes: Option<u64>,
     /// Last layer first.
@@ -82,6 +87,9 @@ pub(crate) struct RowDetails {
     /// Absent in files of earlier versions.
     #[serde(default)]
     proven: bool,
+    /// Only where a GPU solved the row.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    on_gpu: bool,
 }
 
 impl From<&RowReport> for RowDetails {
@@ -95,6 +103,7 @@ impl From<&RowReport> for RowDetails {
             target_rms: row.target_rms,
             bound_distance: row.bound_distance,
             proven: row.proven,
+            on_gpu: row.on_gpu,
         }
     }
 }
@@ -110,6 +119,7 @@ impl From<RowDetails> for RowReport {
             target_rms: row.target_rms,
             bound_distance: row.bound_distance,
             proven: row.proven,
+            on_gpu: row.on_gpu,
         }
     }
 }
@@ -160,6 +170,15 @@ impl Results {
         self.agreement = report.agreement;
         self.peak_memory_bytes = peak_memory_bytes();
         self.row_details = report.rows.iter().map(RowDetails::from).collect();
+    }
+
+    /// Who solved the rows, where this was asked for.
+    pub(crate) fn add_device(&mut self, asked: &str, report: &TrainReport) -> anyhow::Result<()> {
+        let rows = report.rows.iter().filter(|row| row.on_gpu).count();
+        let device = if rows > 0 { asked.parse()? } else { Device::Cpu };
+        self.device = Some(backend::name(device));
+        self.rows_on_gpu = Some(rows);
+        Ok(())
     }
 
     /// What a script must see: exit 1.

@@ -172,6 +172,8 @@ pub(crate) struct Effective {
     pub(crate) bias: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) activation: Option<String>,
+    /// As the flag is written.
+    pub(crate) device: String,
 }
 
 /// Decides everything that the flags leave open; refuses flags that would be ignored.
@@ -292,6 +294,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         output_aware: output_aware.into(),
         bias: args.bias.unwrap_or(Switch::Off),
         activation: args.activation.clone(),
+        device: args.device.unwrap_or_default().to_string(),
     })
 }
 
@@ -421,6 +424,7 @@ impl Effective {
                 BoundsKind::All => Bounds::All,
             }),
             seed: self.seed,
+            device: self.device.parse()?,
             ..usual
         })
     }

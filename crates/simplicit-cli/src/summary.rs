@@ -80,6 +80,9 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
         let verdict = if bound < 1.0 { "well-posed" } else { "not shown to be well-posed" };
         single("well-posedness", format!("{verdict}: λ_pf ≤ {bound:.3}, ‖A‖∞ = {norm:.3}"));
     }
+    if let (Some(device), Some(rows), Some(total)) = (&r.device, r.rows_on_gpu.filter(|n| *n > 0), r.rows) {
+        single("device", format!("{device} solved {rows} of {total} rows"));
+    }
     if let Some(total) = r.seconds.get("total") {
         single("time", format!("{total:.1} s"));
     }

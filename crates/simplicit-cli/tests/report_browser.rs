@@ -179,6 +179,7 @@ fn cyclic_report() -> String {
             target_rms: 1.0,
             bound_distance: Some(0.2),
             proven: k == 1,
+            on_gpu: false,
         })
         .collect();
     let curve = |kind, share: f64| RobustnessCurve {

@@ -77,6 +77,14 @@ pub enum Error {
         /// The samples, as rows of the batch.
         samples: Vec<usize>,
     },
+    /// A device that cannot be used, or that failed.
+    #[error("{device}: {problem}")]
+    Device {
+        /// Such as `cuda:0`.
+        device: String,
+        /// What is missing or went wrong.
+        problem: String,
+    },
     /// The caller asked to stop.
     #[error("stopped on request")]
     Cancelled,
@@ -153,6 +161,7 @@ impl Error {
             | Error::Io { .. }
             | Error::Infeasible { .. }
             | Error::NotConverged { .. }
+            | Error::Device { .. }
             | Error::Cancelled => {}
         }
         self

@@ -175,5 +175,7 @@ fn settings() -> Effective {
         output_aware: Switch::On,
         bias: Switch::Off,
         activation: None,
+        // The same figures on every machine.
+        device: "cpu".to_string(),
     }
 }

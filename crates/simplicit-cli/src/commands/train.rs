@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection, content_hash};
+use simplicit::backend::Device;
 use simplicit::evaluate::{accuracy, agreement, equilibrium_error};
 use simplicit::layout::Activation;
 use simplicit::linalg::{Csr, Matrix};
@@ -190,6 +191,9 @@ pub(crate) struct TrainArgs {
     /// Keep finished statistics and rows in this directory; the same command goes on from there after any interruption
     #[arg(long, value_name = "DIR", help_heading = "Running")]
     pub(crate) checkpoint: Option<PathBuf>,
+    /// Who solves cardinality rows and gathers statistics of feature maps: auto, cpu, cuda or cuda:N; auto takes a GPU that is there [default: auto]
+    #[arg(long, value_name = "WHERE", help_heading = "Running")]
+    pub(crate) device: Option<Device>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }
@@ -251,6 +255,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     let trained = finished.trained;
     let mut results = Results::of_model(&trained.model);
     results.add_training(&trained.report);
+    results.add_device(&effective.device, &trained.report)?;
     results.seed = Some(effective.seed);
     results.threads = Some(threads.get());
     results.samples = Some(sizes.samples);

@@ -28,6 +28,7 @@ fn row(k: usize, gap: Option<f64>, at_limit: bool) -> RowReport {
         target_rms: 1.0,
         bound_distance: None,
         proven: false,
+        on_gpu: false,
     }
 }
 

@@ -5,17 +5,23 @@
 //! and gaps are computed outside, in f64, from the weights that come back.
 
 mod cpu;
+pub mod cuda;
+mod device;
 mod moves;
 mod reduced;
 
 use std::fmt::Debug;
+use std::sync::{Arc, OnceLock};
 
 pub use cpu::Cpu;
+pub use device::Device;
 pub(crate) use moves::fit;
 
-use crate::Result;
+use cuda::Cuda;
+
 use crate::linalg::Matrix;
 use crate::parallel::{Cancel, Threads};
+use crate::{Error, Result};
 
 /// Ĝ, symmetric with a unit diagonal, d × d, in the form that is cheaper to compute with.
 #[derive(Debug, Clone, Copy)]
@@ -138,5 +144,35 @@ pub fn block_rows(rows: usize) -> usize {
         0..=128 => 32,
         129..=256 => 64,
         _ => 128,
+    }
+}
+
+/// Multiply-adds of one step below which `auto` stays on the CPU: starting kernels would take longer than the work.
+const WORTH_A_GPU: f64 = 1e6;
+
+/// The GPU that a device stands for, for work of so many multiply-adds a step; `None`: the CPU.
+pub(crate) fn gpu(device: Device, work: f64) -> Result<Option<Arc<Cuda>>> {
+    static FOUND: OnceLock<Option<Arc<Cuda>>> = OnceLock::new();
+    match device {
+        Device::Cpu => Ok(None),
+        Device::Cuda(number) => Cuda::open(number).map(Some),
+        Device::Auto if work < WORTH_A_GPU => Ok(None),
+        Device::Auto => Ok(FOUND.get_or_init(|| Cuda::open(0).ok()).clone()),
+    }
+}
+
+/// What a device stands for on this machine, such as `cpu` or `cuda:0 (NVIDIA H200)`.
+pub fn name(device: Device) -> String {
+    match gpu(device, f64::INFINITY) {
+        Ok(Some(cuda)) => cuda.describe(),
+        _ => Device::Cpu.to_string(),
+    }
+}
+
+/// What a GPU answered; `None` where it failed under `auto`, and the CPU has to do it.
+pub(crate) fn or_cpu<T>(device: Device, answer: Result<T>) -> Result<Option<T>> {
+    match answer {
+        Err(Error::Device { .. }) if device == Device::Auto => Ok(None),
+        answer => answer.map(Some),
     }
 }

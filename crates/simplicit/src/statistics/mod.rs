@@ -21,6 +21,7 @@
 
 use std::sync::OnceLock;
 
+use crate::backend::cuda::Cuda;
 use crate::linalg::{Matrix, gemm, gram_lower};
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::{StateBlock, StateSource};
@@ -282,6 +283,52 @@ impl Statistics {
             },
         )?;
         tree.finish()
+    }
+
+    /// [`Statistics::stream`] with the sums on a GPU: the same within the rounding of f64.
+    pub fn stream_on(
+        cuda: &Cuda,
+        samples: usize,
+        threads: Threads,
+        cancel: &Cancel,
+        read: impl Fn(std::ops::Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
+        mut progress: impl FnMut(usize),
+    ) -> Result<Self> {
+        if samples == 0 {
+            return Err(Error::shape("samples", "at least one", 0));
+        }
+        let (f, t) = read(0..1)?;
+        // Few samples are kept as they are; there is nothing to add up.
+        if are_few(samples, f.cols()) {
+            return Self::stream(samples, threads, cancel, read, progress);
+        }
+        let mut energy = vec![0.0; t.cols()];
+        let mut total = 0;
+        let (gram, cross) = cuda.accumulate(f.cols(), t.cols(), |sums| {
+            parallel::fold(
+                threads,
+                samples.div_ceil(BLOCK),
+                |block| {
+                    cancel.check()?;
+                    let (features, targets) = read(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
+                    features.require_finite("features", 0)?;
+                    targets.require_finite("targets", 0)?;
+                    Ok((features, targets))
+                },
+                |block, (features, targets)| {
+                    sums.add(&features, &targets)?;
+                    total += features.rows();
+                    for row in 0..targets.rows() {
+                        for (e, t) in energy.iter_mut().zip(targets.row(row)) {
+                            *e += t * t;
+                        }
+                    }
+                    progress(((block + 1) * BLOCK).min(samples));
+                    Ok(())
+                },
+            )
+        })?;
+        Ok(Self { samples: total, form: Form::Gram(gram), cross, energy })
     }
 
     /// Of the paper's problem: features Ũ = [X; U] (and the constant, last, if `constant`), targets Ỹ = [Z; Y].

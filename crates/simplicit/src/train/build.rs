@@ -34,6 +34,8 @@ pub struct RowReport {
     pub bound_distance: Option<f64>,
     /// Those weights are proven optimal: no others cost less, up to a millionth.
     pub proven: bool,
+    /// A GPU solved it.
+    pub on_gpu: bool,
 }
 
 /// One stored row.
@@ -116,6 +118,7 @@ impl<'a> Build<'a> {
                 target_rms: 0.0,
                 bound_distance: None,
                 proven: false,
+                on_gpu: false,
             };
             self.reports[i] = Some((report, (0.0, 0.0)));
         }

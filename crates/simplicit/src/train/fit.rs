@@ -10,7 +10,7 @@ use super::gather::{self, Walks};
 use super::method::{self, RowGroup};
 use super::plan::{Group, Plan};
 use super::problems::{problems, reads_states};
-use super::solve::{bound, solve};
+use super::solve::{bound, on_device, solve};
 use super::survey::{self, Survey};
 use super::{Bounds, Objective, OutputRefit, Progress, Run, TrainInput, TrainSettings, layout};
 use crate::layout::Layout;
@@ -395,6 +395,7 @@ impl Pass<'_> {
                 target_rms: design.target_rms(k),
                 bound_distance: None,
                 proven: false,
+                on_gpu: row.on_gpu,
             };
             built.reports[i] = Some((report, (residual, energy)));
             built.rows[i] = Row { entries: entries.into_iter().map(|(j, w)| (places[j], w)).collect() };
@@ -454,18 +455,12 @@ impl Pass<'_> {
             .collect();
         let how = CardinalitySettings { moves: false, ..settings.cardinality.clone() };
         let (name, total) = (&group.name, priced.len());
-        let solved = solve_cardinality(
-            &design,
-            &priced,
-            1.0,
-            &how,
-            settings.backend.as_ref(),
-            run.threads,
-            run.cancel,
-            |done| {
-                (run.progress)(Progress::Rows { group: name.clone(), done, total });
-            },
-        )?;
+        let (threads, cancel) = (run.threads, run.cancel);
+        let mut told = |done| (run.progress)(Progress::Rows { group: name.clone(), done, total });
+        let work = (priced.len() * design.features()) as f64 * design.features() as f64;
+        let (solved, _) = on_device(settings, work, &mut |backend| {
+            solve_cardinality(&design, &priced, 1.0, &how, backend, threads, cancel, &mut told)
+        })?;
         let nonzeros = |w: &Vec<f64>| w.iter().filter(|w| **w != 0.0).count() as f64;
         let counts = solved
             .chunks(rows.len().max(1))

@@ -9,13 +9,14 @@ use super::plan::{Group, Place, Plan, Segment};
 use super::walk::{SAMPLES, Walk, activated, operand};
 use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
+use crate::backend;
 use crate::equilibrium::LayerSum;
 use crate::layout::MapShape;
 use crate::linalg::Matrix;
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
 use crate::random::Random;
-use crate::statistics::Statistics;
+use crate::statistics::{BLOCK, Statistics};
 
 /// Samples per feature that positions are added for where a few per image would not give as many.
 const SAMPLES_PER_FEATURE: usize = 20;
@@ -196,42 +197,45 @@ impl<'a> Walks<'a> {
             .iter()
             .filter(|b| Some(b.target) == group.target && !matches!(b.weights, TapWeights::Taps(_)))
             .collect();
-        Statistics::stream(
-            total,
-            run.threads,
-            run.cancel,
-            |range| {
-                let mut features = Matrix::zeros(range.len(), d);
-                let mut targets = Matrix::zeros(range.len(), rows);
-                let mut room = Vec::new();
-                for image in range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample) {
-                    let first = image * chosen.per_sample;
-                    let positions = chosen.of(image);
-                    let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
-                    let here = &positions[span.start - first..span.end - first];
-                    let at = span.start - range.start;
-                    self.fill_features(walk, group, image, here, at, &mut features, &mut room);
-                    let known = &self.targets[image / SAMPLES];
-                    let start = (image % SAMPLES) * chosen.per_sample + span.start - first;
-                    for k in 0..here.len() {
-                        let row = targets.row_mut(at + k).iter_mut();
-                        row.zip(&known.row(start + k)[group.first_row..]).for_each(|(t, z)| *t = f64::from(*z));
-                    }
-                    for block in &residuals {
-                        let x = operand(walk.sample(block.source, image), &block.maps, &mut room);
-                        for (k, position) in here.iter().enumerate() {
-                            let row = targets.row_mut(at + k).iter_mut().enumerate();
-                            row.for_each(|(c, t)| {
-                                let unit = (group.first_row + c) * group.positions + position;
-                                *t -= f64::from(block.unit_factor(unit) * x[unit]);
-                            });
-                        }
+        let read = |range: std::ops::Range<usize>| {
+            let mut features = Matrix::zeros(range.len(), d);
+            let mut targets = Matrix::zeros(range.len(), rows);
+            let mut room = Vec::new();
+            for image in range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample) {
+                let first = image * chosen.per_sample;
+                let positions = chosen.of(image);
+                let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
+                let here = &positions[span.start - first..span.end - first];
+                let at = span.start - range.start;
+                self.fill_features(walk, group, image, here, at, &mut features, &mut room);
+                let known = &self.targets[image / SAMPLES];
+                let start = (image % SAMPLES) * chosen.per_sample + span.start - first;
+                for k in 0..here.len() {
+                    let row = targets.row_mut(at + k).iter_mut();
+                    row.zip(&known.row(start + k)[group.first_row..]).for_each(|(t, z)| *t = f64::from(*z));
+                }
+                for block in &residuals {
+                    let x = operand(walk.sample(block.source, image), &block.maps, &mut room);
+                    for (k, position) in here.iter().enumerate() {
+                        let row = targets.row_mut(at + k).iter_mut().enumerate();
+                        row.for_each(|(c, t)| {
+                            let unit = (group.first_row + c) * group.positions + position;
+                            *t -= f64::from(block.unit_factor(unit) * x[unit]);
+                        });
                     }
                 }
-                Ok((features, targets))
-            },
-            |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total }),
-        )
+            }
+            Ok((features, targets))
+        };
+        let (threads, cancel) = (run.threads, run.cancel);
+        let mut progress = |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
+        if let Some(cuda) = backend::gpu(settings.device, BLOCK as f64 * (d * d) as f64)? {
+            let sums = Statistics::stream_on(&cuda, total, threads, cancel, read, &mut progress);
+            if let Some(statistics) = backend::or_cpu(settings.device, sums)? {
+                return Ok(statistics);
+            }
+        }
+        Statistics::stream(total, threads, cancel, read, progress)
     }
 
     /// The features of some positions of an image into rows `at..` of the block.

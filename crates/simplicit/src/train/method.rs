@@ -68,5 +68,5 @@ pub(super) fn rows(method: &dyn RowMethod, group: &RowGroup, run: &mut Run) -> R
         }
     }
     (run.progress)(Progress::Rows { group: group.name.to_string(), done: total, total });
-    Ok(rows.into_iter().map(|weights| Solved { weights, relative_gap: None, at_limit: false }).collect())
+    Ok(rows.into_iter().map(|weights| Solved { weights, relative_gap: None, at_limit: false, on_gpu: false }).collect())
 }

@@ -45,7 +45,8 @@ pub use search::Found;
 use std::sync::Arc;
 
 use crate::arrays::Preprocessing;
-use crate::backend::{Cpu, GroupBackend};
+use crate::backend::cuda::Cuda;
+use crate::backend::{Cpu, Device, GroupBackend};
 use crate::layout::Layout;
 use crate::model::{ImplicitModel, ModelMetadata};
 use crate::parallel::{Cancel, Threads};
@@ -115,13 +116,16 @@ pub struct TrainSettings {
     pub positions: usize,
     /// Of the choice of positions. Default 0.
     pub seed: u64,
+    /// Who gathers statistics of feature maps and solves cardinality rows. Default: the CPU, whose results are the same
+    /// to the bit on every machine. Convex rows, bounds and everything else are the CPU's in any case.
+    pub device: Device,
     /// When a row counts as solved.
     pub solver: SolverSettings,
     /// Which cardinality rows get a lower bound. Default: all in groups of up to 1,024 features, sampled in larger ones.
     pub bounds: Option<Bounds>,
     /// How hard cardinality tries.
     pub cardinality: CardinalitySettings,
-    /// Who solves groups of cardinality rows. Default: this machine's processor.
+    /// Who solves groups of cardinality rows that no GPU takes. Default: this machine's processor.
     pub backend: Arc<dyn GroupBackend>,
     /// Seconds for each cardinality row to prove its answer optimal, once the model is found. Default: none, a bound only.
     pub prove: Option<f64>,
@@ -146,6 +150,7 @@ impl Default for TrainSettings {
             robust_rounds: 0,
             positions: 64,
             seed: 0,
+            device: Device::Cpu,
             solver: SolverSettings::default(),
             bounds: None,
             cardinality: CardinalitySettings::default(),
@@ -295,6 +300,13 @@ pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Res
 }
 
 fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    if let Device::Cuda(number) = settings.device {
+        if !matches!(settings.objective, Objective::Cardinality) {
+            let expected = "cpu or auto with a convex penalty or a method of your own: a GPU solves cardinality rows";
+            return Err(Error::setting("device", expected, settings.device));
+        }
+        Cuda::open(number)?;
+    }
     if settings.matching == Matching::Exact {
         // One convex solve is all there is: what follows it would undo the match, and the strength is no trade-off.
         let wants = |what: &str, got: String| Err(Error::setting("exact matching", what, got));

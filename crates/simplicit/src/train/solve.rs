@@ -3,7 +3,7 @@
 use super::delegate::RowsTask;
 use super::keep::{self, Keep};
 use super::{Objective, Progress, Run, TrainSettings};
-use crate::backend::block_rows;
+use crate::backend::{self, Device, GroupBackend, block_rows};
 use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Matching, RowProblem, Units};
 use crate::solver::prove::ProveSettings;
@@ -21,6 +21,7 @@ pub(super) struct Solved {
     pub(super) weights: Vec<f64>,
     pub(super) relative_gap: Option<f64>,
     pub(super) at_limit: bool,
+    pub(super) on_gpu: bool,
 }
 
 /// The lower bound of every cardinality row, or a proof where the settings ask for one.
@@ -55,6 +56,9 @@ pub(super) fn solve(
     let d = design.features();
     let total = problems.len();
     let (keep, cancel, threads): (&dyn Keep, _, _) = (run.keep, run.cancel, run.threads);
+    if matches!(settings.device, Device::Cuda(_)) && keep.delegate().is_some() {
+        return Err(Error::setting("device", "cpu or auto where other processes solve the rows", settings.device));
+    }
     let mut out = Vec::with_capacity(total);
     let first_rho = settings.cardinality.first_rho;
     let whole = matches!(settings.objective, Objective::Cardinality);
@@ -64,12 +68,16 @@ pub(super) fn solve(
     let key = |block: usize| format!("{key} rows {block}");
     // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
     let mut together = None;
+    let mut on_gpu = false;
     if whole && keep.delegate().is_none() {
         let kept =
             (0..tasks.len()).map(|b| keep::find(keep, &key(b), tasks[b].length(d))).collect::<Result<Vec<_>>>()?;
         let kept: Option<Vec<Vec<f64>>> = kept.into_iter().collect();
         together = Some(match kept {
-            Some(blocks) => blocks,
+            Some(blocks) => {
+                on_gpu = backend::gpu(settings.device, work(problems, d))?.is_some();
+                blocks
+            }
             None => {
                 let told = &mut |done: usize| {
                     (run.progress)(Progress::Rows {
@@ -78,7 +86,8 @@ pub(super) fn solve(
                         total,
                     });
                 };
-                let rows = cardinality_rows(design, settings, strength, problems, size, threads, cancel, told)?;
+                let rows;
+                (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, told)?;
                 let blocks: Vec<Vec<f64>> = rows.chunks(size).map(<[Vec<f64>]>::concat).collect();
                 for (block, rows) in blocks.iter().enumerate() {
                     keep::put(keep, &key(block), rows)?;
@@ -94,6 +103,7 @@ pub(super) fn solve(
                 weights: row[..d].to_vec(),
                 relative_gap: (!gap.is_nan()).then_some(gap),
                 at_limit: row[d + 1] != 0.0,
+                on_gpu,
             });
         }
         (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
@@ -118,7 +128,12 @@ pub(super) fn solve(
     Ok(out)
 }
 
-/// Rows of the cardinality problem with what stands behind their weights: no gap, no limit.
+/// Multiply-adds of a step of the splitting.
+fn work(problems: &[RowProblem], features: usize) -> f64 {
+    problems.len() as f64 * (features * features) as f64
+}
+
+/// Rows of the cardinality problem with what stands behind their weights: no gap, no limit. And whether a GPU solved them.
 #[allow(clippy::too_many_arguments)]
 fn cardinality_rows(
     design: &Design,
@@ -129,10 +144,27 @@ fn cardinality_rows(
     threads: Threads,
     cancel: &Cancel,
     progress: &mut dyn FnMut(usize),
-) -> Result<Vec<Vec<f64>>> {
-    let (how, backend) = (&settings.cardinality, settings.backend.as_ref());
-    let rows = solver::solve_in_blocks(design, problems, strength, how, backend, block, threads, cancel, progress)?;
-    Ok(rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect())
+) -> Result<(Vec<Vec<f64>>, bool)> {
+    let how = &settings.cardinality;
+    let mut solve = |backend: &dyn GroupBackend| {
+        solver::solve_in_blocks(design, problems, strength, how, backend, block, threads, cancel, progress)
+    };
+    let (rows, on_gpu) = on_device(settings, work(problems, design.features()), &mut solve)?;
+    Ok((rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect(), on_gpu))
+}
+
+/// Work for the GPU of the settings, if it is worth it, or else for their backend; and whether the GPU did it.
+pub(super) fn on_device<T>(
+    settings: &TrainSettings,
+    work: f64,
+    solve: &mut dyn FnMut(&dyn GroupBackend) -> Result<T>,
+) -> Result<(T, bool)> {
+    if let Some(cuda) = backend::gpu(settings.device, work)?
+        && let Some(answer) = backend::or_cpu(settings.device, solve(cuda.as_ref()))?
+    {
+        return Ok((answer, true));
+    }
+    Ok((solve(settings.backend.as_ref())?, false))
 }
 
 pub(super) fn solve_block(
@@ -146,7 +178,10 @@ pub(super) fn solve_block(
     let penalty = match &settings.objective {
         Objective::Cardinality => {
             let block = problems.len();
-            return cardinality_rows(design, settings, strength, problems, block, one, cancel, &mut |_| {});
+            // Blocks are solved elsewhere, with the bits they would have here: never by a GPU that happens to be there.
+            let settings = TrainSettings { device: Device::Cpu, ..settings.clone() };
+            let (rows, _) = cardinality_rows(design, &settings, strength, problems, block, one, cancel, &mut |_| {})?;
+            return Ok(rows);
         }
         Objective::Convex(penalty) => penalty.as_ref(),
         Objective::Method(_) => {

@@ -1,0 +1,164 @@
+//! Products, by cuBLAS. Matrices are stored by columns; a matrix stored by rows is its transpose.
+
+use std::ffi::c_int;
+
+use super::Session;
+use super::library::Address;
+use crate::Result;
+
+const PLAIN: c_int = 0;
+const TRANSPOSED: c_int = 1;
+const LOWER: c_int = 0;
+
+/// A matrix on the device: where, leading dimension, elements from one of a batch to the next.
+#[derive(Clone, Copy)]
+pub(super) struct Panel {
+    pub(super) at: Address,
+    pub(super) leading: usize,
+    pub(super) stride: usize,
+    pub(super) transposed: bool,
+}
+
+impl Panel {
+    pub(super) fn new(at: Address, leading: usize) -> Self {
+        Self { at, leading, stride: 0, transposed: false }
+    }
+
+    pub(super) fn batch(at: Address, leading: usize, stride: usize) -> Self {
+        Self { at, leading, stride, transposed: false }
+    }
+
+    pub(super) fn t(self) -> Self {
+        Self { transposed: true, ..self }
+    }
+
+    fn operation(self) -> c_int {
+        if self.transposed { TRANSPOSED } else { PLAIN }
+    }
+}
+
+/// Rows and columns of a product, and the length of its sums.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes(pub(super) usize, pub(super) usize, pub(super) usize);
+
+impl Sizes {
+    fn all(self) -> (c_int, c_int, c_int) {
+        (self.0 as c_int, self.1 as c_int, self.2 as c_int)
+    }
+}
+
+impl Session<'_> {
+    /// out = a·b in single precision.
+    pub(super) fn product_single(&self, out: Panel, a: Panel, b: Panel, sizes: Sizes) -> Result<()> {
+        let ((m, n, k), one, zero) = (sizes.all(), 1f32, 0f32);
+        let (x, y, z) = (a.leading as c_int, b.leading as c_int, out.leading as c_int);
+        // SAFETY: the callers' panels lie inside their buffers; scalars are live locals and read before the return.
+        let status = unsafe {
+            (self.cuda.blas.sgemm)(
+                self.cuda.handle,
+                a.operation(),
+                b.operation(),
+                m,
+                n,
+                k,
+                &raw const one,
+                a.at,
+                x,
+                b.at,
+                y,
+                &raw const zero,
+                out.at,
+                z,
+            )
+        };
+        self.blas("a product", status)
+    }
+
+    /// out = keep·out + factor·a·b in double precision.
+    pub(super) fn product(&self, out: Panel, keep: f64, factor: f64, a: Panel, b: Panel, sizes: Sizes) -> Result<()> {
+        let (m, n, k) = sizes.all();
+        let (x, y, z) = (a.leading as c_int, b.leading as c_int, out.leading as c_int);
+        // SAFETY: as above.
+        let status = unsafe {
+            (self.cuda.blas.dgemm)(
+                self.cuda.handle,
+                a.operation(),
+                b.operation(),
+                m,
+                n,
+                k,
+                &raw const factor,
+                a.at,
+                x,
+                b.at,
+                y,
+                &raw const keep,
+                out.at,
+                z,
+            )
+        };
+        self.blas("a product", status)
+    }
+
+    /// The same for every matrix of a batch.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn products(
+        &self,
+        out: Panel,
+        keep: f64,
+        factor: f64,
+        a: Panel,
+        b: Panel,
+        sizes: Sizes,
+        batch: usize,
+    ) -> Result<()> {
+        let (m, n, k) = sizes.all();
+        let (x, y, z) = (a.leading as c_int, b.leading as c_int, out.leading as c_int);
+        // SAFETY: as above, for every matrix of the batch.
+        let status = unsafe {
+            (self.cuda.blas.dgemm_batched)(
+                self.cuda.handle,
+                a.operation(),
+                b.operation(),
+                m,
+                n,
+                k,
+                &raw const factor,
+                a.at,
+                x,
+                a.stride as i64,
+                b.at,
+                y,
+                b.stride as i64,
+                &raw const keep,
+                out.at,
+                z,
+                out.stride as i64,
+                batch as c_int,
+            )
+        };
+        self.blas("a batch of products", status)
+    }
+
+    /// The lower half of out += a·aᵀ, a with n rows and k columns.
+    pub(super) fn add_square(&self, out: Panel, a: Panel, n: usize, k: usize) -> Result<()> {
+        let one = 1f64;
+        // SAFETY: as above.
+        let status = unsafe {
+            (self.cuda.blas.dsyrk)(
+                self.cuda.handle,
+                LOWER,
+                a.operation(),
+                n as c_int,
+                k as c_int,
+                &raw const one,
+                a.at,
+                a.leading as c_int,
+                &raw const one,
+                out.at,
+                out.leading as c_int,
+            )
+        };
+        self.blas("a Gram matrix", status)
+    }
+}

@@ -1,0 +1,273 @@
+//! Single moves and least squares on the supports, many rows side by side.
+//!
+//! Each row of a chunk keeps (Ĝ_SS + ridge)⁻¹ on the device. A move is a rank-one change of it; changes wait in a few
+//! columns and are added in one product, and between moves only the weights and the diagonal follow. One product with Ĝ
+//! gives the residuals of all rows.
+
+use super::dense::{Panel, Sizes};
+use super::inverse::{PANEL, padded};
+use super::memory::Buffer;
+use super::rows::OnDevice;
+use super::{Argument, Session, THREADS, arguments};
+use crate::Result;
+use crate::parallel::Cancel;
+
+/// Entries outside that are looked at more closely; `kernels.cu` has the same number.
+const CANDIDATES: usize = 8;
+/// Moves of a row that may wait.
+const WAITING: usize = 32;
+/// Every move lowers the cost, so none comes back; rounding alone could go on for ever.
+const ROUNDS: usize = 1000;
+/// Corrections of the weights by their own residual.
+const REFINEMENTS: usize = 2;
+
+/// The rows of a chunk and what they keep.
+struct Chunk<'s> {
+    rows: usize,
+    /// Room for a support.
+    n: usize,
+    /// Row of the group, and row of the chunk, for each.
+    group_row: Buffer<'s, i32>,
+    own_row: Buffer<'s, i32>,
+    set: Buffer<'s, i32>,
+    used: Buffer<'s, i32>,
+    inverse: Buffer<'s, f64>,
+    diagonal: Buffer<'s, f64>,
+    weights: Buffer<'s, f64>,
+    /// Weights and residuals over all features.
+    wide: Buffer<'s, f64>,
+    residual: Buffer<'s, f64>,
+    /// Of the length of a support.
+    gathered: Buffer<'s, f64>,
+    step: Buffer<'s, f64>,
+}
+
+/// What a row of a chunk takes on the device.
+fn bytes(n: usize, d: usize) -> usize {
+    8 * (n * n + n * (2 * PANEL + 2 * WAITING + 2 * CANDIDATES + 4) + PANEL * PANEL + 2 * d) + d + 4 * n
+}
+
+impl<'s> Session<'s> {
+    /// Weights of every row over all features, and the largest residual of its least squares.
+    pub(super) fn settle<'a>(
+        &'a self,
+        problem: &OnDevice,
+        mut sets: Vec<Vec<i32>>,
+        cancel: &Cancel,
+    ) -> Result<(Buffer<'a, f64>, Vec<f64>)> {
+        let out = self.zeros::<f64>(problem.rows * problem.d)?;
+        let mut residuals = vec![0.0; problem.rows];
+        // Rows with supports of like size go together, the largest first; those that outgrow their room come again.
+        let mut queue: Vec<usize> = (0..problem.rows).collect();
+        while !queue.is_empty() {
+            queue.sort_by_key(|&row| sets[row].len());
+            let Some(&largest) = queue.last() else { break };
+            let size = sets[largest].len();
+            let n = padded((size + PANEL.max(size / 8)).min(problem.d));
+            let (free, _) = self.memory()?;
+            let fit = (free / 10 * 9 / bytes(n, problem.d)).clamp(1, 32_768);
+            let like =
+                queue.iter().rev().take_while(|&&row| 4 * sets[row].len() >= 3 * size || size <= 4 * PANEL).count();
+            let chosen = queue.split_off(queue.len() - fit.min(like));
+            cancel.check()?;
+            let again = self.settle_chunk(problem, &mut sets, &chosen, n, &out, &mut residuals, cancel)?;
+            queue.extend(again);
+        }
+        Ok((out, residuals))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn settle_chunk(
+        &self,
+        problem: &OnDevice,
+        sets: &mut [Vec<i32>],
+        chosen: &[usize],
+        n: usize,
+        out: &Buffer<'_, f64>,
+        residuals: &mut [f64],
+        cancel: &Cancel,
+    ) -> Result<Vec<usize>> {
+        let chunk = self.chunk(problem, sets, chosen, n)?;
+        let full = self.moves(problem, &chunk, cancel)?;
+        let again: Vec<usize> = (0..chunk.rows).filter(|&b| full[b] != 0).collect();
+        if !again.is_empty() {
+            let set = self.to_host(&chunk.set)?;
+            for &b in &again {
+                let mut own: Vec<i32> = set[b * n..(b + 1) * n].iter().copied().filter(|j| *j >= 0).collect();
+                own.sort_unstable();
+                sets[chosen[b]] = own;
+            }
+        }
+        for _ in 0..REFINEMENTS {
+            self.residual(problem, &chunk, problem.ridge)?;
+            self.apply_inverse(&chunk, &chunk.residual, &chunk.own_row, &chunk.step, problem.d)?;
+            let count = Argument::Size((chunk.rows * n) as u64);
+            self.each(self.cuda.kernels.add_to, chunk.rows * n, 1, arguments!(&chunk.weights, &chunk.step, count))?;
+        }
+        self.residual(problem, &chunk, problem.ridge)?;
+        let kernels = &self.cuda.kernels;
+        let gathered = arguments!(&chunk.residual, &chunk.own_row, &chunk.set, &chunk.gathered, problem.d, n);
+        self.each(kernels.gather, n, chunk.rows, gathered)?;
+        let largest = self.allocate::<f64>(chunk.rows)?;
+        self.launch(kernels.largest, (chunk.rows, 1), THREADS, arguments!(&chunk.gathered, &largest, n))?;
+        let scattered = arguments!(&chunk.weights, &chunk.group_row, &chunk.set, out, problem.d, n);
+        self.each(kernels.scatter, n, chunk.rows, scattered)?;
+        // Rows that come again leave nothing behind: their supports will be others.
+        for &b in &again {
+            self.clear_part(out, chosen[b] * problem.d..(chosen[b] + 1) * problem.d)?;
+        }
+        for (&row, value) in chosen.iter().zip(self.to_host(&largest)?) {
+            residuals[row] = value;
+        }
+        Ok(again.into_iter().map(|b| chosen[b]).collect())
+    }
+
+    /// Inverses on the supports and the weights they give.
+    fn chunk(&self, problem: &OnDevice, sets: &[Vec<i32>], chosen: &[usize], n: usize) -> Result<Chunk<'_>> {
+        let (d, rows, kernels) = (problem.d, chosen.len(), &self.cuda.kernels);
+        let mut set = vec![-1; rows * n];
+        for (own, &row) in set.chunks_mut(n).zip(chosen) {
+            own[..sets[row].len()].copy_from_slice(&sets[row]);
+        }
+        let numbers = |numbers: &mut dyn Iterator<Item = usize>| numbers.map(|n| n as i32).collect::<Vec<i32>>();
+        let chunk = Chunk {
+            rows,
+            n,
+            group_row: self.from_host(&numbers(&mut chosen.iter().copied()))?,
+            own_row: self.from_host(&numbers(&mut (0..rows)))?,
+            set: self.from_host(&set)?,
+            used: self.from_host(&numbers(&mut chosen.iter().map(|&row| sets[row].len())))?,
+            inverse: self.allocate(rows * n * n)?,
+            diagonal: self.allocate(rows * n)?,
+            weights: self.allocate(rows * n)?,
+            wide: self.allocate(rows * d)?,
+            residual: self.allocate(rows * d)?,
+            gathered: self.allocate(rows * n)?,
+            step: self.allocate(rows * n)?,
+        };
+        let fill = arguments!(&chunk.inverse, &problem.gram, &chunk.set, &chunk.used, problem.ridge, d, n);
+        self.each(kernels.fill_supports, n * n, rows, fill)?;
+        self.invert(&chunk.inverse, n, rows)?;
+        let clear = arguments!(&chunk.inverse, &chunk.diagonal, &chunk.used, n);
+        self.each(kernels.clear_padding, n, rows, clear)?;
+        self.apply_inverse(&chunk, &problem.h, &chunk.group_row, &chunk.weights, d)?;
+        Ok(chunk)
+    }
+
+    /// out = inverse · (entries of `wide` on the support), row by row.
+    fn apply_inverse(
+        &self,
+        chunk: &Chunk,
+        wide: &Buffer<'_, f64>,
+        row: &Buffer<'_, i32>,
+        out: &Buffer<'_, f64>,
+        d: usize,
+    ) -> Result<()> {
+        let n = chunk.n;
+        let gather = arguments!(wide, row, &chunk.set, &chunk.gathered, d, n);
+        self.each(self.cuda.kernels.gather, n, chunk.rows, gather)?;
+        let inverse = Panel::batch(chunk.inverse.address(), n, n * n);
+        let [out, of] = [out, &chunk.gathered].map(|v| Panel::batch(v.address(), n, n));
+        self.products(out, 0.0, 1.0, inverse, of, Sizes(n, 1, n), chunk.rows)
+    }
+
+    /// ĥ − (Ĝ + ridge)w over all features.
+    fn residual(&self, problem: &OnDevice, chunk: &Chunk, ridge: f64) -> Result<()> {
+        let (d, n, kernels) = (problem.d, chunk.n, &self.cuda.kernels);
+        self.clear(&chunk.wide)?;
+        let scatter = arguments!(&chunk.weights, &chunk.own_row, &chunk.set, &chunk.wide, d, n);
+        self.each(kernels.scatter, n, chunk.rows, scatter)?;
+        let start = arguments!(&problem.h, &chunk.group_row, &chunk.wide, &chunk.residual, ridge, d);
+        self.each(kernels.start_residual, d, chunk.rows, start)?;
+        let [out, gram, wide] =
+            [&chunk.residual, &problem.gram, &chunk.wide].map(|matrix| Panel::new(matrix.address(), d));
+        self.product(out, 1.0, -1.0, gram, wide, Sizes(d, chunk.rows, d))
+    }
+
+    /// Moves entries until none is left that pays. Says which rows ran out of room.
+    fn moves(&self, problem: &OnDevice, chunk: &Chunk, cancel: &Cancel) -> Result<Vec<i32>> {
+        let (d, n, rows, kernels) = (problem.d, chunk.n, chunk.rows, &self.cuda.kernels);
+        let (u, signed) = (self.zeros::<f64>(rows * n * WAITING)?, self.zeros::<f64>(rows * n * WAITING)?);
+        let sign = self.zeros::<f64>(rows * WAITING)?;
+        let (waiting, changed, full) = (self.zeros::<i32>(rows)?, self.zeros::<i32>(rows)?, self.zeros::<i32>(rows)?);
+        let (inside, candidates) = (self.allocate::<u8>(rows * d)?, self.allocate::<i32>(rows * CANDIDATES)?);
+        let (g, y) = (self.allocate::<f64>(rows * n * CANDIDATES)?, self.allocate::<f64>(rows * n * CANDIDATES)?);
+        let inverse = Panel::batch(chunk.inverse.address(), n, n * n);
+        for _ in 0..ROUNDS {
+            cancel.check()?;
+            self.launch(
+                kernels.leave,
+                (rows, 1),
+                THREADS,
+                arguments!(
+                    &chunk.inverse,
+                    &chunk.set,
+                    &chunk.used,
+                    &chunk.weights,
+                    &chunk.diagonal,
+                    &u,
+                    &sign,
+                    &waiting,
+                    &problem.prices,
+                    &chunk.group_row,
+                    &changed,
+                    d,
+                    n,
+                    WAITING,
+                ),
+            )?;
+            self.each(kernels.sign_columns, n * WAITING, rows, arguments!(&u, &signed, &sign, &waiting, n, WAITING))?;
+            let [columns, others] = [&signed, &u].map(|v| Panel::batch(v.address(), n, n * WAITING));
+            self.products(inverse, 1.0, 1.0, columns, others.t(), Sizes(n, n, WAITING), rows)?;
+            self.clear(&waiting)?;
+            self.residual(problem, chunk, 0.0)?;
+            let choose = arguments!(
+                &chunk.residual,
+                &problem.prices,
+                &chunk.group_row,
+                &chunk.set,
+                &chunk.used,
+                &inside,
+                &candidates,
+                d,
+                n
+            );
+            self.launch(kernels.choose, (rows, 1), THREADS, choose)?;
+            let gather = arguments!(&problem.gram, &chunk.set, &candidates, &g, d, n);
+            self.each(kernels.gather_candidates, n * CANDIDATES, rows, gather)?;
+            let [solved, columns] = [&y, &g].map(|v| Panel::batch(v.address(), n, n * CANDIDATES));
+            self.products(solved, 0.0, 1.0, inverse, columns, Sizes(n, CANDIDATES, n), rows)?;
+            self.launch(
+                kernels.enter,
+                (rows, 1),
+                THREADS,
+                arguments!(
+                    &problem.gram,
+                    &chunk.residual,
+                    &problem.prices,
+                    &chunk.group_row,
+                    &candidates,
+                    &g,
+                    &y,
+                    &chunk.set,
+                    &chunk.used,
+                    &chunk.weights,
+                    &chunk.diagonal,
+                    &u,
+                    &sign,
+                    &waiting,
+                    &changed,
+                    &full,
+                    problem.ridge,
+                    d,
+                    n,
+                    WAITING,
+                ),
+            )?;
+            if self.to_host(&changed)?.iter().all(|moves| *moves == 0) {
+                break;
+            }
+        }
+        self.to_host(&full)
+    }
+}
