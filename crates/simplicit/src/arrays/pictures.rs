@@ -104,7 +104,6 @@ fn read_jpeg(bytes: &[u8]) -> Result<Picture, String> {
     let mut decoder = JpegDecoder::new_with_options(bytes, options);
     let bytes = decoder.decode().map_err(|e| format!("not a JPEG or PNG file that can be read: {e:?}"))?;
     let (width, height) = decoder.dimensions().ok_or("a JPEG file without a size")?;
-    let (width, height) = (usize::from(width), usize::from(height));
     if bytes.len() != 3 * width * height {
         return Err(format!("{} bytes for a picture of {width} × {height}", bytes.len()));
     }
