@@ -153,7 +153,7 @@ fn hostile_contents_are_named() {
         ("at most 2^31", Box::new(|m, _| put(m, "shape", "{\"inputs\":99999999999,\"states\":4,\"outputs\":2}"))),
         ("layout of 4 units", Box::new(|m, _| put(m, "shape", "{\"inputs\":3,\"states\":5,\"outputs\":2}"))),
         ("B.indices", Box::new(|m, _| put(m, "shape", "{\"inputs\":2,\"states\":4,\"outputs\":2}"))),
-        ("layout", Box::new(|m, _| put(m, "layout", "[{\"name\":\"x\",\"size\":4,\"activation\":\"gelu\"}]"))),
+        ("layout", Box::new(|m, _| put(m, "layout", "[{\"name\":\"x\",\"size\":4,\"activation\":\"swoosh\"}]"))),
         (
             "layout",
             Box::new(|m, _| {

@@ -38,7 +38,7 @@ fn a_model_alone_makes_a_page_without_empty_cards() {
     let page = render(&Input::new("model", &model));
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
     assert!(page.contains("<td class=\"num\">–</td>"));
-    for absent in ["id=\"loss\"", "id=\"rows\"", "id=\"robustness\"", "worst gap", "proven"] {
+    for absent in ["id=\"loss\"", "id=\"rows\"", "id=\"robustness\"", "worst gap", "rows proven"] {
         assert!(!page.contains(absent), "{absent}");
     }
     assert!(!page.contains("NaN") && !page.contains("inf%"));

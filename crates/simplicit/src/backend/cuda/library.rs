@@ -56,7 +56,10 @@ fn open(what: &str, names: &[&str]) -> Result<Library, String> {
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok(library),
             // The first refusal of a file that exists says more than a name that does not.
-            Err(error) => drop(refusal.get_or_insert_with(|| error.to_string())),
+            Err(error) => drop(refusal.get_or_insert_with(|| match std::error::Error::source(&error) {
+                Some(cause) => cause.to_string(),
+                None => error.to_string(),
+            })),
         }
     }
     let why = refusal.map(|text| format!(" ({text})")).unwrap_or_default();

@@ -62,8 +62,15 @@ pub(super) fn graph(model: &ImplicitModel) -> Result<GraphProto> {
                 ));
             }
         };
-        // Readers, ours among them, name the layer after this node.
-        phi.name.clone_from(&layer.name);
+        // Readers, ours among them, name the layer after this node, or after the sum where there is no activation.
+        if layer.activation == Activation::Identity
+            && let Some(sum) = graph.nodes.last_mut()
+        {
+            sum.name.clone_from(&layer.name);
+            phi.name = format!("{name}_identity");
+        } else {
+            phi.name.clone_from(&layer.name);
+        }
         graph.nodes.push(phi);
         graph.layers[k] = Some(Value { tensor: x, map: z.map });
     }
