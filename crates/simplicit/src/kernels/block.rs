@@ -257,7 +257,7 @@ impl Task<'_> {
                         }
                     }
                     let source = self.source.add((y + q) * self.source_row + column);
-                    let mut weights = self.panels.as_ptr().add(item.values as usize + m);
+                    let mut weights = self.panels.as_ptr().add(item.values + m);
                     for &offset in self.offsets.get_unchecked(item.start as usize..item.end as usize) {
                         let x = source.add(offset as usize * self.lanes);
                         let mut operand = [[T::splat(0.0); N]; Q];

@@ -66,7 +66,7 @@ impl Cost {
         let ratio = match (positions, lanes) {
             (1, 0..=16) => 4.5,
             (1, 17..=32) => 2.4,
-            (_, _) if lanes % 16 == 0 => 1.3,
+            (_, _) if lanes.is_multiple_of(16) => 1.3,
             _ => 1.8,
         };
         Self { ratio, ..Self::default() }

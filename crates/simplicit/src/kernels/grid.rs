@@ -251,7 +251,7 @@ impl GridWeights {
         if self.rows == 0 || g.height == 0 || g.width == 0 || g.lanes == 0 {
             return;
         }
-        assert!(g.source_step == 1 || g.lanes % 16 == 0, "neighbours that are apart are whole vectors");
+        assert!(g.source_step == 1 || g.lanes.is_multiple_of(16), "neighbours that are apart are whole vectors");
         let residuals = [finish.before, finish.after];
         // Without gaps between rows the grid is one long row.
         if g.source_step == 1
@@ -299,7 +299,7 @@ impl GridWeights {
         // Vectors of 8 where operands straddle cache lines, or where half of a vector of 16 would be thrown away.
         let run = g.width * g.lanes;
         let wasted = (1..=8).contains(&(run % 16)) && run < 48;
-        let halves = g.lanes % 16 != 0 && (wasted || self.dense_rows * 2 < self.rows);
+        let halves = !g.lanes.is_multiple_of(16) && (wasted || self.dense_rows * 2 < self.rows);
         // SAFETY: the assertions above bound every address of the task; `available` was asked for the instructions.
         unsafe {
             match instructions {

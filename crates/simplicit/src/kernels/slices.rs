@@ -213,7 +213,7 @@ fn padded_rows(rows: usize) -> usize {
 
 fn put(out: &mut [f32], sums: &[f32], relu: bool) {
     for (out, sum) in out.iter_mut().zip(sums) {
-        *out = if relu && !(*sum > 0.0) { 0.0 } else { *sum };
+        *out = if !relu || *sum > 0.0 { *sum } else { 0.0 };
     }
 }
 

@@ -65,7 +65,8 @@ impl std::fmt::Debug for Cuda {
 impl Cuda {
     /// Opens a GPU, once a process: the libraries stay loaded.
     pub fn open(number: usize) -> Result<Arc<Self>> {
-        static OPEN: OnceLock<Mutex<Vec<(usize, Arc<Cuda>)>>> = OnceLock::new();
+        type Opened = Mutex<Vec<(usize, Arc<Cuda>)>>;
+        static OPEN: OnceLock<Opened> = OnceLock::new();
         let mut open = OPEN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, cuda)) = open.iter().find(|(n, _)| *n == number) {
             return Ok(cuda.clone());

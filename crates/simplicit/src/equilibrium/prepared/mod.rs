@@ -90,6 +90,8 @@ struct Bound {
     largest_bias: f64,
 }
 
+/// A layer has a handful of these: their size does not matter.
+#[allow(clippy::large_enum_variant)]
 enum Part {
     /// Starts the sums.
     Bias,
@@ -384,7 +386,7 @@ impl Prepared {
     /// allocates nothing.
     pub fn run_in(&self, u: &[f32], y: &mut [f32], room: &mut Workspace) -> Result<()> {
         let (p, q) = (self.inputs, self.outputs);
-        let samples = if p > 0 { u.len() / p } else { y.len() / q.max(1) };
+        let samples = u.len().checked_div(p).unwrap_or(y.len() / q.max(1));
         if u.len() != samples * p || y.len() != samples * q {
             let expected = format!("{samples} × {p} inputs and {samples} × {q} outputs");
             return Err(Error::shape("batch", expected, format!("{} inputs and {} outputs", u.len(), y.len())));

@@ -22,7 +22,7 @@ impl View {
         let row = map.width + margin[1] + margin[3];
         let mut channel = row * (map.height + margin[0] + margin[2]);
         // Channels whose distance is a multiple of a kilobyte fight for the same places of the first-level cache.
-        if map.channels > 4 && channel * lanes * 4 % 1024 == 0 && channel > 1 {
+        if map.channels > 4 && (channel * lanes * 4).is_multiple_of(1024) && channel > 1 {
             channel += 1 + 15 / lanes;
         }
         Self { map, origin: start + margin[0] * row + margin[1], row, channel }

@@ -285,9 +285,8 @@ impl<'a> Search<'a> {
             }
             let gain = gains(&relaxation(&reduced, &delta), &x);
             let now = tau.unwrap_or_else(|| dot(&gain, &delta) / delta.len() as f64);
-            if !(now > 0.0 && now.is_finite())
-                || !diagonal::improve(&reduced.gram, &mut delta, &gain, now, 2, &mut self.factor)
-            {
+            let usable = now > 0.0 && now.is_finite();
+            if !(usable && diagonal::improve(&reduced.gram, &mut delta, &gain, now, 2, &mut self.factor)) {
                 break;
             }
             tau = Some(BARRIER * now);
