@@ -1,4 +1,5 @@
 //! Prepared models: the same bits as the reference path, for every batch, number of threads and set of instructions.
+#![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, Prepared};
 use simplicit::kernels::Instructions;

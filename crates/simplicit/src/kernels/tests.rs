@@ -162,7 +162,15 @@ fn single_samples_match_the_definition_and_a_grid_of_one_lane() {
         let (rows, columns) = (1 + r.below(150), 1 + r.below(130));
         let density = [1.0, 0.5, 0.1, 0.02, 0.0][r.below(5)];
         let weights: Vec<Vec<(usize, f32)>> = (0..rows)
-            .map(|_| (0..columns).filter_map(|j| (r.uniform() < density).then(|| (j, r.normal() as f32))).collect())
+            .map(|_| {
+                let mut row = Vec::new();
+                for j in 0..columns {
+                    if r.uniform() < density {
+                        row.push((j, r.normal() as f32));
+                    }
+                }
+                row
+            })
             .collect();
         let x: Vec<f32> = (0..columns).map(|_| r.normal() as f32).collect();
         let bias: Vec<f32> = (0..rows).map(|_| r.normal() as f32).collect();

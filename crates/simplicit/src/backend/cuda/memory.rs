@@ -93,7 +93,7 @@ impl Session<'_> {
         self.driver("clearing memory", status)
     }
 
-    pub(super) fn upload<T: Number>(&self, values: &[T]) -> Result<Buffer<'_, T>> {
+    pub(super) fn uploaded<T: Number>(&self, values: &[T]) -> Result<Buffer<'_, T>> {
         let out = self.allocate(values.len())?;
         self.upload(values, &out)?;
         Ok(out)

@@ -102,11 +102,11 @@ impl Cuda {
             rows,
             ridge: group.ridge,
             gram: session.gram(group.quadratic)?,
-            h: session.upload(group.linear.as_slice())?,
-            prices: session.upload(group.prices.as_slice())?,
+            h: session.uploaded(group.linear.as_slice())?,
+            prices: session.uploaded(group.prices.as_slice())?,
         };
         let start: Vec<f32> = group.start.as_slice().iter().map(|v| *v as f32).collect();
-        let start = session.upload(&start)?;
+        let start = session.uploaded(&start)?;
         done(&session, "copy to the device")?;
         let rungs = session.ladder(&problem, &group.ladder.schedule())?;
         done(&session, "inverses")?;
@@ -139,10 +139,10 @@ impl Session<'_> {
     /// Ĝ on the device, from whichever form it has.
     fn gram(&self, quadratic: Quadratic) -> Result<Buffer<'_, f64>> {
         match quadratic {
-            Quadratic::Gram(gram) => self.upload(gram.as_slice()),
+            Quadratic::Gram(gram) => self.uploaded(gram.as_slice()),
             Quadratic::Samples(samples) => {
                 let (m, d) = (samples.rows(), samples.cols());
-                let (out, f) = (self.zeros::<f64>(d * d)?, self.upload(samples.as_slice())?);
+                let (out, f) = (self.zeros::<f64>(d * d)?, self.uploaded(samples.as_slice())?);
                 self.add_square(Panel::new(out.address(), d), Panel::new(f.address(), d), d, m)?;
                 self.each(self.cuda.kernels.mirror, d * d, 1, arguments!(&out, d))?;
                 Ok(out)
@@ -164,7 +164,7 @@ impl Session<'_> {
         let inverses = self.allocate::<f64>(batch * n * n)?;
         for part in out.chunks(batch) {
             let rho: Vec<f64> = part.iter().map(|rung| rung.rho).collect();
-            let rho = self.upload(&rho)?;
+            let rho = self.uploaded(&rho)?;
             self.each(kernels.fill_ladder, n * n, part.len(), arguments!(&inverses, &problem.gram, &rho, d, n))?;
             self.invert(&inverses, n, part.len())?;
             for (k, rung) in part.iter().enumerate() {
