@@ -163,14 +163,17 @@ def measure(args, name, side, exporter):
 def table(rows):
     head = ["network", "exporter", "input", "parameters", "read", "difference", "seconds", "trained", "exported, difference"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+
+    def shown(row, key, form):
+        return form.format(row[key]) if row.get(key) is not None else "–"
+
     for row in rows:
-        number = lambda key, form: form.format(row[key]) if row.get(key) is not None else "–"
         trained = row.get("train_error") or (
             f"{row['sparsity']:.1%}, {row['train_seconds']:.0f} s, {row['train_bytes'] / 2**30:.1f} GiB" if "sparsity" in row else "–")
-        exported = row.get("export_error") or number("export_difference", "{:.1e}")
+        exported = row.get("export_error") or shown(row, "export_difference", "{:.1e}")
         lines.append("| " + " | ".join([
-            row["name"], row["exporter"], f"3 × {row['side']} × {row['side']}", number("parameters", "{:,}"),
-            row.get("error") or "yes", number("difference", "{:.1e}"), number("seconds", "{:.1f}"), trained, exported]) + " |")
+            row["name"], row["exporter"], f"3 × {row['side']} × {row['side']}", shown(row, "parameters", "{:,}"),
+            row.get("error") or "yes", shown(row, "difference", "{:.1e}"), shown(row, "seconds", "{:.1f}"), trained, exported]) + " |")
     return "\n".join(lines)
 
 
