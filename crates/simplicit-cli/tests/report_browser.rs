@@ -212,14 +212,14 @@ fn the_report_renders_on_desktop_and_phone() {
     };
     let fashion = fashion::fashion_report(300, 500, &TrainSettings { strength: 2e-6, ..Default::default() });
     let mut backgrounds = Vec::new();
-    // Cards that have nothing to show are left out: rows of an acyclic model have no iterations and no gaps.
-    for (report, dark, figures) in [(&fashion, false, 8), (&fashion, true, 8), (&cyclic_report(), false, 10)] {
+    // Of ten cards each page leaves out the two that it has nothing for.
+    for (report, dark) in [(&fashion, false), (&fashion, true), (&cyclic_report(), false)] {
         let (found, console) = measure(&browser, report, dark);
         assert!(console.is_empty(), "{console:?}");
         for (found, width) in found.iter().zip([1200.0, 390.0]) {
             // A scroll bar may take its part.
             assert!(found["width"].as_f64().unwrap() > width - 20.0);
-            assert_eq!(found["figures"].as_array().unwrap().len(), figures);
+            assert_eq!(found["figures"].as_array().unwrap().len(), 8);
             assert!(found["marks"].as_u64().unwrap() > 20 && found["text"].as_u64().unwrap() > 1000);
             check(found);
             backgrounds.push(found["background"].to_string());
