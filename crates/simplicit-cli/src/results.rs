@@ -48,7 +48,8 @@ pub(crate) struct Results {
     /// Factor on the penalty, or price of a non-zero, that training ended with.
     pub(crate) strength: Option<f64>,
     pub(crate) training_error: Option<f64>,
-    /// Cardinality rows whose answers are proven optimal.
+    /// Cardinality rows that have a lower bound, and those of them whose answers are proven optimal.
+    pub(crate) rows_bounded: Option<usize>,
     pub(crate) rows_proven: Option<usize>,
     /// (value − bound)/value of cardinality rows against their certified lower bounds: the middle one and the largest.
     pub(crate) median_bound_distance: Option<f64>,
@@ -162,6 +163,7 @@ impl Results {
         self.refit_residual = Some(report.refit_residual());
         self.strength = Some(report.strength);
         self.training_error = Some(report.training_error);
+        self.rows_bounded = report.rows_bounded();
         self.rows_proven = report.rows_proven();
         self.median_bound_distance = report.median_bound_distance();
         self.max_bound_distance = report.max_bound_distance();

@@ -61,9 +61,13 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
         single("output error", format!("{} of the baseline's outputs (RMS)", percent(error)));
     }
     if let (Some(rows), Some(proven), Some(median), Some(worst)) =
-        (r.rows, r.rows_proven, r.median_bound_distance, r.max_bound_distance)
+        (r.rows_bounded, r.rows_proven, r.median_bound_distance, r.max_bound_distance)
     {
-        single("proven optimal", format!("{proven} of {rows} rows, each as the problem that training solved for it"));
+        let of = match r.rows.filter(|all| *all > rows) {
+            Some(all) => format!("{rows} rows that were bounded ({all} in all)"),
+            None => format!("{rows} rows"),
+        };
+        single("proven optimal", format!("{proven} of {of}, each as the problem that training solved for it"));
         single(
             "from the bound",
             format!(

@@ -169,7 +169,7 @@ pub(crate) struct TrainArgs {
     /// Positions of a feature map that each sample gives, for networks with convolutions [default: 64]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) positions: Option<usize>,
-    /// Cardinality rows that get a lower bound [default: all in groups of up to 1,024 features, sampled in larger ones]
+    /// Cardinality rows that get a lower bound [default: all of small groups (64 rows of 800 features), sampled in larger ones]
     #[arg(long, help_heading = "The method")]
     pub(crate) bounds: Option<BoundsKind>,
 

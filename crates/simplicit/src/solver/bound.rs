@@ -16,10 +16,6 @@ use crate::problem::RowProblem;
 use crate::problem::penalty::Ridge;
 use crate::{Error, Result};
 
-/// Without being asked for a proof, no bound is computed over more features than this: the diagonal costs their third
-/// power.
-const LARGEST: usize = 1024;
-
 /// How far a cardinality answer can be from the best one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CardinalityBound {
@@ -83,8 +79,7 @@ impl<'a, 's> PricedRows<'a, 's> {
     }
 }
 
-/// Bounds for the answers of cardinality rows, or proofs where these are asked for; `None` for a row of more than 1,024
-/// features that nobody asked about.
+/// Bounds for the answers of cardinality rows, or proofs where these are asked for.
 #[allow(clippy::too_many_arguments)]
 pub fn cardinality_bound(
     design: &Design,
@@ -96,10 +91,7 @@ pub fn cardinality_bound(
     threads: Threads,
     cancel: &Cancel,
     mut progress: impl FnMut(usize),
-) -> Result<Vec<Option<CardinalityBound>>> {
-    if design.live().len() > LARGEST && prove.is_none() {
-        return Ok(vec![None; problems.len()]);
-    }
+) -> Result<Vec<CardinalityBound>> {
     let rows = PricedRows::new(design, level, settings.ridge)?;
     let mut shared: Vec<Shared> = Vec::new();
     if prove.is_none() {
@@ -114,7 +106,7 @@ pub fn cardinality_bound(
     let work = |k: usize| {
         cancel.check()?;
         let Some(row) = rows.canonical(&problems[k])? else {
-            return Ok(Some(CardinalityBound { value: 0.0, bound: 0.0, proven: true }));
+            return Ok(CardinalityBound { value: 0.0, bound: 0.0, proven: true });
         };
         let (priced, scale) = (rows.priced(&row), row.value_scale);
         let answer = row.canonical(design, &answers[k]);
@@ -125,12 +117,12 @@ pub fn cardinality_bound(
             }
             None => {
                 let value = priced.value(&answer);
-                let bound = shared.iter().find(|s| s.serves(&priced)).map_or(f64::NEG_INFINITY, |s| s.bound(&priced));
+                let bound = shared.iter().find(|s| s.serves(&priced)).map_or(f64::NEG_INFINITY, |s| s.bound(&priced, &answer, value));
                 (value, bound, bound >= value - ProveSettings::default().tolerance * value)
             }
         };
         // No cost is negative.
-        Ok(Some(CardinalityBound { value: value * scale, bound: bound.max(0.0) * scale, proven }))
+        Ok(CardinalityBound { value: value * scale, bound: bound.max(0.0) * scale, proven })
     };
     let mut out = Vec::with_capacity(problems.len());
     parallel::fold(threads, problems.len(), work, |_, bound| {

@@ -136,7 +136,7 @@ mod tests {
     use crate::backend::Cpu;
     use crate::linalg::gemm;
     use crate::random::Random;
-    use crate::solver::cardinality_bound;
+    use crate::solver::{PricedRows, cardinality_bound};
     use crate::statistics::Statistics;
 
     /// All 2^d supports, each with its best weights.
@@ -180,7 +180,7 @@ mod tests {
             let answers = solve_cardinality(&design, &problems, price, &settings, &Cpu, one, &cancel, |_| {}).unwrap();
             let bound =
                 cardinality_bound(&design, &problems, &answers, price, &settings, None, one, &cancel, |_| {}).unwrap();
-            let bound = bound[0].unwrap();
+            let bound = bound[0];
             let best = brute_force(&statistics, price, settings.ridge);
             assert!(bound.value >= best - 1e-9 && bound.value <= 1.1 * best, "seed {seed}: {bound:?} best {best}");
             assert!(bound.bound <= best + 1e-9, "seed {seed}: bound {} above the optimum {best}", bound.bound);
@@ -203,17 +203,20 @@ mod tests {
         let answers = |statistics: &Statistics| {
             let design = Design::new(statistics).unwrap();
             let w = solve_cardinality(&design, &problems, price, &settings, &Cpu, two, &cancel, |_| {}).unwrap();
-            let bounds =
-                cardinality_bound(&design, &problems, &w, price, &settings, None, two, &cancel, |_| {}).unwrap();
-            bounds.into_iter().map(|b| b.unwrap()).collect::<Vec<_>>()
+            let rows = PricedRows::new(&design, price, settings.ridge).unwrap();
+            let costs = |(problem, w): (&RowProblem, &Vec<f64>)| {
+                let (row, answer) = rows.row(problem, w).unwrap().unwrap();
+                (row.value(&answer), row.bound().unwrap().0)
+            };
+            problems.iter().zip(&w).map(costs).collect::<Vec<_>>()
         };
         let whole = answers(&Statistics::of(&features, &targets).unwrap());
         let few = answers(&Statistics::of_few(features, &targets).unwrap());
-        for (a, b) in whole.iter().zip(&few) {
-            // The relaxation is convex and solved to about 1e-6; the answers are local and may differ a little.
-            assert!((a.bound - b.bound).abs() <= 1e-5 * a.value, "{a:?} {b:?}");
-            assert!((a.value - b.value).abs() <= 0.05 * a.value, "{a:?} {b:?}");
-            assert!(a.value >= b.bound && b.value >= a.bound);
+        for ((value, bound), (few_value, few_bound)) in whole.into_iter().zip(few) {
+            // The relaxation is convex and solved alike; the answers are local and may differ a little.
+            assert!((bound - few_bound).abs() <= 3e-6 * value, "{bound} {few_bound} of {value}");
+            assert!((value - few_value).abs() <= 0.05 * value, "{value} {few_value}");
+            assert!(value >= few_bound && few_value >= bound);
         }
     }
 }

@@ -26,9 +26,10 @@ use crate::{Error, Result};
 /// Alternations of a cyclic model with its own equilibrium states.
 const MAX_ALTERNATIONS: usize = 4;
 
-/// Features of a group up to which all of its rows are bounded where nothing is said, and up to which some of them are:
-/// a bound needs several inverses of the group's size.
-const ALL_BOUNDS: usize = 1024;
+/// Rows times the cube of the features up to which all rows of a group are bounded where nothing is said: such a bound costs
+/// a few factorisations a row, and must not cost more than training does.
+const ALL_BOUNDS: f64 = 3.5e10;
+/// Features up to which some rows are bounded.
 const SAMPLED_BOUNDS: usize = 2048;
 /// Rows of a group that are bounded where not all are.
 const BOUND_STRATA: usize = 8;
@@ -241,7 +242,7 @@ pub(super) fn certified(
     }
     for (number, group) in workshop.plan.groups().enumerate() {
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.name) else { continue };
-        let which = bounds_of(settings, statistics.features());
+        let which = bounds_of(settings, statistics.features(), group.rows.len());
         let design = Design::new(statistics)?;
         let problems = problems(&workshop.plan, input, settings, strength, group, &design, &workshop.emphasis);
         let strata = if which == Bounds::All { problems.len() } else { BOUND_STRATA };
@@ -252,8 +253,8 @@ pub(super) fn certified(
         let bounds = bound(&design, settings, strength, &problems, &weights, &group.name, run)?;
         for (k, bound) in rows.into_iter().zip(bounds) {
             let row = &mut found.rows[group.rows.start + k];
-            row.bound_distance = bound.map(|b| b.distance());
-            row.proven = bound.is_some_and(|b| b.proven);
+            row.bound_distance = Some(bound.distance());
+            row.proven = bound.proven;
         }
     }
     Ok(found)
@@ -281,13 +282,14 @@ pub(super) fn survey(
     Ok(survey)
 }
 
-/// Which rows of a group of so many features get a bound.
-fn bounds_of(settings: &TrainSettings, features: usize) -> Bounds {
+/// Which rows of a group get a bound.
+fn bounds_of(settings: &TrainSettings, features: usize, rows: usize) -> Bounds {
     let which = match settings.objective {
         Objective::Cardinality => settings.bounds,
         _ => Some(Bounds::Off),
     };
-    match which.unwrap_or(if features <= ALL_BOUNDS { Bounds::All } else { Bounds::Sampled }) {
+    let is_small = rows as f64 * (features as f64).powi(3) <= ALL_BOUNDS;
+    match which.unwrap_or(if is_small { Bounds::All } else { Bounds::Sampled }) {
         Bounds::Sampled if features > SAMPLED_BOUNDS => Bounds::Off,
         which => which,
     }
@@ -405,7 +407,7 @@ impl Pass<'_> {
             self.kept.insert(key, statistics.clone());
         }
         // Large statistics that nobody looks at again are not kept.
-        if bounds_of(settings, statistics.features()) != Bounds::Off {
+        if bounds_of(settings, statistics.features(), group.rows.len()) != Bounds::Off {
             built.evidence.insert(group.name.clone(), Evidence { statistics, weights });
         }
         if let Some(walks) = &mut self.walks {

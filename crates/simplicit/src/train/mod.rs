@@ -121,7 +121,8 @@ pub struct TrainSettings {
     pub device: Device,
     /// When a row counts as solved.
     pub solver: SolverSettings,
-    /// Which cardinality rows get a lower bound. Default: all in groups of up to 1,024 features, sampled in larger ones.
+    /// Which cardinality rows get a lower bound. Default: all of a group where that costs
+    /// less than about 64 rows of 800 features do, sampled in larger groups.
     pub bounds: Option<Bounds>,
     /// How hard cardinality tries.
     pub cardinality: CardinalitySettings,
@@ -254,12 +255,17 @@ impl TrainReport {
         self.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
     }
 
+    /// Rows of cardinality that have a lower bound; `None` if none has.
+    pub fn rows_bounded(&self) -> Option<usize> {
+        self.distances().map(|d| d.len())
+    }
+
     /// Rows of cardinality whose answers are proven optimal; `None` if no row has a bound.
     pub fn rows_proven(&self) -> Option<usize> {
         self.distances().map(|_| self.rows.iter().filter(|r| r.proven).count())
     }
 
-    /// The middle one of the rows' distances to their lower bounds, the upper of two; `None` if no row has a bound.
+    /// The middle one of the distances of rows to their lower bounds, the upper of two; `None` if no row has a bound.
     pub fn median_bound_distance(&self) -> Option<f64> {
         self.distances().map(|d| d[d.len() / 2])
     }

@@ -33,7 +33,7 @@ pub(super) fn bound(
     answers: &[Vec<f64>],
     name: &str,
     run: &mut Run,
-) -> Result<Vec<Option<CardinalityBound>>> {
+) -> Result<Vec<CardinalityBound>> {
     let prove = settings.prove.map(|seconds| ProveSettings { seconds, ..ProveSettings::default() });
     let how = &settings.cardinality;
     let (threads, cancel, total) = (run.threads, run.cancel, problems.len());

@@ -71,7 +71,7 @@ impl Ord for Order {
 pub(super) fn root(row: &PricedRow) -> Certificate {
     let mut search = Search::new(row);
     let places = row.places();
-    match search.start(&places, f64::INFINITY) {
+    match search.start(&places, &vec![0.0; row.features()], f64::INFINITY) {
         Some(start) => {
             search.certificate.diagonals.push(start.delta);
             let evidence = Evidence { diagonal: 0, point: start.point, fixed: Vec::new() };
@@ -110,15 +110,18 @@ impl Shared {
         Arc::ptr_eq(&self.gram, &row.gram) && self.inside == inside(row)
     }
 
-    /// A row's lower bound, rounded downwards; −∞ where there is none.
-    pub fn bound(&self, row: &PricedRow) -> f64 {
+    /// A row's lower bound, rounded downwards; −∞ where there is none. The relaxation starts from an `answer`, which saves
+    /// most of its rounds, and is solved as far as it matters beside the answer's `value`: up to that value, or to a small
+    /// part of the distance from it.
+    pub fn bound(&self, row: &PricedRow, answer: &[f64], value: f64) -> f64 {
         let places = row.places();
         let Some(reduced) = Reduced::new(row, &places) else { return f64::NEG_INFINITY };
         let mut search = Search::new(row);
         // The second rarely wins on many entries, and costs as much as the first.
         let few = if reduced.open.len() > FEW { 1 } else { self.diagonals.len() };
         let bound = |delta: &Arc<Vec<f64>>| {
-            let (_, x) = search.relax(&reduced, delta, vec![0.0; reduced.open.len()], f64::INFINITY);
+            let start = reduced.open.iter().map(|&j| answer[j]).collect();
+            let (_, x) = search.relax(&reduced, delta, start, value);
             Terms::of(row, &places, delta, &reduced.lift(row, &x)).bound()
         };
         self.diagonals.iter().take(few).map(bound).fold(f64::NEG_INFINITY, f64::max)
@@ -144,7 +147,7 @@ pub(super) fn search(
     let places = row.places();
     let open = places.iter().filter(|p| **p == Place::Open).count();
     let enough = search.enough();
-    let Some(start) = search.start(&places, enough) else {
+    let Some(start) = search.start(&places, answer, enough) else {
         search.certificate.cases.push(Case { evidence: None, then: Then::Ends });
         return Ok(search.found());
     };
@@ -245,8 +248,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// The better of the scaled diagonals, for the whole problem.
-    fn start(&mut self, places: &[Place], enough: f64) -> Option<Start> {
+    /// The better of the scaled diagonals, for the whole problem; relaxations start from `answer`.
+    fn start(&mut self, places: &[Place], answer: &[f64], enough: f64) -> Option<Start> {
         let reduced = Reduced::new(self.row, places)?;
         if reduced.open.is_empty() {
             let delta = self.whole(&reduced, &[])?;
@@ -255,7 +258,8 @@ impl<'a> Search<'a> {
         let mut best: Option<Start> = None;
         for delta in diagonal::scaled(&reduced.gram, &mut self.factor) {
             let Some(delta) = self.whole(&reduced, &delta) else { continue };
-            let start = self.relax(&reduced, &delta, vec![0.0; reduced.open.len()], enough);
+            let first = reduced.open.iter().map(|&j| answer[j]).collect();
+            let start = self.relax(&reduced, &delta, first, enough);
             if best.as_ref().is_none_or(|b| start.0 > b.bound) {
                 best = Some(Start { bound: start.0, point: reduced.lift(self.row, &start.1), delta });
             }
