@@ -88,7 +88,7 @@ python_package() {
     rm -rf target/python-environment target/wheels
     python3 -m venv target/python-environment
     target/python-environment/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels .
-    packages="pytest mypy scikit-learn cvxpy onnx onnxruntime ray"
+    packages="pytest mypy scikit-learn cvxpy onnx onnxruntime ray papermill ipykernel matplotlib"
     [ "$level" != all ] || packages="$packages torch"
     # shellcheck disable=SC2086
     target/python-environment/bin/pip install --quiet --disable-pip-version-check target/wheels/*.whl $packages
@@ -122,4 +122,5 @@ else
     export RUSTDOCFLAGS="-D warnings"
     step cargo doc --release --workspace --no-deps
 fi
+[ -n "${SIMPLICIT_CIFAR100:-}" ] || echo "== not run: ResNet-20 on CIFAR-100 (SIMPLICIT_CIFAR100 names no folder)"
 echo "== all passed in $(($(date +%s) - started)) s"

@@ -35,12 +35,16 @@ fn without_figures(text: &str) -> String {
 }
 
 fn check(name: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/snapshots/{name}.txt"));
+    check_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/snapshots/{name}.txt")), text);
+}
+
+fn check_file(path: &Path, text: &str) {
     if std::env::var_os("SIMPLICIT_UPDATE_SNAPSHOTS").is_some() {
-        std::fs::write(&path, text).unwrap();
+        std::fs::write(path, text).unwrap();
         return;
     }
-    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    let expected = std::fs::read_to_string(path).unwrap_or_default();
+    let name = path.display();
     assert!(text == expected, "{name} changed\n--- expected\n{expected}\n--- got\n{text}");
 }
 
@@ -56,29 +60,47 @@ fn transcript(directory: &Path, lines: &[&str], figures: bool) -> String {
     text
 }
 
+const COMMANDS: [&str; 17] = [
+    "quickstart",
+    "train",
+    "evaluate",
+    "predict",
+    "collect",
+    "convert",
+    "inspect",
+    "export",
+    "attack",
+    "certify",
+    "reduce",
+    "report",
+    "bench",
+    "lab",
+    "lab reproduce",
+    "lab frontier",
+    "completions",
+];
+
+/// The page of the command line is its help, so that it cannot be out of date.
+#[test]
+fn reference_page_is_the_help() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut page = String::from(
+        "# Command line\n\nWhat `simplicit COMMAND --help` prints; `-h` prints the flags that most people need. This page is made \
+         by a test:\n`SIMPLICIT_UPDATE_SNAPSHOTS=1 cargo test --release -p simplicit-cli --test snapshots`.\n",
+    );
+    for name in COMMANDS {
+        let help = run(directory.path(), &format!("{name} --help")).expect(0).stdout;
+        let help: Vec<&str> = help.lines().map(str::trim_end).collect();
+        write!(page, "\n## {name}\n\n```text\n{}\n```\n", help.join("\n").trim_end()).unwrap();
+    }
+    check_file(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/command-line.md"), &page);
+}
+
 #[test]
 fn help_of_every_command() {
     let directory = tempfile::tempdir().unwrap();
     check("help", &transcript(directory.path(), &["-h", "--help", "--version"], true));
-    for name in [
-        "quickstart",
-        "train",
-        "evaluate",
-        "predict",
-        "collect",
-        "convert",
-        "inspect",
-        "export",
-        "attack",
-        "certify",
-        "reduce",
-        "report",
-        "bench",
-        "lab",
-        "lab reproduce",
-        "lab frontier",
-        "completions",
-    ] {
+    for name in COMMANDS {
         let lines = [format!("{name} -h"), format!("{name} --help")];
         let text = transcript(directory.path(), &lines.each_ref().map(String::as_str), true);
         check(&format!("help-{}", name.replace(' ', "-")), &text);

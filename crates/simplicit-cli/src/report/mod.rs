@@ -3,6 +3,7 @@
 //! The page needs nothing from elsewhere: figures are inline SVG, images are embedded PNG, and the only script zooms the
 //! pattern. What is not known is left `None` (or empty) in [`Input`] and left out, or "–" in the table.
 
+mod advice;
 mod chart;
 mod density;
 mod iterations;
@@ -106,13 +107,14 @@ impl<'a> Input<'a> {
 /// The page.
 pub fn render(input: &Input) -> String {
     let mut body = summary::section(input);
-    body += &section("pattern", "The pattern of M", &pattern::figure(input));
-    body += &section("nonzeros", "Where the non-zeros are", &grid(&[density::layers(input), density::inputs(input)]));
+    body += &section("next", "What to do next", &advice::list(input));
     body += &section("loss", "What was lost where", &grid(&[loss::layers(input), loss::classes(input)]));
+    body += &section("nonzeros", "Where the non-zeros are", &grid(&[density::layers(input), density::inputs(input)]));
     body += &section("rows", "How well the rows were solved", &grid(&[rows::residuals(input), rows::gaps(input)]));
+    body += &section("robustness", "Attacked and certified", &grid(&[robustness::figure(input)]));
+    body += &section("pattern", "The pattern of M", &pattern::figure(input));
     body +=
         &section("equilibrium", "Rank and equilibrium", &grid(&[spectrum::figure(input), iterations::figure(input)]));
-    body += &section("robustness", "Attacked and certified", &grid(&[robustness::figure(input)]));
     body += &section("provenance", "Where it comes from", &summary::provenance(input));
     format!(
         "<!doctype html>\n<html lang=\"en-GB\">\n<head>\n<meta charset=\"utf-8\">\n\

@@ -3,7 +3,7 @@
 use super::Input;
 use super::text::{bytes, count, counted, escape, fixed, known, percent, scientific, seconds, signed, three_digits};
 
-/// Title, one sentence, four numbers and the table.
+/// Title, one sentence, what was gained and lost in large figures, and the table.
 pub(super) fn section(input: &Input) -> String {
     let sparsity = input.model.sparsity();
     let shape = input.model.shape();
@@ -16,7 +16,6 @@ pub(super) fn section(input: &Input) -> String {
         counted(input.model.layout().layers().len(), "layer"),
         counted(shape.outputs, "output")
     );
-    let posed_word = if posed.is_shown() { "shown" } else { "not shown" };
     let removed_of = match input.model.metadata().baseline_nonzeros {
         Some(_) => "share of the baseline's parameters removed",
         None => "share of all entries of M; the baseline is not known",
@@ -26,16 +25,31 @@ pub(super) fn section(input: &Input) -> String {
         let value = format!("{} points", signed(change, 2));
         tiles.push((value, "accuracy", format!("{} → {}", percent(before, 2), percent(now, 2))));
     }
+    if let (Some(now), Some(before)) = (input.milliseconds, input.baseline_milliseconds)
+        && now > 0.0
+    {
+        let on = input.threads.map_or(String::new(), |t| format!(", {}", counted(t, "thread")));
+        tiles.push((format!("{} ×", fixed(before / now, 1)), "speed", format!("over the dense network here{on}")));
+    }
+    if let Some(before) = input.baseline_bytes.filter(|_| sparsity.bytes > 0) {
+        let times = fixed(before as f64 / sparsity.bytes as f64, 1);
+        let sizes = format!("{} → {}", bytes(before), bytes(sparsity.bytes));
+        tiles.push((format!("{times} ×"), "smaller file", sizes));
+    }
     if let Some((median, worst)) = distances(input) {
         tiles.push((
-            format!("{} of {}", count(proven(input)), count(input.rows.len() as u64)),
+            proven(input),
             "rows proven optimal",
             format!("distance to the bound: median {}, worst {}", percent(median, 1), percent(worst, 1)),
         ));
     } else if let Some(gap) = worst_gap(input) {
         tiles.push((scientific(gap), "worst gap", "certified, relative, of all rows' convex solves".into()));
     }
-    tiles.push((posed_word.into(), "well-posedness", posedness(&posed)));
+    // Without a cycle there is nothing to show.
+    if !posed.acyclic {
+        let word = if posed.is_shown() { "shown" } else { "not shown" };
+        tiles.push((word.into(), "well-posedness", posedness(&posed)));
+    }
     let tiles: String = tiles
         .iter()
         .map(|(value, name, note)| {
@@ -54,8 +68,11 @@ fn worst_gap(input: &Input) -> Option<f64> {
     input.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
 }
 
-fn proven(input: &Input) -> u64 {
-    input.rows.iter().filter(|r| r.proven).count() as u64
+/// Rows proven optimal, of those that have a bound.
+fn proven(input: &Input) -> String {
+    let bounded = input.rows.iter().filter(|r| r.bound_distance.is_some()).count();
+    let proven = input.rows.iter().filter(|r| r.proven).count();
+    format!("{} of {}", count(proven as u64), count(bounded as u64))
 }
 
 /// Median and largest distance of a cardinality row to its lower bound.
@@ -153,8 +170,7 @@ fn table(input: &Input) -> String {
         let what = "Rows proven optimal <small>each as the problem that training solved for it, in its statistics, before \
                     rounding and output refit</small>";
         let far = format!("distance to the lower bound: median {}, worst {}", percent(median, 1), percent(worst, 1));
-        let of = format!("{} of {}", count(proven(input)), count(input.rows.len() as u64));
-        rows.push(Row(what.into(), String::new(), of, far));
+        rows.push(Row(what.into(), String::new(), proven(input), far));
     }
     if let Some(gap) = worst_gap(input) {
         let limits = format!("{} at a limit", counted(rows_at_limit, "row"));
