@@ -105,7 +105,7 @@ def test_types():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/guides/transformer.md"])
 def test_snippets_in_documents_run(document, tmp_path, monkeypatch):
     text = (ROOT / document).read_text()
     snippets = re.findall(r"```python\n(.*?)```", text, re.S)

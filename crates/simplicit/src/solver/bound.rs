@@ -117,7 +117,10 @@ pub fn cardinality_bound(
             }
             None => {
                 let value = priced.value(&answer);
-                let bound = shared.iter().find(|s| s.serves(&priced)).map_or(f64::NEG_INFINITY, |s| s.bound(&priced, &answer, value));
+                let bound = shared
+                    .iter()
+                    .find(|s| s.serves(&priced))
+                    .map_or(f64::NEG_INFINITY, |s| s.bound(&priced, &answer, value));
                 (value, bound, bound >= value - ProveSettings::default().tolerance * value)
             }
         };
