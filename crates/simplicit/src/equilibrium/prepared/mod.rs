@@ -4,20 +4,24 @@
 //! wrote it; bias, residual sum and ReLU are part of the last block of a layer. A sample's outputs are those of
 //! [`Equilibrium::run`](super::Equilibrium::run), bit by bit, whatever the batch.
 
+mod execute;
+mod operand;
+mod places;
 mod plan;
 
 use std::sync::Mutex;
 
-use super::program::Norm;
-use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
-use crate::kernels::{Finish, Grid, GridWeights, Instructions, Residual, RowWeights};
+use super::run::SampleDiagnostics;
+use crate::kernels::{Grid, GridWeights, Instructions, RowWeights};
 use crate::layout::{Activation, MapShape};
-use crate::linalg::lanes::{Aligned, MAX_LANES, from_lanes, to_lanes};
+use crate::linalg::lanes::{Aligned, MAX_LANES};
 use crate::linalg::{Csr, Matrix};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
-use crate::network::{FixedMap, Phases, Source};
+use crate::network::Source;
 use crate::parallel::{self, Threads};
 use crate::{Error, Result};
+use operand::Operand;
+use places::Places;
 use plan::{View, lay_out, margin};
 
 /// Which kernel a block of a prepared model got, and why.
@@ -118,21 +122,6 @@ enum Weights {
     Rows(RowWeights),
 }
 
-/// Where a block reads from.
-struct Operand {
-    source: View,
-    /// Poolings, through compact scratch.
-    maps: Vec<FixedMap>,
-    /// The operand itself lies in compact scratch.
-    moved: bool,
-    /// What is read: a view of the workspace, or of scratch where `moved`.
-    view: View,
-    /// With padding, in scratch of its own.
-    phases: Option<Phases>,
-    /// A padded copy in scratch.
-    padded: Option<View>,
-}
-
 /// Samples side by side for a batch.
 fn lanes_for(batch: usize, maps: bool) -> usize {
     match batch {
@@ -209,7 +198,7 @@ impl Prepared {
             })
         };
         // Values that nobody reads any more give their place to one of the same shape; margins then stay zero.
-        let mut places = Places { lanes, ..Default::default() };
+        let mut places = Places::new(lanes);
         let input = places.take(own_map(Source::Input), margin_of(Source::Input));
         let mut views: Vec<Option<View>> = vec![None; layout.layers().len()];
         let mut steps: Vec<Step> = Vec::new();
@@ -453,195 +442,6 @@ impl Prepared {
             },
         )
     }
-
-    /// Runs up to [`Prepared::lanes`] samples (`u` and `y` row-major, whole rows) in a workspace of this model; with
-    /// `certified` the error of every sample is bounded too. The first sample with a NaN or infinity is the error.
-    fn run(&self, u: &[f32], y: &mut [f32], room: &mut Workspace, certified: bool) -> std::result::Result<(), usize> {
-        let (p, lanes) = (self.inputs, self.lanes);
-        let count = u.len().checked_div(p).unwrap_or(y.len() / self.outputs.max(1)).min(lanes);
-        let mut unread = false;
-        for s in 0..count {
-            let sample = &u[s * p..(s + 1) * p];
-            if !all_finite(sample) {
-                let bad = |j: usize| !sample[j].is_finite() && self.read.as_ref().is_none_or(|read| read[j]);
-                if (0..p).any(bad) {
-                    return Err(s);
-                }
-                unread = true;
-            }
-        }
-        let map = self.input.map;
-        for c in 0..map.channels {
-            // A vector is one channel per unit, but its units lie side by side.
-            if map.positions() == 1 && self.input.channel == 1 {
-                read_in(&mut room.values[self.input.origin * lanes..], u, p, count, p, lanes);
-                break;
-            }
-            for y in 0..map.height {
-                let from = (c * map.height + y) * map.width;
-                let to = self.input.at(c, y) * lanes;
-                read_in(&mut room.values[to..], &u[from.min(u.len())..], p, count, map.width, lanes);
-            }
-        }
-        if unread {
-            // Kernels may multiply by zero what nobody reads.
-            let at = self.input.origin * lanes;
-            let values = &mut room.values[at..at + p * lanes];
-            values.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = 0.0);
-        }
-        if certified {
-            self.begin_bounds(room, count);
-        }
-        for step in &self.steps {
-            for part in &step.parts {
-                self.part(step, part, room);
-            }
-            if certified {
-                self.bound(step, room, count);
-            }
-        }
-        let at = self.output.origin * lanes;
-        let values = &room.values[at..at + self.outputs * lanes];
-        if lanes == 1 {
-            y.copy_from_slice(values);
-        } else {
-            from_lanes(y, self.outputs, values, count, self.outputs, lanes);
-        }
-        Ok(())
-    }
-
-    fn part(&self, step: &Step, part: &Part, room: &mut Workspace) {
-        let lanes = self.lanes;
-        let view = step.view;
-        match part {
-            Part::Bias => {
-                for (c, bias) in step.bias.iter().enumerate() {
-                    for y in 0..view.map.height {
-                        let at = view.at(c, y) * lanes;
-                        room.values[at..at + view.map.width * lanes].fill(*bias);
-                    }
-                }
-            }
-            Part::Activation(activation) => {
-                for c in 0..view.map.channels {
-                    for y in 0..view.map.height {
-                        let at = view.at(c, y) * lanes;
-                        activation.apply_slice(&mut room.values[at..at + view.map.width * lanes]);
-                    }
-                }
-            }
-            Part::Residual { operand, factors } => {
-                operand.fetch(&room.values, &mut room.scratch, lanes);
-                let from = operand.view;
-                // Channels and rows of the result; a residual of another shape has the same units in the same order.
-                for c in 0..view.map.channels {
-                    for y in 0..view.map.height {
-                        let to = view.at(c, y) * lanes;
-                        let length = view.map.width * lanes;
-                        let unit = (c * view.map.height + y) * view.map.width;
-                        let factor = factors.as_ref().map_or(1.0, |(f, positions)| f[unit / positions]);
-                        let at = from.unit(unit) * lanes;
-                        if operand.moved {
-                            let x = &room.scratch[0][at..at + length];
-                            room.values[to..to + length].iter_mut().zip(x).for_each(|(s, x)| *s += factor * x);
-                        } else {
-                            let (low, high, swapped) = apart(&mut room.values, at, to, length);
-                            let (x, sums) = if swapped { (high, low) } else { (low, high) };
-                            sums.iter_mut().zip(x.iter()).for_each(|(s, x)| *s += factor * x);
-                        }
-                    }
-                }
-            }
-            Part::Taps { operand, weights, bias, before, after, relu, .. } => {
-                operand.fetch(&room.values, &mut room.scratch, lanes);
-                // The result lies apart from everything it reads, before or behind it.
-                let end = (view.origin + view.extent()) * lanes;
-                let (low, rest) = room.values.split_at_mut(view.origin * lanes);
-                let (own, high) = rest.split_at_mut(end - view.origin * lanes);
-                let (low, high) = (&*low, &*high);
-                let read = |at: usize| if at * lanes < end { &low[at * lanes..] } else { &high[at * lanes - end..] };
-                let residual =
-                    |v: &Option<View>| v.map(|v| Residual { from: read(v.origin), row: v.row, channel: v.channel });
-                let finish = Finish {
-                    bias: bias.then_some(&step.bias[..]),
-                    before: residual(before),
-                    after: residual(after),
-                    relu: *relu,
-                };
-                match weights {
-                    Weights::Grid(weights, grid, start) => {
-                        let source = if operand.phases.is_some() || operand.padded.is_some() {
-                            &room.scratch[2][start * lanes..]
-                        } else if operand.moved {
-                            &room.scratch[0][start * lanes..]
-                        } else {
-                            read(*start)
-                        };
-                        weights.run(self.instructions, grid, source, own, &finish);
-                    }
-                    Weights::Rows(weights) => {
-                        let at = operand.view.origin;
-                        let source = if operand.moved { &room.scratch[0][at..] } else { read(at) };
-                        weights.run(source, own, finish.bias, finish.relu);
-                    }
-                }
-            }
-        }
-    }
-
-    fn begin_bounds(&self, room: &mut Workspace, count: usize) {
-        let lanes = self.lanes;
-        room.input_sizes.fill(0.0);
-        let at = self.input.origin * lanes;
-        sizes(&mut room.input_sizes, Norm::Max, &room.values[at..at + self.input.extent() * lanes], lanes);
-        room.samples.clear();
-        room.samples.resize(
-            count,
-            SampleDiagnostics {
-                iterations: 1,
-                residual: 0.0,
-                state_error: 0.0,
-                output_error: 0.0,
-                converged: true,
-                multiply_adds: self.multiply_adds,
-            },
-        );
-    }
-
-    /// The error of a layer's values from those of what it reads.
-    fn bound(&self, step: &Step, room: &mut Workspace, count: usize) {
-        let lanes = self.lanes;
-        let mut own = [0.0; MAX_LANES];
-        let at = step.view.origin * lanes;
-        // Margins are zeros and do not matter to a maximum.
-        sizes(&mut own[..lanes], Norm::Max, &room.values[at..at + step.view.extent() * lanes], lanes);
-        let bound = &step.bound;
-        for lane in 0..count {
-            let (mut carried, mut size) = (0.0, bound.largest_bias);
-            for (source, norm) in &bound.reads {
-                match source {
-                    Source::Input => size += norm * room.input_sizes[lane],
-                    Source::Layer(j) => {
-                        carried += norm * room.errors[j * lanes + lane];
-                        size += norm * room.sizes[j * lanes + lane];
-                    }
-                }
-            }
-            let rounding = (bound.terms as f64 + 2.0) * SINGLE * size;
-            let sample = &mut room.samples[lane];
-            sample.converged &= own[lane].is_finite();
-            match step.target {
-                Target::Layer(k) => {
-                    // Four more roundings cover the activation.
-                    let error = carried + rounding + 4.0 * SINGLE * own[lane] + underflow(bound.terms);
-                    room.sizes[k * lanes + lane] = own[lane];
-                    room.errors[k * lanes + lane] = error;
-                    sample.state_error = or_infinite(Norm::Max.add(sample.state_error, error));
-                }
-                Target::Output => sample.output_error = or_infinite(carried + rounding + underflow(bound.terms)),
-            }
-        }
-    }
 }
 
 /// `bias, residual, taps …` becomes one part.
@@ -665,28 +465,6 @@ fn fuse_leading_residual(parts: &mut Vec<Part>) {
     }
 }
 
-/// Two ranges of one slice, the lower first, and whether that is the second.
-fn apart(values: &mut [f32], a: usize, b: usize, length: usize) -> (&mut [f32], &mut [f32], bool) {
-    let (low, high) = (a.min(b), a.max(b));
-    let (left, right) = values.split_at_mut(high);
-    (&mut left[low..low + length], &mut right[..length], b < a)
-}
-
-fn all_finite(values: &[f32]) -> bool {
-    crate::linalg::vectorised(
-        #[inline(always)]
-        || values.iter().fold(0u32, |worst, v| worst.max(v.to_bits() & 0x7fff_ffff)) < 0x7f80_0000,
-    )
-}
-
-fn read_in(out: &mut [f32], samples: &[f32], stride: usize, count: usize, features: usize, lanes: usize) {
-    if lanes == 1 {
-        out[..features].copy_from_slice(&samples[..features]);
-    } else {
-        to_lanes(out, samples, stride, count, features, lanes);
-    }
-}
-
 fn describe(layer: &str, block: &TapBlock, taps: &Csr<f32>, weights: &Weights) -> BlockKernel {
     let kernel = match weights {
         Weights::Grid(weights, ..) => match weights.dense_share() {
@@ -703,126 +481,5 @@ fn describe(layer: &str, block: &TapBlock, taps: &Csr<f32>, weights: &Weights) -
         positions: block.output.positions(),
         kernel,
         multiply_adds: block.multiply_adds(),
-    }
-}
-
-/// Places of a workspace, given out and taken back.
-#[derive(Default)]
-struct Places {
-    lanes: usize,
-    end: usize,
-    free: Vec<(MapShape, [usize; 4], View)>,
-    taken: Vec<(MapShape, [usize; 4], View)>,
-    returned: Vec<Source>,
-}
-
-impl Places {
-    fn take(&mut self, map: MapShape, margin: [usize; 4]) -> View {
-        let found = self.free.iter().position(|(m, g, _)| (*m, *g) == (map, margin));
-        let entry = match found {
-            Some(k) => self.free.swap_remove(k),
-            None => {
-                // Whole cache lines whatever the lanes.
-                let start = self.end.next_multiple_of(16);
-                let view = View::new(map, margin, start, self.lanes);
-                self.end = start + view.channel * map.channels.max(1) + 16;
-                (map, margin, view)
-            }
-        };
-        self.taken.push(entry);
-        entry.2
-    }
-
-    fn give_back(&mut self, source: Source, view: View) {
-        if self.returned.contains(&source) {
-            return;
-        }
-        self.returned.push(source);
-        if let Some(k) = self.taken.iter().position(|(_, _, v)| *v == view) {
-            self.free.push(self.taken.swap_remove(k));
-        }
-    }
-}
-
-impl View {
-    /// The place of a unit; runs of a row of the map stay together.
-    fn unit(&self, unit: usize) -> usize {
-        let (width, positions) = (self.map.width.max(1), self.map.positions().max(1));
-        self.at(unit / positions, unit % positions / width) + unit % width
-    }
-}
-
-impl Operand {
-    fn new(block: &TapBlock, source: View, lanes: usize) -> Self {
-        let same = block.input == source.map;
-        let moved = !block.maps.is_empty() || !(same || source.is_compact());
-        let view = if moved {
-            View::compact(block.input)
-        } else if same {
-            source
-        } else {
-            View { origin: source.origin, ..View::compact(block.input) }
-        };
-        let taps = matches!(block.weights, TapWeights::Taps(_));
-        let phases = (taps && block.window.stride != [1, 1] && lanes != 16 && block.output.positions() > 1)
-            .then(|| Phases::new(block.window, block.input, block.output));
-        let needs = margin(block.window, block.input, block.output);
-        let padded = (taps && phases.is_none() && (moved || !same) && needs != [0; 4])
-            .then(|| View::new(block.input, needs, 0, lanes));
-        Self { source, maps: block.maps.clone(), moved, view, phases, padded }
-    }
-
-    /// Positions of scratch: the operand, what its maps read, padded.
-    fn room(&self) -> [usize; 3] {
-        let largest = self.maps.iter().map(|m| m.output().map_or(0, |o| o.size())).max().unwrap_or(0);
-        let moved = if self.moved { largest.max(self.source.map.size()) } else { 0 };
-        let padded = match (&self.phases, &self.padded) {
-            (Some(p), _) => p.size(),
-            (_, Some(v)) => v.origin + v.channel * v.map.channels,
-            _ => 0,
-        };
-        [moved, if self.maps.is_empty() { 0 } else { moved }, padded]
-    }
-
-    /// Brings the operand to where the block reads it.
-    fn fetch(&self, values: &[f32], [first, second, third]: &mut [Aligned<f32>; 3], lanes: usize) {
-        if self.moved {
-            let source = self.source;
-            let compact = source.is_compact();
-            if !compact || self.maps.is_empty() {
-                for c in 0..source.map.channels {
-                    for y in 0..source.map.height {
-                        let from = source.at(c, y) * lanes;
-                        let to = (c * source.map.height + y) * source.map.width * lanes;
-                        let length = source.map.width * lanes;
-                        first[to..to + length].copy_from_slice(&values[from..from + length]);
-                    }
-                }
-            }
-            for (k, map) in self.maps.iter().enumerate() {
-                let (input, output) = (map.input().size() * lanes, map.output().map_or(0, |o| o.size()) * lanes);
-                if k == 0 && compact {
-                    let at = source.origin * lanes;
-                    map.apply_lanes(&values[at..at + input], &mut first[..output], lanes);
-                } else {
-                    map.apply_lanes(&first[..input], &mut second[..output], lanes);
-                    first[..output].copy_from_slice(&second[..output]);
-                }
-            }
-        }
-        let source: &[f32] = if self.moved { first } else { values };
-        if let Some(phases) = &self.phases {
-            let view = self.view;
-            phases.split(&source[view.origin * lanes..], [view.row, view.channel], third, lanes);
-        } else if let Some(padded) = &self.padded {
-            third[..(padded.origin + padded.channel * padded.map.channels) * lanes].fill(0.0);
-            for c in 0..padded.map.channels {
-                for y in 0..padded.map.height {
-                    let (from, to) = (self.view.at(c, y) * lanes, padded.at(c, y) * lanes);
-                    let length = padded.map.width * lanes;
-                    third[to..to + length].copy_from_slice(&source[from..from + length]);
-                }
-            }
-        }
     }
 }
