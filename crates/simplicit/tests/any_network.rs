@@ -2,7 +2,7 @@
 //! and survive a file.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
-use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, Prepared};
 use simplicit::graph::{Binary, Dims, Reduction, Structure};
 use simplicit::layout::Activation;
 use simplicit::linalg::Matrix;
@@ -169,6 +169,13 @@ fn as_a_model_it_computes_the_same_and_has_the_same_gradients() {
         // Outputs alone skip what they do not read; the same numbers.
         let alone = Equilibrium::new(&model, EquilibriumSettings::default()).unwrap().outputs(&u).unwrap();
         assert_eq!(alone.y, solution.y);
+        // A model that is packed once, operators and dilated windows included: the same bits for every batch.
+        for batch in [1, 2, 3, 8, 16, 21] {
+            let prepared = Prepared::new(&model, batch).unwrap();
+            for threads in [1, 3] {
+                assert_eq!(prepared.outputs(&u, Threads::new(threads)).unwrap(), solution.y, "{name} {batch}");
+            }
+        }
     }
 }
 

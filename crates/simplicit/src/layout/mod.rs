@@ -82,11 +82,7 @@ impl Layer {
 
     /// What its operator reads; nothing for a sum or a constant.
     pub fn operands(&self) -> impl Iterator<Item = &Operand> {
-        let operands = match &self.operator {
-            Some(Operator::Structure { operands, .. }) => &operands[..],
-            _ => &[],
-        };
-        operands.iter()
+        self.operator.iter().flat_map(|o| o.operands())
     }
 
     /// A feature map.

@@ -1,96 +1,74 @@
-//! Running a prepared model on one block of samples, layer by layer, with the error of every layer bounded if asked.
+//! Running the parts of a layer on one block of samples.
 
+use super::layer::{Part, Step, Weights};
 use super::plan::View;
-use super::{Part, Prepared, Step, Weights, Workspace};
-use crate::equilibrium::program::Norm;
-use crate::equilibrium::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
-use crate::kernels::{Finish, Residual};
-use crate::linalg::lanes::{MAX_LANES, from_lanes, to_lanes};
-use crate::model::Target;
-use crate::network::Source;
+use crate::equilibrium::operator::OperatorRoom;
+use crate::kernels::{Finish, Instructions, Residual};
+use crate::layout::{Activation, Operator};
+use crate::linalg::lanes::Aligned;
 
-impl Prepared {
-    /// Runs up to [`Prepared::lanes`] samples (`u` and `y` row-major, whole rows) in a workspace of this model; with
-    /// `certified` the error of every sample is bounded too. The first sample with a NaN or infinity is the error.
-    pub(super) fn run(
-        &self,
-        u: &[f32],
-        y: &mut [f32],
-        room: &mut Workspace,
-        certified: bool,
-    ) -> std::result::Result<(), usize> {
-        let (p, lanes) = (self.inputs, self.lanes);
-        let count = u.len().checked_div(p).unwrap_or(y.len() / self.outputs.max(1)).min(lanes);
-        let mut unread = false;
-        for s in 0..count {
-            let sample = &u[s * p..(s + 1) * p];
-            if !all_finite(sample) {
-                let bad = |j: usize| !sample[j].is_finite() && self.read.as_ref().is_none_or(|read| read[j]);
-                if (0..p).any(bad) {
-                    return Err(s);
-                }
-                unread = true;
-            }
+/// Values of one block of samples and what it takes to compute them.
+#[derive(Debug)]
+pub(super) struct Room {
+    pub(super) values: Aligned<f32>,
+    scratch: [Aligned<f32>; 3],
+    operator: OperatorRoom,
+}
+
+impl Room {
+    /// For so many positions of values and of scratch.
+    pub(super) fn new(positions: usize, scratch: [usize; 3], lanes: usize) -> Self {
+        Self {
+            values: Aligned::zeros(positions * lanes),
+            scratch: scratch.map(|positions| Aligned::zeros(positions * lanes)),
+            operator: OperatorRoom::default(),
         }
-        let map = self.input.map;
-        for c in 0..map.channels {
-            // A vector is one channel per unit, but its units lie side by side.
-            if map.positions() == 1 && self.input.channel == 1 {
-                read_in(&mut room.values[self.input.origin * lanes..], u, p, count, p, lanes);
-                break;
-            }
-            for y in 0..map.height {
-                let from = (c * map.height + y) * map.width;
-                let to = self.input.at(c, y) * lanes;
-                read_in(&mut room.values[to..], &u[from.min(u.len())..], p, count, map.width, lanes);
-            }
+    }
+}
+
+impl Step {
+    /// Everything but the activation that is left, for `count` samples in `lanes` lanes.
+    pub(super) fn sum(&self, room: &mut Room, batch: (usize, usize), instructions: Instructions) {
+        for part in &self.parts {
+            self.part(part, room, batch, instructions);
         }
-        if unread {
-            // Kernels may multiply by zero what nobody reads.
-            let at = self.input.origin * lanes;
-            let values = &mut room.values[at..at + p * lanes];
-            values.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = 0.0);
-        }
-        if certified {
-            self.begin_bounds(room, count);
-        }
-        for step in &self.steps {
-            for part in &step.parts {
-                self.part(step, part, room);
-            }
-            if certified {
-                self.bound(step, room, count);
-            }
-        }
-        let at = self.output.origin * lanes;
-        let values = &room.values[at..at + self.outputs * lanes];
-        if lanes == 1 {
-            y.copy_from_slice(values);
-        } else {
-            from_lanes(y, self.outputs, values, count, self.outputs, lanes);
-        }
-        Ok(())
     }
 
-    fn part(&self, step: &Step, part: &Part, room: &mut Workspace) {
-        let lanes = self.lanes;
-        let view = step.view;
+    /// The activation, where the parts have not applied it.
+    pub(super) fn activate(&self, room: &mut Room, lanes: usize) {
+        if self.activation == Activation::Identity {
+            return;
+        }
+        self.view
+            .for_rows(|at, length| self.activation.apply_slice(&mut room.values[at * lanes..(at + length) * lanes]));
+    }
+
+    fn part(&self, part: &Part, room: &mut Room, (lanes, count): (usize, usize), instructions: Instructions) {
+        let view = self.view;
         match part {
             Part::Bias => {
-                for (c, bias) in step.bias.iter().enumerate() {
+                for (c, bias) in self.bias.iter().enumerate() {
                     for y in 0..view.map.height {
                         let at = view.at(c, y) * lanes;
                         room.values[at..at + view.map.width * lanes].fill(*bias);
                     }
                 }
             }
-            Part::Activation(activation) => {
-                for c in 0..view.map.channels {
-                    for y in 0..view.map.height {
-                        let at = view.at(c, y) * lanes;
-                        activation.apply_slice(&mut room.values[at..at + view.map.width * lanes]);
-                    }
+            Part::Operator { operator: Operator::Constant { values, .. }, .. } => {
+                for (unit, value) in values.iter().enumerate() {
+                    let at = view.unit(unit) * lanes;
+                    room.values[at..at + lanes].fill(*value);
                 }
+            }
+            Part::Operator { operator, operands } => {
+                for (k, operand) in operands.iter().enumerate() {
+                    let size = operand.map.size();
+                    let into = room.operator.operand(k, size * count);
+                    operand.write_rows(&room.values, into, size, (lanes, count));
+                }
+                let size = view.map.size();
+                let result = room.operator.forward(operator, size, count);
+                view.read_rows(&mut room.values, result, size, (lanes, count));
             }
             Part::Residual { operand, factors } => {
                 operand.fetch(&room.values, &mut room.scratch, lanes);
@@ -125,7 +103,7 @@ impl Prepared {
                 let residual =
                     |v: &Option<View>| v.map(|v| Residual { from: read(v.origin), row: v.row, channel: v.channel });
                 let finish = Finish {
-                    bias: bias.then_some(&step.bias[..]),
+                    bias: bias.then_some(&self.bias[..]),
                     before: residual(before),
                     after: residual(after),
                     relu: *relu,
@@ -139,7 +117,7 @@ impl Prepared {
                         } else {
                             read(*start)
                         };
-                        weights.run(self.instructions, grid, source, own, &finish);
+                        weights.run(instructions, grid, source, own, &finish);
                     }
                     Weights::Rows(weights) => {
                         let at = operand.view.origin;
@@ -150,60 +128,6 @@ impl Prepared {
             }
         }
     }
-
-    fn begin_bounds(&self, room: &mut Workspace, count: usize) {
-        let lanes = self.lanes;
-        room.input_sizes.fill(0.0);
-        let at = self.input.origin * lanes;
-        sizes(&mut room.input_sizes, Norm::Max, &room.values[at..at + self.input.extent() * lanes], lanes);
-        room.samples.clear();
-        room.samples.resize(
-            count,
-            SampleDiagnostics {
-                iterations: 1,
-                residual: 0.0,
-                state_error: 0.0,
-                output_error: 0.0,
-                converged: true,
-                multiply_adds: self.multiply_adds,
-            },
-        );
-    }
-
-    /// The error of a layer's values from those of what it reads.
-    fn bound(&self, step: &Step, room: &mut Workspace, count: usize) {
-        let lanes = self.lanes;
-        let mut own = [0.0; MAX_LANES];
-        let at = step.view.origin * lanes;
-        // Margins are zeros and do not matter to a maximum.
-        sizes(&mut own[..lanes], Norm::Max, &room.values[at..at + step.view.extent() * lanes], lanes);
-        let bound = &step.bound;
-        for lane in 0..count {
-            let (mut carried, mut size) = (0.0, bound.largest_bias);
-            for (source, norm) in &bound.reads {
-                match source {
-                    Source::Input => size += norm * room.input_sizes[lane],
-                    Source::Layer(j) => {
-                        carried += norm * room.errors[j * lanes + lane];
-                        size += norm * room.sizes[j * lanes + lane];
-                    }
-                }
-            }
-            let rounding = (bound.terms as f64 + 2.0) * SINGLE * size;
-            let sample = &mut room.samples[lane];
-            sample.converged &= own[lane].is_finite();
-            match step.target {
-                Target::Layer(k) => {
-                    // Four more roundings cover the activation.
-                    let error = carried + rounding + 4.0 * SINGLE * own[lane] + underflow(bound.terms);
-                    room.sizes[k * lanes + lane] = own[lane];
-                    room.errors[k * lanes + lane] = error;
-                    sample.state_error = or_infinite(Norm::Max.add(sample.state_error, error));
-                }
-                Target::Output => sample.output_error = or_infinite(carried + rounding + underflow(bound.terms)),
-            }
-        }
-    }
 }
 
 /// Two ranges of one slice, the lower first, and whether that is the second.
@@ -211,19 +135,4 @@ fn apart(values: &mut [f32], a: usize, b: usize, length: usize) -> (&mut [f32], 
     let (low, high) = (a.min(b), a.max(b));
     let (left, right) = values.split_at_mut(high);
     (&mut left[low..low + length], &mut right[..length], b < a)
-}
-
-fn all_finite(values: &[f32]) -> bool {
-    crate::linalg::vectorised(
-        #[inline(always)]
-        || values.iter().fold(0u32, |worst, v| worst.max(v.to_bits() & 0x7fff_ffff)) < 0x7f80_0000,
-    )
-}
-
-fn read_in(out: &mut [f32], samples: &[f32], stride: usize, count: usize, features: usize, lanes: usize) {
-    if lanes == 1 {
-        out[..features].copy_from_slice(&samples[..features]);
-    } else {
-        to_lanes(out, samples, stride, count, features, lanes);
-    }
 }

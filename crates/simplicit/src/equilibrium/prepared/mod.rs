@@ -1,50 +1,44 @@
-//! A model packed once for a batch size and run many times: outputs alone, every block by the kernel that suits it.
+//! Models whose layers form no cycle, packed once for a batch size and run many times: one pass, layer by layer, every
+//! block by the kernel that suits it.
 //!
 //! Maps lie in a workspace with their padding around them, so a convolution reads its operand where the layer before
-//! wrote it; bias, residual sum and ReLU are part of the last block of a layer. A sample's outputs are those of
-//! [`Equilibrium::run`](super::Equilibrium::run), bit by bit, whatever the batch.
+//! wrote it; bias, residual sum and ReLU are part of the last block of a layer. An operator takes its operands out of the
+//! workspace, sample by sample, and puts its value back. A sample's outputs are the same, bit by bit, whatever the batch
+//! and whether states are asked for.
 
+mod bounds;
 mod execute;
+mod layer;
+mod layer_sum;
 mod operand;
 mod places;
 mod plan;
 
+pub use layer::BlockKernel;
+pub use layer_sum::LayerSum;
+
 use std::sync::Mutex;
 
 use super::run::SampleDiagnostics;
-use crate::kernels::{Grid, GridWeights, Instructions, RowWeights};
-use crate::layout::{Activation, MapShape};
-use crate::linalg::lanes::{Aligned, MAX_LANES};
-use crate::linalg::{Csr, Matrix};
-use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
+use crate::kernels::Instructions;
+use crate::linalg::Matrix;
+use crate::linalg::lanes::MAX_LANES;
+use crate::model::{ImplicitModel, TapWeights, Target};
 use crate::network::Source;
 use crate::parallel::{self, Threads};
 use crate::{Error, Result};
-use operand::Operand;
+use bounds::Bounds;
+use execute::Room;
+use layer::{Step, Sum, is_direct, own_map, own_margin};
 use places::Places;
-use plan::{View, lay_out, margin};
-
-/// Which kernel a block of a prepared model got, and why.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BlockKernel {
-    /// The layer it is added to, or `output`.
-    pub layer: String,
-    /// Rows of weights × taps of each.
-    pub shape: [usize; 2],
-    /// Share of the weights that is not zero.
-    pub density: f64,
-    /// Positions of the result.
-    pub positions: usize,
-    /// `dense`, `sparse`, or how many rows are which.
-    pub kernel: String,
-    /// Multiply-adds per sample, without zeros.
-    pub multiply_adds: u64,
-}
+use plan::View;
 
 /// A model ready to run on batches of about one size; shared between threads.
 pub struct Prepared {
     inputs: usize,
     outputs: usize,
+    /// Units of all layers, where states are asked for.
+    states: Option<usize>,
     lanes: usize,
     instructions: Instructions,
     input: View,
@@ -70,56 +64,19 @@ impl std::fmt::Debug for Prepared {
 /// Room for one block of samples; whoever runs a model from several threads keeps one each.
 #[derive(Debug)]
 pub struct Workspace {
-    values: Aligned<f32>,
-    scratch: [Aligned<f32>; 3],
-    input_sizes: Vec<f64>,
-    sizes: Vec<f64>,
-    errors: Vec<f64>,
-    samples: Vec<SampleDiagnostics>,
+    room: Room,
+    bounds: Bounds,
+    part: Part,
 }
 
-/// A layer, or the output.
-struct Step {
-    target: Target,
-    view: View,
-    bias: Vec<f32>,
-    parts: Vec<Part>,
-    bound: Bound,
-}
-
-/// What the error of a layer is bounded by.
-struct Bound {
-    reads: Vec<(Source, f64)>,
-    terms: usize,
-    largest_bias: f64,
-}
-
-/// A layer has a handful of these: their size does not matter.
-#[allow(clippy::large_enum_variant)]
-enum Part {
-    /// Starts the sums.
-    Bias,
-    /// Weights; the first starts the sums itself, the last finishes them.
-    Taps {
-        operand: Operand,
-        weights: Weights,
-        /// Whether the result has the layer's own shape, so that bias and residual sums can be part of it.
-        same: bool,
-        bias: bool,
-        before: Option<View>,
-        after: Option<View>,
-        relu: bool,
-    },
-    /// A residual sum on its own, with a factor per channel of so many positions.
-    Residual { operand: Operand, factors: Option<(Vec<f32>, usize)> },
-    /// φ where it is not ReLU, or nothing else finishes the layer.
-    Activation(Activation),
-}
-
-enum Weights {
-    Grid(GridWeights, Grid, usize),
-    /// One sample, one position.
-    Rows(RowWeights),
+/// What a block of samples gives, one sample a row: pre-activations and states only where the model was prepared for
+/// them, what is known about each sample only where it was asked for.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    pub(super) z: Vec<f32>,
+    pub(super) x: Vec<f32>,
+    pub(super) y: Vec<f32>,
+    pub(super) diagnostics: Vec<SampleDiagnostics>,
 }
 
 /// Samples side by side for a batch.
@@ -138,203 +95,86 @@ impl Prepared {
     /// Packs a model for batches of `batch` samples (others run too). Models with cycles are refused:
     /// [`Equilibrium`](super::Equilibrium) iterates those.
     pub fn new(model: &ImplicitModel, batch: usize) -> Result<Self> {
-        Self::with_instructions(model, batch, Instructions::detect())
+        Self::with(model, batch, Instructions::detect(), false)
     }
 
     /// The same with given instructions, which must be [available](Instructions::available): to compare, and to test.
     pub fn with_instructions(model: &ImplicitModel, batch: usize, instructions: Instructions) -> Result<Self> {
+        Self::with(model, batch, instructions, false)
+    }
+
+    /// The same for all states and not only the outputs.
+    pub(super) fn with_states(model: &ImplicitModel, batch: usize) -> Result<Self> {
+        Self::with(model, batch, Instructions::detect(), true)
+    }
+
+    fn with(model: &ImplicitModel, batch: usize, instructions: Instructions, states: bool) -> Result<Self> {
         if !model.layers_are_acyclic() {
             return Err(Error::unsupported(
                 "a prepared model with layers that read each other",
                 "cycles iterate; run it through Equilibrium",
             ));
         }
-        model.require_no_operators("preparing")?;
-        if model.taps().iter().any(|b| b.window.dilation != [1, 1]) {
-            return Err(Error::unsupported("a prepared model with dilated windows", "run it through Equilibrium"));
-        }
-        if let Some(layer) = model.layout().layers().iter().find(|l| !l.activation.is_non_expansive()) {
-            return Err(Error::unsupported(
-                format!(
-                    "a prepared model with layer {:?}, whose activation {} is expansive",
-                    layer.name, layer.activation
-                ),
-                "run it through Equilibrium",
-            ));
-        }
         let layout = model.layout();
-        let vector = |channels: usize| MapShape { channels, height: 1, width: 1 };
-        // The layers the outputs depend on, in an order in which they can be computed.
-        let mut targets: Vec<Target> = model.layer_order().into_iter().map(Target::Layer).collect();
-        targets.push(Target::Output);
-        let mut summands: Vec<(Target, Vec<TapBlock>)> =
-            targets.into_iter().map(|target| (target, model.summands(target))).collect();
-        let mut live = vec![false; layout.layers().len()];
-        for (target, blocks) in summands.iter().rev() {
-            if matches!(target, Target::Layer(k) if !live[*k]) {
-                continue;
-            }
-            for block in blocks {
-                if let Source::Layer(k) = block.source {
-                    live[k] = true;
-                }
-            }
+        let inputs = model.shape().inputs;
+        // In an order in which they can be computed; for the outputs alone only the layers that those depend on.
+        let mut sums: Vec<Sum> = model.layer_order().into_iter().map(|k| Sum::new(model, Target::Layer(k))).collect();
+        sums.push(Sum::new(model, Target::Output));
+        if !states {
+            keep_live(&mut sums, layout.layers().len());
         }
-        summands.retain(|(target, _)| !matches!(target, Target::Layer(k) if !live[*k]));
-        let blocks = || summands.iter().flat_map(|(_, blocks)| blocks);
+        let blocks = || sums.iter().flat_map(|s| &s.blocks);
         let lanes = lanes_for(batch, blocks().any(|b| b.output.positions() > 1));
-        // How a value lies is decided by its readers: margins as wide as the widest window.
-        let own_map = |source: Source| match source {
-            Source::Layer(k) => layout.layers()[k].map.unwrap_or(vector(layout.layers()[k].size)),
-            Source::Input => blocks()
-                .find(|b| b.source == Source::Input)
-                .map_or(vector(model.shape().inputs), |b| b.maps.first().map_or(b.input, |m| m.input())),
-        };
-        let direct = |b: &TapBlock| b.maps.is_empty() && b.input == own_map(b.source);
-        let margin_of = |source: Source| {
-            blocks().filter(|b| b.source == source && direct(b)).fold([0; 4], |m: [usize; 4], b| {
-                let own = margin(b.window, b.input, b.output);
-                [0, 1, 2, 3].map(|k| m[k].max(own[k]))
-            })
-        };
-        // Values that nobody reads any more give their place to one of the same shape; margins then stay zero.
+        // How a value lies is decided by its readers. Values that nobody reads any more give their place to one of the same
+        // shape; margins then stay zero.
         let mut places = Places::new(lanes);
-        let input = places.take(own_map(Source::Input), margin_of(Source::Input));
+        let take = |places: &mut Places, source: Source| {
+            let map = own_map(layout, inputs, source, sums.iter());
+            places.take(map, own_margin(source, map, sums.iter()))
+        };
+        let input = take(&mut places, Source::Input);
         let mut views: Vec<Option<View>> = vec![None; layout.layers().len()];
         let mut steps: Vec<Step> = Vec::new();
         let mut kernels = Vec::new();
-        let mut scratch = [0usize; 3];
-        for (at, (target, blocks)) in summands.iter().enumerate() {
-            let (view, bias, activation, name) = match *target {
-                Target::Layer(k) => {
-                    let source = Source::Layer(k);
-                    let view = places.take(own_map(source), margin_of(source));
-                    views[k] = Some(view);
-                    let layer = &layout.layers()[k];
-                    (view, model.state_bias()[layout.row_range(k)].to_vec(), layer.activation, layer.name.clone())
-                }
-                Target::Output => {
-                    let view = places.take(vector(model.shape().outputs), [0; 4]);
-                    (view, model.output_bias().to_vec(), Activation::Identity, "output".to_string())
-                }
+        for (at, sum) in sums.iter().enumerate() {
+            let view = match sum.target {
+                Target::Layer(k) => take(&mut places, Source::Layer(k)),
+                Target::Output => places.take(sum.map(), [0; 4]),
             };
+            if sum.sources().any(|source| matches!(source, Source::Layer(k) if views[k].is_none())) {
+                return Err(Error::unsupported("a layer that is read before it is computed", "this is a defect"));
+            }
             let view_of = |source: Source| match source {
-                Source::Input => Some(input),
-                Source::Layer(k) => views[k],
+                Source::Input => input,
+                Source::Layer(k) => views[k].unwrap_or(input),
             };
-            let mut parts: Vec<Part> = Vec::new();
-            let mut bound = Bound {
-                reads: Vec::new(),
-                terms: 1,
-                largest_bias: bias.iter().map(|b| f64::from(b.abs())).fold(0.0, f64::max),
-            };
-            for block in blocks {
-                let Some(source) = view_of(block.source) else {
-                    return Err(Error::unsupported("a layer that is read before it is computed", "this is a defect"));
-                };
-                let longest = match &block.weights {
-                    TapWeights::Taps(taps) => taps.indptr().windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0),
-                    _ => 1,
-                };
-                bound.reads.push((block.source, block.norm_inf() * (1.0 + 1e-9)));
-                bound.terms += longest + block.maps.iter().map(|m| m.terms()).sum::<usize>();
-                // A layer whose blocks have another shape than its own (a vector read as a map) is as good: compact.
-                let out = View { map: block.output, ..view };
-                let out = if block.output == view.map {
-                    out
-                } else {
-                    View { row: block.output.width, channel: block.output.positions(), ..out }
-                };
-                let operand = Operand::new(block, source, lanes);
-                let room = operand.room();
-                scratch = [0, 1, 2].map(|k| scratch[k].max(room[k]));
-                match &block.weights {
-                    TapWeights::Taps(taps) => {
-                        let read = operand.padded.as_ref().unwrap_or(&operand.view);
-                        let single = lanes == 1 && block.output.positions() == 1 && block.window.area() == 1;
-                        let weights = if single {
-                            let rows: Vec<Vec<_>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
-                            Weights::Rows(RowWeights::new(&rows, taps.cols(), instructions))
-                        } else {
-                            let phases = operand.phases.as_ref();
-                            let (weights, grid, start) = lay_out(block, taps, read, phases, &out, lanes, instructions);
-                            Weights::Grid(weights, grid, start)
-                        };
-                        kernels.push(describe(&name, block, taps, &weights));
-                        let same = block.output == view.map;
-                        if parts.is_empty() && !same {
-                            parts.push(Part::Bias);
-                        }
-                        let bias = parts.is_empty();
-                        parts.push(Part::Taps { operand, weights, same, bias, before: None, after: None, relu: false });
-                    }
-                    other => {
-                        let factors = match other {
-                            TapWeights::Diagonal(factors) => Some((factors.clone(), block.output.positions())),
-                            _ => None,
-                        };
-                        let plain = factors.is_none() && direct(block) && block.output == view.map;
-                        match parts.last_mut() {
-                            Some(Part::Taps {
-                                after: after @ None, weights: Weights::Grid(..), same: true, ..
-                            }) if plain => {
-                                *after = Some(operand.view);
-                            }
-                            _ => {
-                                if parts.is_empty() {
-                                    parts.push(Part::Bias);
-                                }
-                                parts.push(Part::Residual { operand, factors });
-                            }
-                        }
-                    }
-                }
+            steps.push(Step::new(sum, view, view_of, !states, (lanes, instructions), &mut kernels));
+            if let Target::Layer(k) = sum.target {
+                views[k] = Some(view);
             }
-            fuse_leading_residual(&mut parts);
-            match (parts.last_mut(), activation) {
-                (_, Activation::Identity) => {}
-                (Some(Part::Taps { relu, .. }), Activation::Relu) => *relu = true,
-                _ => parts.push(Part::Activation(activation)),
-            }
-            if blocks.is_empty() {
-                parts.insert(0, Part::Bias);
-            }
-            steps.push(Step { target: *target, view, bias, parts, bound });
             // Free what no later step reads.
-            let read_later =
-                |source: Source| summands[at + 1..].iter().flat_map(|(_, b)| b).any(|b| b.source == source);
+            let read_later = |source: Source| sums[at + 1..].iter().any(|s| s.sources().any(|s| s == source));
             for (k, view) in views.iter().enumerate() {
                 if let Some(view) = view.filter(|_| !read_later(Source::Layer(k))) {
                     places.give_back(Source::Layer(k), view);
                 }
             }
         }
-        let read = (input.map.positions() == 1).then(|| {
-            let mut read = vec![false; model.shape().inputs];
-            for block in blocks().filter(|b| b.source == Source::Input) {
-                match &block.weights {
-                    TapWeights::Taps(taps) if direct(block) => {
-                        taps.indices().iter().for_each(|j| read[*j as usize] = true);
-                    }
-                    _ => read.fill(true),
-                }
-            }
-            read
-        });
-        let output = steps.last().map_or(View::compact(vector(0)), |s| s.view);
+        let output = steps.last().map_or(input, |s| s.view);
         Ok(Self {
-            inputs: model.shape().inputs,
+            inputs,
             outputs: model.shape().outputs,
+            states: states.then_some(model.shape().states),
             lanes,
             instructions,
             input,
             output,
-            steps,
-            positions: places.end,
-            scratch,
+            positions: places.end(),
+            scratch: steps.iter().map(Step::scratch).fold([0; 3], |a, b| [0, 1, 2].map(|k| a[k].max(b[k]))),
             layers: layout.layers().len(),
-            read,
+            read: (input.map.positions() == 1).then(|| inputs_read(&sums, inputs, input)),
             multiply_adds: kernels.iter().map(|k: &BlockKernel| k.multiply_adds).sum(),
+            steps,
             kernels,
             rooms: Mutex::new(Vec::new()),
         })
@@ -353,133 +193,191 @@ impl Prepared {
     /// Room to run in.
     pub fn workspace(&self) -> Workspace {
         Workspace {
-            values: Aligned::zeros(self.positions * self.lanes),
-            scratch: self.scratch.map(|positions| Aligned::zeros(positions * self.lanes)),
-            input_sizes: vec![0.0; self.lanes],
-            sizes: vec![0.0; self.layers * self.lanes],
-            errors: vec![0.0; self.layers * self.lanes],
-            samples: Vec::with_capacity(self.lanes),
+            room: Room::new(self.positions, self.scratch, self.lanes),
+            bounds: Bounds::new(self.layers, self.lanes),
+            part: Part::default(),
         }
     }
 
     /// The outputs of a batch, one sample a row. Nothing is allocated besides them once as many threads have run before.
     pub fn outputs(&self, u: &Matrix<f32>, threads: Threads) -> Result<Matrix<f32>> {
         let mut y = Matrix::zeros(u.rows(), self.outputs);
-        self.batch(u, threads, false, |first, part, _| {
-            y.as_mut_slice()[first * self.outputs..][..part.len()].copy_from_slice(part);
+        self.batch(u, threads, false, |first, part| {
+            y.as_mut_slice()[first * self.outputs..][..part.y.len()].copy_from_slice(&part.y);
         })?;
         Ok(y)
     }
 
     /// The outputs of a batch (`u` and `y` row-major, whole rows) on the calling thread, in the caller's own workspace:
-    /// allocates nothing.
-    pub fn run_in(&self, u: &[f32], y: &mut [f32], room: &mut Workspace) -> Result<()> {
+    /// allocates nothing once it has run before.
+    pub fn run_in(&self, u: &[f32], y: &mut [f32], workspace: &mut Workspace) -> Result<()> {
         let (p, q) = (self.inputs, self.outputs);
         let samples = u.len().checked_div(p).unwrap_or(y.len() / q.max(1));
         if u.len() != samples * p || y.len() != samples * q {
             let expected = format!("{samples} × {p} inputs and {samples} × {q} outputs");
             return Err(Error::shape("batch", expected, format!("{} inputs and {} outputs", u.len(), y.len())));
         }
-        if room.values.len() != self.positions * self.lanes {
+        if workspace.room.values.len() != self.positions * self.lanes {
             return Err(Error::setting("workspace", "one of this prepared model", "another's"));
         }
         for first in (0..samples).step_by(self.lanes) {
             let end = (first + self.lanes).min(samples);
-            self.run(&u[first * p..end * p], &mut y[first * q..end * q], room, false).map_err(|sample| {
+            self.run(&u[first * p..end * p], end - first, workspace, false).map_err(|sample| {
                 let row = first + sample;
                 let column = u[row * p..(row + 1) * p].iter().position(|v| !v.is_finite()).unwrap_or(0);
                 Error::NotFinite { array: "U".into(), row, column, value: f64::from(u[row * p + column]) }
             })?;
+            y[first * q..end * q].copy_from_slice(&workspace.part.y);
         }
         Ok(())
     }
 
-    /// Runs a batch in blocks of `lanes`, handing outputs and (where `certified`) what is known about them to `take`.
+    /// Runs a batch in blocks of `lanes`, handing results and (where `certified`) what is known about them to `take`.
     pub(super) fn batch(
         &self,
         u: &Matrix<f32>,
         threads: Threads,
         certified: bool,
-        mut take: impl FnMut(usize, &[f32], &[SampleDiagnostics]),
+        mut take: impl FnMut(usize, &Part),
     ) -> Result<()> {
         if u.cols() != self.inputs {
             let expected = format!("{} values per sample", self.inputs);
             return Err(Error::shape("inputs", expected, format!("{} values per sample", u.cols())));
         }
         let lock = || self.rooms.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let block = |k: usize, room: &mut Workspace, y: &mut [f32]| {
+        let block = |k: usize, workspace: &mut Workspace| {
             let samples = k * self.lanes..((k + 1) * self.lanes).min(u.rows());
             let part = &u.as_slice()[samples.start * self.inputs..samples.end * self.inputs];
-            self.run(part, y, room, certified).map_err(|sample| super::not_finite("U", u, samples.start + sample))
+            self.run(part, samples.len(), workspace, certified)
+                .map_err(|sample| super::not_finite("U", u, samples.start + sample))
         };
         let blocks = u.rows().div_ceil(self.lanes);
         if threads.get().min(blocks) <= 1 {
-            let mut room = lock().pop().unwrap_or_else(|| self.workspace());
-            let mut y = vec![0.0; self.lanes * self.outputs];
-            for k in 0..blocks {
-                let count = (u.rows() - k * self.lanes).min(self.lanes);
-                block(k, &mut room, &mut y[..count * self.outputs])?;
-                take(k * self.lanes, &y[..count * self.outputs], &room.samples);
-            }
-            lock().push(room);
-            return Ok(());
+            let free = lock().pop();
+            let mut workspace = free.unwrap_or_else(|| self.workspace());
+            let result = (0..blocks).try_for_each(|k| {
+                block(k, &mut workspace)?;
+                take(k * self.lanes, &workspace.part);
+                Ok(())
+            });
+            lock().push(workspace);
+            return result;
         }
         parallel::fold(
             threads,
             blocks,
             |k| {
                 let free = lock().pop();
-                let mut room = free.unwrap_or_else(|| self.workspace());
-                let count = (u.rows() - k * self.lanes).min(self.lanes);
-                let mut y = vec![0.0; count * self.outputs];
-                let result = block(k, &mut room, &mut y).map(|()| (y, room.samples.clone()));
-                lock().push(room);
+                let mut workspace = free.unwrap_or_else(|| self.workspace());
+                let result = block(k, &mut workspace).map(|()| std::mem::take(&mut workspace.part));
+                lock().push(workspace);
                 result
             },
-            |k, (y, samples)| {
-                take(k * self.lanes, &y, &samples);
+            |k, part| {
+                take(k * self.lanes, &part);
                 Ok(())
             },
         )
     }
+
+    /// Runs `count` samples of `u` (row-major, whole rows), at most [`Prepared::lanes`], and leaves the results in the
+    /// workspace; with `certified` the error of every sample is bounded too. The first sample with a NaN or infinity among
+    /// the inputs that are read is the error.
+    fn run(&self, u: &[f32], count: usize, workspace: &mut Workspace, certified: bool) -> Result<(), usize> {
+        let Workspace { room, bounds, part } = workspace;
+        let (p, lanes) = (self.inputs, self.lanes);
+        let unread = self.check_finite(u, count)?;
+        self.input.read_rows(&mut room.values, u, p, (lanes, count));
+        if unread {
+            // Kernels may multiply by zero what nobody reads.
+            let at = self.input.origin * lanes;
+            let values = &mut room.values[at..at + p * lanes];
+            values.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = 0.0);
+        }
+        part.diagnostics.clear();
+        if certified {
+            part.diagnostics.resize(count, SampleDiagnostics::of_one_pass(self.multiply_adds));
+            bounds.begin(room, self.input, lanes);
+        }
+        let states = self.states.unwrap_or(0);
+        part.z.resize(count * states, 0.0);
+        part.x.resize(count * states, 0.0);
+        part.y.resize(count * self.outputs, 0.0);
+        for step in &self.steps {
+            step.sum(room, (lanes, count), self.instructions);
+            let rows = step.range.start..;
+            match step.target {
+                Target::Layer(_) if self.states.is_some() => {
+                    step.view.write_rows(&room.values, &mut part.z[rows.clone()], states, (lanes, count));
+                    step.activate(room, lanes);
+                    step.view.write_rows(&room.values, &mut part.x[rows], states, (lanes, count));
+                }
+                _ => step.activate(room, lanes),
+            }
+            if certified {
+                bounds.add(step, room, &mut part.diagnostics, lanes);
+            }
+        }
+        self.output.write_rows(&room.values, &mut part.y, self.outputs, (lanes, count));
+        Ok(())
+    }
+
+    /// Whether an input that nobody reads is not finite; the first sample with one that is read is the error.
+    fn check_finite(&self, u: &[f32], count: usize) -> Result<bool, usize> {
+        let p = self.inputs;
+        let mut unread = false;
+        for s in 0..count {
+            let sample = &u[s * p..(s + 1) * p];
+            if !all_finite(sample) {
+                let bad = |j: usize| !sample[j].is_finite() && self.read.as_ref().is_none_or(|read| read[j]);
+                if (0..p).any(bad) {
+                    return Err(s);
+                }
+                unread = true;
+            }
+        }
+        Ok(unread)
+    }
 }
 
-/// `bias, residual, taps …` becomes one part.
-fn fuse_leading_residual(parts: &mut Vec<Part>) {
-    let [
-        Part::Bias,
-        Part::Residual { operand, factors: None },
-        Part::Taps { weights: Weights::Grid(..), same: true, .. },
-        ..,
-    ] = &parts[..]
-    else {
-        return;
-    };
-    if operand.moved {
-        return;
+/// Drops the layers that no output depends on.
+fn keep_live(sums: &mut Vec<Sum>, layers: usize) {
+    let mut live = vec![false; layers];
+    for sum in sums.iter().rev() {
+        if matches!(sum.target, Target::Layer(k) if !live[k]) {
+            continue;
+        }
+        for source in sum.sources() {
+            if let Source::Layer(k) = source {
+                live[k] = true;
+            }
+        }
     }
-    let view = operand.view;
-    if let Part::Taps { bias, before, .. } = &mut parts[2] {
-        (*bias, *before) = (true, Some(view));
-        parts.drain(..2);
-    }
+    sums.retain(|s| !matches!(s.target, Target::Layer(k) if !live[k]));
 }
 
-fn describe(layer: &str, block: &TapBlock, taps: &Csr<f32>, weights: &Weights) -> BlockKernel {
-    let kernel = match weights {
-        Weights::Grid(weights, ..) => match weights.dense_share() {
-            1.0 => "dense".to_string(),
-            0.0 => "sparse".to_string(),
-            share => format!("{:.0} % of rows dense", 100.0 * share),
-        },
-        Weights::Rows(weights) => weights.name().to_string(),
-    };
-    BlockKernel {
-        layer: layer.to_string(),
-        shape: [taps.rows(), taps.cols()],
-        density: taps.nonzeros() as f64 / (taps.rows() * taps.cols()).max(1) as f64,
-        positions: block.output.positions(),
-        kernel,
-        multiply_adds: block.multiply_adds(),
+/// Which inputs are read at all.
+fn inputs_read(sums: &[Sum], inputs: usize, view: View) -> Vec<bool> {
+    let mut read = vec![false; inputs];
+    for sum in sums {
+        if sum.operator.iter().flat_map(|o| o.operands()).any(|o| o.source == Source::Input) {
+            read.fill(true);
+        }
+        for block in sum.blocks.iter().filter(|b| b.source == Source::Input) {
+            match &block.weights {
+                TapWeights::Taps(taps) if is_direct(block, view.map) => {
+                    taps.indices().iter().for_each(|j| read[*j as usize] = true);
+                }
+                _ => read.fill(true),
+            }
+        }
     }
+    read
+}
+
+fn all_finite(values: &[f32]) -> bool {
+    crate::linalg::vectorised(
+        #[inline(always)]
+        || values.iter().fold(0u32, |worst, v| worst.max(v.to_bits() & 0x7fff_ffff)) < 0x7f80_0000,
+    )
 }

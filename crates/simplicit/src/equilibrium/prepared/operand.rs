@@ -23,7 +23,10 @@ pub(super) struct Operand {
 impl Operand {
     pub(super) fn new(block: &TapBlock, source: View, lanes: usize) -> Self {
         let same = block.input == source.map;
-        let moved = !block.maps.is_empty() || !(same || source.is_compact());
+        let taps = matches!(block.weights, TapWeights::Taps(_));
+        // A residual sum of another shape has the same units in the same order: without gaps they are the same places.
+        let reshaped = !taps && block.input != block.output;
+        let moved = !block.maps.is_empty() || !(same && !reshaped || source.is_compact());
         let view = if moved {
             View::compact(block.input)
         } else if same {
@@ -31,7 +34,6 @@ impl Operand {
         } else {
             View { origin: source.origin, ..View::compact(block.input) }
         };
-        let taps = matches!(block.weights, TapWeights::Taps(_));
         let phases = (taps && block.window.stride != [1, 1] && lanes != 16 && block.output.positions() > 1)
             .then(|| Phases::new(block.window, block.input, block.output));
         let needs = margin(block.window, block.input, block.output);

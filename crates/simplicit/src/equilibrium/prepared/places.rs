@@ -8,7 +8,7 @@ use crate::network::Source;
 #[derive(Default)]
 pub(super) struct Places {
     lanes: usize,
-    pub(super) end: usize,
+    end: usize,
     free: Vec<(MapShape, [usize; 4], View)>,
     taken: Vec<(MapShape, [usize; 4], View)>,
     returned: Vec<Source>,
@@ -17,6 +17,11 @@ pub(super) struct Places {
 impl Places {
     pub(super) fn new(lanes: usize) -> Self {
         Self { lanes, ..Default::default() }
+    }
+
+    /// Positions given out so far.
+    pub(super) fn end(&self) -> usize {
+        self.end
     }
 
     pub(super) fn take(&mut self, map: MapShape, margin: [usize; 4]) -> View {
@@ -43,13 +48,5 @@ impl Places {
         if let Some(k) = self.taken.iter().position(|(_, _, v)| *v == view) {
             self.free.push(self.taken.swap_remove(k));
         }
-    }
-}
-
-impl View {
-    /// The place of a unit; runs of a row of the map stay together.
-    pub(super) fn unit(&self, unit: usize) -> usize {
-        let (width, positions) = (self.map.width.max(1), self.map.positions().max(1));
-        self.at(unit / positions, unit % positions / width) + unit % width
     }
 }
