@@ -8,8 +8,8 @@ use super::adjoint::{AdjointProgram, AdjointRoom, LANES};
 use super::prepared::Part;
 use super::program::{Equation, Norm, Program};
 use super::{
-    Equilibrium, EquilibriumSettings, EquilibriumSolution, Rooms, Runner, SampleDiagnostics, activations, forward,
-    not_finite, scheduled,
+    Equilibrium, EquilibriumSettings, EquilibriumSolution, Rooms, Runner, SampleDiagnostics, forward, not_finite,
+    scheduled,
 };
 use crate::layout::Activation;
 use crate::linalg::Matrix;
@@ -55,7 +55,7 @@ impl InputGradient {
             return Ok(Self { equilibrium, adjoint });
         }
         let model = scheduled(model)?;
-        let activations = activations(model.layout());
+        let activations = model.layout().activations();
         let (a, b, c, d) =
             (model.a().transposed(), model.b().transposed(), model.c().transposed(), model.d().transposed());
         let (state_bias, output_bias) = (vec![0.0; model.shape().states], vec![0.0; model.shape().inputs]);

@@ -7,7 +7,6 @@
 mod adjoint;
 mod cycle;
 mod gradient;
-mod onnx;
 mod operand;
 mod operator;
 mod prepared;
@@ -16,7 +15,6 @@ mod run;
 mod schedule;
 
 pub use gradient::{GradientSolution, InputGradient};
-pub use onnx::{OnnxSettings, export_onnx, export_onnx_like, to_onnx};
 pub use prepared::{BlockKernel, LayerSum, Prepared, Workspace};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};
@@ -169,7 +167,7 @@ impl Equilibrium {
             Engine::Layered(Box::new(Layered::new(model)))
         } else {
             let plain = scheduled(model)?;
-            let activations = activations(plain.layout());
+            let activations = plain.layout().activations();
             let equation = forward(&plain, &activations);
             let live = Schedule::read_by_outputs(plain.a(), plain.c());
             let all = live.iter().all(|l| *l);
@@ -270,10 +268,6 @@ impl StateMap for Equilibrium {
         }
         Ok(StateBlock { u: u.cast(), z: solution.z.cast(), x: solution.x.cast(), y: solution.y.cast() })
     }
-}
-
-fn activations(layout: &Layout) -> Vec<Activation> {
-    layout.layers().iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect()
 }
 
 /// The model as A, B, C and D alone: what has cycles has nothing else.

@@ -139,6 +139,11 @@ impl Layout {
         &self.layers
     }
 
+    /// φ of every unit.
+    pub fn activations(&self) -> Vec<Activation> {
+        self.layers.iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect()
+    }
+
     /// Number of units n.
     pub fn size(&self) -> usize {
         self.layers.iter().map(|l| l.size).sum()
