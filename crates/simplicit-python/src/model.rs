@@ -8,12 +8,11 @@ use numpy::{Element, PyArray1, PyArray2, PyReadonlyArray1};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 use simplicit::arrays::Preprocessing;
-use simplicit::equilibrium::{
-    Equilibrium, EquilibriumSettings, InputGradient, OnnxSettings, SampleDiagnostics, export_onnx,
-};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, SampleDiagnostics};
 use simplicit::layout::Layout;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelMetadata, ModelParts};
+use simplicit::onnx::{OnnxSettings, export_onnx};
 use simplicit::states::InputSource;
 use simplicit::{Error, Result};
 

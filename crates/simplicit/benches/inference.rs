@@ -9,15 +9,14 @@ use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use simplicit::equilibrium::{
-    Equilibrium, EquilibriumSettings, OnnxSettings, Prepared, SampleDiagnostics, export_onnx,
-};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, Prepared, SampleDiagnostics};
 use simplicit::kernels::{Choice, Cost, Finish, Grid, GridWeights, Instructions, RowWeights, thread_seconds};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::lanes::Aligned;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{DenseLayer, ImplicitModel, ModelParts, TapWeights};
 use simplicit::network::Network;
+use simplicit::onnx::{OnnxSettings, export_onnx};
 use simplicit::parallel::Threads;
 use simplicit::random::Random;
 

@@ -354,11 +354,15 @@ fn nothing_at_all_and_nonsense() {
         }
     }
     let wide = model(Csr::empty(2, 2), 300, 2, &[(2, RELU)], &mut r);
-    for column in [5, 299] {
+    // An input that some row reads must be a number; one that nobody reads may be anything.
+    let reads = |j: usize| wide.b().indices().iter().chain(wide.d().indices()).any(|i| *i as usize == j);
+    let (read, unread): (Vec<usize>, Vec<usize>) = (0..300).partition(|j| reads(*j));
+    for column in [read[0], read[read.len() - 1], unread[0], unread[unread.len() - 1]] {
         let mut u = random_inputs(40, 300, &mut r);
         u[(9, column)] = f32::NAN;
         match Equilibrium::new(&wide, settings()).unwrap().run(&u) {
-            Err(Error::NotFinite { row: 9, .. }) => {}
+            Err(Error::NotFinite { row: 9, .. }) => assert!(reads(column)),
+            Ok(found) => assert!(!reads(column) && found.y.as_slice().iter().all(|y| y.is_finite())),
             other => panic!("{column}: {other:?}"),
         }
     }

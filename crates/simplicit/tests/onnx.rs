@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
 use simplicit::Error;
-use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, export_onnx_like};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::layout::Activation;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, TapWeights};
 use simplicit::network::{Network, Shape};
+use simplicit::onnx::export_onnx_like;
 use simplicit::states::StateMap;
 
 fn folder() -> PathBuf {

@@ -5,14 +5,18 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers of tests, outside #[test] functions
 
+#[path = "common/networks.rs"]
+mod networks;
+
 use std::path::Path;
 use std::process::Command;
 
-use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, OnnxSettings, export_onnx, to_onnx};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{DenseLayer, ImplicitModel, ModelParts, TapWeights};
 use simplicit::network::Network;
+use simplicit::onnx::{OnnxSettings, export_onnx, to_onnx};
 use simplicit::random::Random;
 
 fn python(modules: &str) -> Option<String> {
@@ -154,6 +158,60 @@ fn onnx_runtime_agrees_with_us() {
     same_in_onnx_runtime(&python, &ImplicitModel::new(parts).unwrap(), 5, &mut r);
 }
 
+/// Every activation there is; those behind the first eleven may not lie on a cycle.
+const ACTIVATIONS: [Activation; 17] = [
+    Activation::Relu,
+    Activation::LeakyRelu { slope: 0.1 },
+    Activation::Tanh,
+    Activation::Sigmoid,
+    Activation::Identity,
+    Activation::Clip { low: -0.3, high: 0.7 },
+    Activation::Softplus,
+    Activation::Softsign,
+    Activation::Elu { alpha: 0.7 },
+    Activation::Celu { alpha: 0.6 },
+    Activation::HardSigmoid { alpha: 0.2, beta: 0.5 },
+    Activation::Selu,
+    Activation::HardSwish,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Silu,
+    Activation::Mish,
+];
+
+#[test]
+fn every_activation_is_the_same_in_onnx_runtime() {
+    let Some(python) = python("numpy, onnx, onnxruntime") else { return };
+    let mut r = Random::new(21);
+    for (place, activation) in ACTIVATIONS.into_iter().enumerate() {
+        let layers = vec![Layer::dense("second", 4, activation), Layer::dense("first", 5, activation)];
+        let full = sparse(9, 9, 0.6, &mut r);
+        let between =
+            Csr::from_rows(9, (0..9).map(|i| full.row(i).filter(|(j, _)| i < 4 && *j >= 4).collect::<Vec<_>>()));
+        let acyclic = model(between, 6, 3, layers.clone(), &mut r);
+        same_in_onnx_runtime(&python, &acyclic, 7, &mut r);
+        let again = Network::from_onnx_bytes(&to_onnx(&acyclic, OnnxSettings::default()).unwrap()).unwrap();
+        let read = ImplicitModel::from_network(&again).unwrap();
+        assert!(read.layout().layers().iter().all(|l| l.activation == activation), "{:?}", read.layout());
+        if place < 11 {
+            let cyclic = model(with_row_sums(&full, 0.8), 6, 3, layers, &mut r);
+            same_in_onnx_runtime(&python, &cyclic, 7, &mut r);
+        }
+    }
+}
+
+#[test]
+fn networks_with_operators_give_the_same_in_onnx_runtime() {
+    let Some(python) = python("numpy, onnx, onnxruntime") else { return };
+    let mut r = Random::new(22);
+    for (name, network) in networks::networks() {
+        let model = ImplicitModel::from_network(&network).unwrap();
+        assert!(model.layout().has_operators(), "{name}");
+        // A batch of several samples: no operator mixes them.
+        same_in_onnx_runtime(&python, &model, 5, &mut r);
+    }
+}
+
 #[test]
 fn a_layered_network_is_exported_as_one() {
     let mut r = Random::new(3);
@@ -165,8 +223,8 @@ fn a_layered_network_is_exported_as_one() {
     let network = ImplicitModel::from_layers(&hidden, &output).unwrap();
     let bytes = to_onnx(&network, OnnxSettings::default()).unwrap();
     let count = |operator: &[u8]| bytes.windows(operator.len()).filter(|w| *w == operator).count();
-    // Once as the operator and once in the node's name.
-    assert_eq!((count(b"Gemm"), count(b"Relu"), count(b"Add"), count(b"Loop")), (6, 4, 0, 0));
+    // Once as the operator and, for a product, once in the node's name; activations are named after their layers.
+    assert_eq!((count(b"Gemm"), count(b"Relu"), count(b"Add"), count(b"Loop")), (6, 2, 0, 0));
     // The dense initialisers are the file: 4 bytes a weight.
     let weights = 4 * (35 + 20 + 8 + 5 + 4 + 2);
     assert!(bytes.len() > weights && bytes.len() < weights + 1200, "{}", bytes.len());

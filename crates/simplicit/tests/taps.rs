@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 
 use common::data;
 use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection};
-use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, LayerSum, OnnxSettings, to_onnx};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, LayerSum};
 use simplicit::evaluate::{equilibrium_error, layer_errors};
 use simplicit::layout::{Activation, Layer, Layout, MapShape};
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelParts, TapBlock, TapWeights, Target};
 use simplicit::network::{Network, Shape, Source, Window};
+use simplicit::onnx::{OnnxSettings, to_onnx};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
 use simplicit::states::{InputSource, StateMap};
@@ -308,15 +309,21 @@ fn one_layer_at_a_time() {
         }
         let y = LayerSum::new(&model, Target::Output).pre_activations(21, source).unwrap();
         assert_close(&format!("{name} output"), y.as_slice(), solution.y.as_slice(), 1e-6);
-        // Summand by summand: what the last layer's blocks add is what is left after entries and bias.
-        for block in model.taps() {
-            let mut z = Matrix::zeros(21, block.output.size());
-            block.add_to(source(block.source), &mut z).unwrap();
-            let mut twice = z.clone();
-            block.add_to(source(block.source), &mut twice).unwrap();
-            let double: Vec<f32> = z.as_slice().iter().map(|v| 2.0 * v).collect();
-            assert_close(name, twice.as_slice(), &double, 1e-5);
-            assert!(block.add_to(&Matrix::zeros(21, 1), &mut z).is_err());
+        // Summand by summand: bias, entries and what every block gives add up to the whole.
+        let bias = model.unit_bias();
+        for k in 0..layers.len() {
+            let range = model.layout().range(k);
+            let mut z = Matrix::from_fn(21, range.len(), |s, j| {
+                let entries =
+                    |m: &Csr<f32>, x: &Matrix<f32>| m.row(range.start + j).map(|(i, v)| v * x[(s, i)]).sum::<f32>();
+                bias[range.start + j] + entries(model.a(), &solution.x) + entries(model.b(), &u)
+            });
+            for block in model.taps().iter().filter(|b| b.target == Target::Layer(k)) {
+                let more = block.apply(source(block.source)).unwrap();
+                z.as_mut_slice().iter_mut().zip(more.as_slice()).for_each(|(z, v)| *z += v);
+                assert!(block.apply(&Matrix::zeros(21, 1)).is_err());
+            }
+            assert_close(&format!("{name} summands of {k}"), z.as_slice(), part(&solution.z, k).as_slice(), 1e-5);
         }
     }
 }
@@ -443,8 +450,7 @@ fn unrolled(model: &ImplicitModel, magnitudes: bool) -> Vec<Vec<f64>> {
         for j in 0..from.len() {
             let mut unit = Matrix::zeros(1, from.len());
             unit[(0, j)] = 1.0;
-            let mut z = Matrix::zeros(1, into.len());
-            block.add_to(&unit, &mut z).unwrap();
+            let z = block.apply(&unit).unwrap();
             (0..into.len()).for_each(|i| a[into.start + i][from.start + j] += size(f64::from(z[(0, i)])));
         }
     }
@@ -509,10 +515,8 @@ fn exported_networks_read_back_as_the_same_model() {
         let bytes = to_onnx(&model, OnnxSettings::default()).unwrap();
         let again = Network::from_onnx_bytes(&bytes).unwrap_or_else(|e| panic!("{name}: {e}"));
         let read = ImplicitModel::from_network(&again).unwrap();
-        if !model.taps().is_empty() {
-            assert_eq!(read.layout(), model.layout(), "{name}");
-            assert!(read == model, "{name}");
-        }
+        assert_eq!(read.layout(), model.layout(), "{name}");
+        assert!(read == model, "{name}");
         let u = inputs(&network, 5, 4);
         let y = again.forward(&u).unwrap();
         assert_close(name, y.as_slice(), network.forward(&u).unwrap().as_slice(), 1e-5);

@@ -8,11 +8,12 @@ use std::process::Command;
 
 use common::data;
 use simplicit::arrays::{Array, Inputs, Labels, Selection};
-use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, OnnxSettings, to_onnx};
+use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::evaluate::accuracy;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelParts};
 use simplicit::network::Network;
+use simplicit::onnx::{OnnxSettings, to_onnx};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Connectivity;
 use simplicit::random::Random;

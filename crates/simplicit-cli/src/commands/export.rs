@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use simplicit::equilibrium::{OnnxSettings, export_onnx, export_onnx_like};
 use simplicit::model::ImplicitModel;
+use simplicit::onnx::{OnnxSettings, export_onnx, export_onnx_like};
 
 use crate::args::JsonArgs;
 use crate::exit::Outcome;

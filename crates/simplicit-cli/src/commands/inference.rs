@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use simplicit::equilibrium::{OnnxSettings, Prepared, export_onnx};
+use simplicit::equilibrium::Prepared;
 use simplicit::files::write_bytes_atomically;
 use simplicit::kernels::Instructions;
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
+use simplicit::onnx::{OnnxSettings, export_onnx};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::states::InputSource;
 

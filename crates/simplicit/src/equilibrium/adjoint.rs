@@ -6,16 +6,18 @@
 
 use std::ops::Range;
 
-use super::layered::{LANES, LayerProgram, add_residual, operands};
 use super::operand::Packing;
 use super::operator::OperatorRoom;
 use super::program::Norm;
 use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
 use crate::layout::{Activation, Operator};
-use crate::linalg::Stencil;
-use crate::linalg::lanes::{Aligned, to_lanes};
+use crate::linalg::lanes::{Aligned, from_lanes, to_lanes};
+use crate::linalg::{Stencil, vectorised};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::{FixedMap, Source};
+
+/// Samples that run side by side: a feature of all of them is one or two vectors.
+pub(super) const LANES: usize = 16;
 
 /// One summand, transposed.
 struct Op {
@@ -60,9 +62,11 @@ impl AdjointProgram {
     /// Whether a maximum or another operator reads the inputs themselves, so that pre-activations alone do not tell its
     /// slope.
     pub(super) fn needs_inputs(&self) -> bool {
-        let operators = self.steps.iter().flat_map(|s| operands(s.operator.as_ref()));
-        self.steps.iter().flat_map(|s| &s.ops).any(|op| op.needs_values() && op.source == Source::Input)
-            || operators.into_iter().any(|o| o.source == Source::Input)
+        let operators = self.steps.iter().filter_map(|s| s.operator.as_ref()).flat_map(|o| o.operands());
+        self.steps.iter().flat_map(|s| &s.ops).any(|op| op.needs_values() && op.source == Source::Input) || {
+            operators
+        }
+        .any(|o| o.source == Source::Input)
     }
 }
 
@@ -81,7 +85,6 @@ pub(super) struct AdjointRoom {
     cotangents: [Vec<f32>; 2],
     packed: [Vec<f32>; 2],
     operator: OperatorRoom,
-    operand_values: Vec<f32>,
     sizes: Vec<f64>,
     received: Vec<f64>,
     errors: Vec<f64>,
@@ -144,9 +147,26 @@ impl Op {
     }
 }
 
+/// `sums += factor × operand`, one factor per channel, 1 without.
+fn add_residual(sums: &mut [f32], operand: &[f32], factors: Option<&(Vec<f32>, usize)>, lanes: usize) {
+    match factors {
+        None => vectorised(
+            #[inline(always)]
+            || sums.iter_mut().zip(operand).for_each(|(s, x)| *s += x),
+        ),
+        Some((factors, positions)) => {
+            let rows = sums.chunks_exact_mut(positions * lanes).zip(operand.chunks_exact(positions * lanes));
+            for ((sums, x), factor) in rows.zip(factors) {
+                sums.iter_mut().zip(x).for_each(|(s, x)| *s += factor * x);
+            }
+        }
+    }
+}
+
 impl AdjointProgram {
     pub(super) fn new(model: &ImplicitModel) -> Self {
         let layout = model.layout();
+        let mut multiply_adds = 0;
         let step = |target: Target| {
             let (range, activation, operator) = match target {
                 Target::Layer(k) => {
@@ -154,18 +174,21 @@ impl AdjointProgram {
                 }
                 Target::Output => (0..model.shape().outputs, Activation::Identity, None),
             };
-            let ops = model.summands(target).iter().map(Op::new).collect();
+            let blocks = model.summands(target);
+            multiply_adds += blocks.iter().map(TapBlock::multiply_adds).sum::<u64>();
+            let ops = blocks.iter().map(Op::new).collect();
             Step { target, range, activation, ops, operator }
         };
         let order = model.layer_order().into_iter().rev().map(Target::Layer);
+        let steps = std::iter::once(Target::Output).chain(order).map(step).collect();
         Self {
             inputs: model.shape().inputs,
             outputs: model.shape().outputs,
             states: model.shape().states,
             ranges: (0..layout.layers().len()).map(|k| layout.range(k)).collect(),
             activations: layout.layers().iter().map(|l| l.activation).collect(),
-            steps: std::iter::once(Target::Output).chain(order).map(step).collect(),
-            multiply_adds: LayerProgram::new(model, true).multiply_adds(),
+            steps,
+            multiply_adds,
         }
     }
 }
@@ -197,7 +220,6 @@ impl AdjointRoom {
             cotangents: [vec![0.0; cotangent * LANES], vec![0.0; cotangent * LANES]],
             packed: [vec![0.0; above * LANES], vec![0.0; below * LANES]],
             operator: OperatorRoom::default(),
-            operand_values: Vec::new(),
             sizes: vec![0.0; layers * LANES],
             received: vec![0.0; layers * LANES],
             errors: vec![0.0; layers * LANES],
@@ -239,7 +261,7 @@ impl AdjointRoom {
             }
             if let Some(operator) = &step.operator {
                 self.pull_operator(program, step, operator, (lanes, count));
-                for operand in operands(Some(operator)) {
+                for operand in operator.operands() {
                     let place = match operand.source {
                         Source::Input => input_place,
                         Source::Layer(j) => j,
@@ -313,42 +335,36 @@ impl AdjointRoom {
         operator: &Operator,
         (lanes, count): (usize, usize),
     ) {
-        let read = operands(Some(operator));
-        // Operands as the layers' activations give them, one after the other.
-        let total: usize = read.iter().map(|o| o.dims.size()).sum();
-        let mut values = std::mem::take(&mut self.operand_values);
-        values.resize(values.len().max(total * lanes), 0.0);
-        let mut first = 0;
-        for operand in read {
-            let into = &mut values[first..first + operand.dims.size() * lanes];
+        for (k, operand) in operator.operands().iter().enumerate() {
+            let size = operand.dims.size();
+            let into = self.operator.operand(k, size * count);
+            // Operands as the layers' activations give them.
             match operand.source {
-                Source::Input => into.copy_from_slice(&self.u[..into.len()]),
+                Source::Input => from_lanes(into, size, &self.u, count, size, lanes),
                 Source::Layer(j) => {
-                    let (phi, start) = (program.activations[j], program.ranges[j].start * lanes);
-                    into.iter_mut().zip(&self.z[start..]).for_each(|(x, z)| *x = phi.apply(*z));
+                    from_lanes(into, size, &self.z[program.ranges[j].start * lanes..], count, size, lanes);
+                    program.activations[j].apply_slice(into);
                 }
             }
-            first += into.len();
         }
-        let mut rest = &values[..];
-        let slices: Vec<&[f32]> = read
-            .iter()
-            .map(|o| {
-                let (own, after) = rest.split_at(o.dims.size() * lanes);
-                rest = after;
-                own
-            })
-            .collect();
-        let own = step.range.start * lanes..step.range.end * lanes;
-        self.operator.adjoint(operator, slices.into_iter(), &self.z[own.clone()], &self.w[own], (lanes, count));
-        for (k, operand) in read.iter().enumerate() {
+        let width = step.range.len();
+        let [value, dout] = self.operator.result(width * count);
+        let own = step.range.start * lanes;
+        from_lanes(value, width, &self.z[own..], count, width, lanes);
+        from_lanes(dout, width, &self.w[own..], count, width, lanes);
+        let cotangents = self.operator.adjoint(operator, count);
+        for (operand, cotangent) in operator.operands().iter().zip(cotangents) {
             let into = match operand.source {
                 Source::Input => &mut self.du[..program.inputs * lanes],
                 Source::Layer(j) => &mut self.w[program.ranges[j].start * lanes..program.ranges[j].end * lanes],
             };
-            self.operator.add_cotangent(k, into, (lanes, count));
+            let width = operand.dims.size();
+            for (unit, into) in into.chunks_exact_mut(lanes).enumerate() {
+                for (sample, into) in into[..count].iter_mut().enumerate() {
+                    *into += cotangent[sample * width + unit];
+                }
+            }
         }
-        self.operand_values = values;
     }
 
     /// Sends a target's cotangent back through one summand.

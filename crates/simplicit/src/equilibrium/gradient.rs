@@ -4,12 +4,12 @@
 //! Bᵀw + Dᵀv: an equation of the same form as the model's, run by the same code on transposed matrices with gates Φ in
 //! the place of φ. It contracts where the model does, in the weighted ℓ1 norm.
 
-use super::adjoint::{AdjointProgram, AdjointRoom};
-use super::layered::LANES;
+use super::adjoint::{AdjointProgram, AdjointRoom, LANES};
+use super::prepared::Part;
 use super::program::{Equation, Norm, Program};
 use super::{
-    Equilibrium, EquilibriumSettings, EquilibriumSolution, Part, Rooms, Runner, SampleDiagnostics, activations,
-    forward, lanes_for, not_finite,
+    Equilibrium, EquilibriumSettings, EquilibriumSolution, Rooms, Runner, SampleDiagnostics, forward, not_finite,
+    scheduled,
 };
 use crate::layout::Activation;
 use crate::linalg::Matrix;
@@ -50,11 +50,12 @@ impl InputGradient {
     /// Schedules the model and its adjoint.
     pub fn new(model: &ImplicitModel, settings: EquilibriumSettings) -> Result<Self> {
         let equilibrium = Equilibrium::new(model, settings)?;
-        let Some(model) = model.without_taps() else {
+        if model.layers_are_acyclic() {
             let adjoint = Adjoint::Layered { program: AdjointProgram::new(model), rooms: Rooms::new() };
             return Ok(Self { equilibrium, adjoint });
-        };
-        let activations = activations(model.layout());
+        }
+        let model = scheduled(model)?;
+        let activations = model.layout().activations();
         let (a, b, c, d) =
             (model.a().transposed(), model.b().transposed(), model.c().transposed(), model.d().transposed());
         let (state_bias, output_bias) = (vec![0.0; model.shape().states], vec![0.0; model.shape().inputs]);
@@ -94,19 +95,26 @@ impl InputGradient {
         self.pull(z, None, v)
     }
 
-    /// The derivative of Σ v·y by every pre-activation, m × n, at pre-activations `z` of the inputs `u`.
+    /// The derivative of Σ v·y by every pre-activation, m × n, at pre-activations `z` of the inputs `u`; of any model.
     pub(crate) fn pre_activations(&self, z: &Matrix<f32>, u: &Matrix<f32>, v: &Matrix<f32>) -> Result<Matrix<f32>> {
-        let Adjoint::Layered { program, rooms } = &self.adjoint else {
-            return Err(Error::unsupported(
-                "cotangents of states without shared weights",
-                "ask for those of the inputs",
-            ));
-        };
-        let n = self.equilibrium.shape.states;
+        let (n, threads) = (self.equilibrium.shape.states, self.equilibrium.threads);
         let mut out = Matrix::zeros(v.rows(), n);
-        layered(program, rooms, (z, Some(u)), v, self.equilibrium.threads, true, |first, part| {
-            out.as_mut_slice()[first * n..][..part.z.len()].copy_from_slice(&part.z);
-        })?;
+        match &self.adjoint {
+            Adjoint::Layered { program, rooms } => {
+                layered(program, rooms, (z, Some(u)), v, threads, true, |first, part| {
+                    out.as_mut_slice()[first * n..][..part.x.len()].copy_from_slice(&part.x);
+                })?;
+            }
+            Adjoint::Scheduled { activations, runner } => {
+                let order = &runner.program.order;
+                let gates = gates(z, activations, order);
+                runner.batch(v, Some(&gates), true, self.equilibrium.limits, threads, |first, part| {
+                    for (k, from) in part.x.chunks_exact(n.max(1)).enumerate() {
+                        order.iter().zip(from).for_each(|(&i, w)| out[(first + k, i)] = *w);
+                    }
+                })?;
+            }
+        }
         Ok(out)
     }
 
@@ -131,14 +139,25 @@ impl InputGradient {
         };
         match &self.adjoint {
             Adjoint::Scheduled { activations, runner } => {
-                let order = &runner.program.order;
-                let gates =
-                    Matrix::from_fn(z.rows(), order.len(), |s, k| activations[order[k]].derivative(z[(s, order[k])]));
+                let gates = gates(z, activations, &runner.program.order);
                 runner.batch(v, Some(&gates), false, limits, threads, take)?;
             }
             Adjoint::Layered { program, rooms } => layered(program, rooms, (z, u), v, threads, false, take)?,
         }
         Ok(solution)
+    }
+}
+
+/// φ′(z) in schedule order.
+fn gates(z: &Matrix<f32>, activations: &[Activation], order: &[usize]) -> Matrix<f32> {
+    Matrix::from_fn(z.rows(), order.len(), |s, k| activations[order[k]].derivative(z[(s, order[k])]))
+}
+
+/// Lanes for so many samples: whole vectors where they are many, no more than needed where they are few.
+fn lanes_for(count: usize) -> usize {
+    match count {
+        0..=8 => count,
+        _ => LANES,
     }
 }
 
@@ -172,8 +191,8 @@ fn layered(
             let mut part = Part { z: vec![], x: vec![], y: vec![0.0; count * p], diagnostics: room.samples.clone() };
             from_lanes(&mut part.y, p, &room.du, count, p, lanes);
             if states {
-                part.z.resize(count * n, 0.0);
-                from_lanes(&mut part.z, n, &room.w, count, n, lanes);
+                part.x.resize(count * n, 0.0);
+                from_lanes(&mut part.x, n, &room.w, count, n, lanes);
             }
             Ok(part)
         },

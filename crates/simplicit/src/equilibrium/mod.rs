@@ -1,14 +1,12 @@
 //! Running an implicit model: the equilibrium x = φ(Ax + Bu + b) with a certified error, and exact input gradients.
 //!
-//! Acyclic states are computed in one pass in single precision; only true cycles iterate, in double precision. Models with
-//! tap blocks run layer by layer with their weights shared. A sample's result depends neither on the batch it is in nor on
-//! the number of threads, bit by bit.
+//! A model whose layers form no cycle runs layer by layer, in one pass and in single precision ([`Prepared`]). Otherwise
+//! states are scheduled one by one, and true cycles iterate, in double precision. A sample's result depends neither on the
+//! batch it is in nor on the number of threads, bit by bit.
 
 mod adjoint;
 mod cycle;
 mod gradient;
-mod layered;
-mod onnx;
 mod operand;
 mod operator;
 mod prepared;
@@ -17,9 +15,7 @@ mod run;
 mod schedule;
 
 pub use gradient::{GradientSolution, InputGradient};
-pub use layered::LayerSum;
-pub use onnx::{OnnxSettings, export_onnx, export_onnx_like, to_onnx};
-pub use prepared::{BlockKernel, Prepared, Workspace};
+pub use prepared::{BlockKernel, LayerSum, Prepared, Workspace};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};
 
@@ -33,11 +29,11 @@ use crate::parallel::{self, Threads};
 use crate::states::{StateBlock, StateMap, StateShape};
 use crate::{Error, Result};
 use cycle::Limits;
-use layered::{LayerProgram, LayerRoom};
+use prepared::Part;
 use program::{Equation, Norm, Program};
 use run::Room;
 
-/// Samples that run side by side in an acyclic model; cycles keep more per sample in the cache and take half.
+/// Samples that run side by side in a scheduled model; cycles keep more per sample in the cache and take half.
 const LANES: usize = 32;
 /// Samples a thread takes at a time.
 const CHUNK: usize = 64;
@@ -117,35 +113,44 @@ pub struct Equilibrium {
     limits: Limits,
     threads: Threads,
     engine: Engine,
-    fast: Option<Fast>,
 }
 
-/// Outputs of a model whose layers form no cycle, packed when a batch of a size is first run.
-struct Fast {
+/// How a model is run.
+enum Engine {
+    /// Layer by layer, once.
+    Layered(Box<Layered>),
+    /// State by state in the order of their components, cycles iterated; `outputs` has only the states that outputs depend
+    /// on (`None` if those are all).
+    Scheduled { states: Box<Runner>, outputs: Option<Box<Runner>> },
+}
+
+/// A model whose layers form no cycle, packed when a batch of a size is first run.
+struct Layered {
     model: ImplicitModel,
-    /// One per number of samples that run side by side.
-    prepared: [OnceLock<Option<Prepared>>; 7],
+    /// Samples side by side at most: few where there are feature maps.
+    most: usize,
+    /// One per number of samples that run side by side: for the outputs alone, and for all states.
+    prepared: [[OnceLock<Prepared>; 7]; 2],
 }
 
-impl Fast {
+impl Layered {
     fn new(model: &ImplicitModel) -> Self {
-        Self { model: model.clone(), prepared: Default::default() }
+        let maps = model.layout().layers().iter().any(|l| l.map.is_some_and(|m| m.positions() > 1));
+        Self { model: model.clone(), most: if maps { 16 } else { 64 }, prepared: Default::default() }
     }
 
-    fn of(&self, batch: usize) -> Option<&Prepared> {
+    fn of(&self, batch: usize, states: bool) -> Result<&Prepared> {
         // Sizes in between run in lanes of the next one.
         const SIZES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-        let place = SIZES.iter().position(|size| batch <= *size).unwrap_or(SIZES.len() - 1);
-        self.prepared[place].get_or_init(|| Prepared::new(&self.model, SIZES[place]).ok()).as_ref()
+        let place = SIZES.iter().position(|size| batch.min(self.most) <= *size).unwrap_or(SIZES.len() - 1);
+        let cell = &self.prepared[usize::from(states)][place];
+        if let Some(prepared) = cell.get() {
+            return Ok(prepared);
+        }
+        let size = SIZES[place];
+        let new = if states { Prepared::with_states(&self.model, size)? } else { Prepared::new(&self.model, size)? };
+        Ok(cell.get_or_init(|| new))
     }
-}
-
-/// How a model is run: `states` has all states, `outputs` only those that outputs depend on (`None` if those are all).
-enum Engine {
-    /// State by state in the order of their components, cycles iterated.
-    Scheduled { states: Box<Runner>, outputs: Option<Box<Runner>> },
-    /// Layer by layer with shared weights.
-    Layered { states: Box<LayerRunner>, outputs: Option<Box<LayerRunner>> },
 }
 
 impl std::fmt::Debug for Equilibrium {
@@ -158,40 +163,20 @@ impl Equilibrium {
     /// Schedules the model.
     pub fn new(model: &ImplicitModel, settings: EquilibriumSettings) -> Result<Self> {
         let limits = settings.check()?;
-        let mut fast = None;
-        let engine = match model.without_taps() {
-            Some(plain) => {
-                let activations = activations(plain.layout());
-                let equation = forward(&plain, &activations);
-                let live = Schedule::read_by_outputs(plain.a(), plain.c());
-                let all = live.iter().all(|l| *l);
-                let states = Program::new(&equation, |_| true);
-                // Only where both sum in the same order: an output has the same bits however it is asked for.
-                if plain.layers_are_acyclic() && in_layer_order(&plain, &states.order) {
-                    fast = Some(Fast::new(&plain));
-                }
-                Engine::Scheduled {
-                    states: Box::new(Runner::new(states, "U")),
-                    outputs: (!all).then(|| Box::new(Runner::new(Program::new(&equation, |i| live[i]), "U"))),
-                }
-            }
-            None => {
-                fast = Some(Fast::new(model));
-                let live = LayerProgram::new(model, false);
-                Engine::Layered {
-                    outputs: (!live.is_complete()).then(|| Box::new(LayerRunner::new(live))),
-                    states: Box::new(LayerRunner::new(LayerProgram::new(model, true))),
-                }
+        let engine = if model.layers_are_acyclic() {
+            Engine::Layered(Box::new(Layered::new(model)))
+        } else {
+            let plain = scheduled(model)?;
+            let activations = plain.layout().activations();
+            let equation = forward(&plain, &activations);
+            let live = Schedule::read_by_outputs(plain.a(), plain.c());
+            let all = live.iter().all(|l| *l);
+            Engine::Scheduled {
+                states: Box::new(Runner::new(Program::new(&equation, |_| true), "U")),
+                outputs: (!all).then(|| Box::new(Runner::new(Program::new(&equation, |i| live[i]), "U"))),
             }
         };
-        Ok(Self {
-            layout: model.layout().clone(),
-            shape: model.shape(),
-            limits,
-            threads: settings.threads,
-            engine,
-            fast,
-        })
+        Ok(Self { layout: model.layout().clone(), shape: model.shape(), limits, threads: settings.threads, engine })
     }
 
     /// The equilibrium of every sample (one a row), its outputs, and how far both are from exact.
@@ -227,7 +212,9 @@ impl Equilibrium {
                 let take = |first, part: Part| take(Some(order), first, &part);
                 states.batch(u, None, true, self.limits, threads, take)?;
             }
-            Engine::Layered { states, .. } => states.batch(u, true, threads, |first, part| take(None, first, &part))?,
+            Engine::Layered(layered) => {
+                layered.of(u.rows(), true)?.batch(u, threads, true, |first, part| take(None, first, part))?;
+            }
         }
         Ok(solution)
     }
@@ -237,23 +224,15 @@ impl Equilibrium {
         self.require_inputs(u)?;
         let q = self.shape.outputs;
         let mut solution = OutputSolution { y: Matrix::zeros(u.rows(), q), diagnostics: Vec::with_capacity(u.rows()) };
-        if let Some(prepared) = self.fast.as_ref().and_then(|fast| fast.of(u.rows())) {
-            prepared.batch(u, self.threads, true, |first, y, diagnostics| {
-                solution.y.as_mut_slice()[first * q..][..y.len()].copy_from_slice(y);
-                solution.diagnostics.extend_from_slice(diagnostics);
-            })?;
-            return Ok(solution);
-        }
-        let take = |first: usize, part: Part| {
+        let mut take = |first: usize, part: &Part| {
             solution.y.as_mut_slice()[first * q..][..part.y.len()].copy_from_slice(&part.y);
             solution.diagnostics.extend_from_slice(&part.diagnostics);
         };
         match &self.engine {
+            Engine::Layered(layered) => layered.of(u.rows(), false)?.batch(u, self.threads, true, take)?,
             Engine::Scheduled { states, outputs } => {
-                outputs.as_ref().unwrap_or(states).batch(u, None, false, self.limits, self.threads, take)?;
-            }
-            Engine::Layered { states, outputs } => {
-                outputs.as_ref().unwrap_or(states).batch(u, false, self.threads, take)?;
+                let runner = outputs.as_ref().unwrap_or(states);
+                runner.batch(u, None, false, self.limits, self.threads, |first, part| take(first, &part))?;
             }
         }
         Ok(solution)
@@ -291,20 +270,13 @@ impl StateMap for Equilibrium {
     }
 }
 
-fn activations(layout: &Layout) -> Vec<Activation> {
-    layout.layers().iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect()
-}
-
-/// Whether every row reads states in the order of their places in `order` when it reads layer by layer, first those of the
-/// first layer of the layout.
-fn in_layer_order(model: &ImplicitModel, order: &[usize]) -> bool {
-    let mut place = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(k, &i)| place[i] = k);
-    [model.a(), model.c()].iter().all(|m| {
-        (0..m.rows()).all(|i| {
-            let mut last = None;
-            m.row(i).all(|(j, _)| last.replace(place[j]).is_none_or(|before| before < place[j]))
-        })
+/// The model as A, B, C and D alone: what has cycles has nothing else.
+fn scheduled(model: &ImplicitModel) -> Result<std::borrow::Cow<'_, ImplicitModel>> {
+    model.without_taps().ok_or_else(|| {
+        Error::unsupported(
+            "a cycle through tap blocks",
+            "convolutions, poolings and operators run once, layer by layer",
+        )
     })
 }
 
@@ -364,67 +336,6 @@ struct Runner {
     /// What its inputs are called in errors.
     inputs: &'static str,
     rooms: Rooms<Room>,
-}
-
-/// The same for a model with tap blocks; separate rooms with and without space for pre-activations.
-struct LayerRunner {
-    program: LayerProgram,
-    rooms: Rooms<LayerRoom>,
-    rooms_with_states: Rooms<LayerRoom>,
-}
-
-impl LayerRunner {
-    fn new(program: LayerProgram) -> Self {
-        Self { program, rooms: Rooms::new(), rooms_with_states: Rooms::new() }
-    }
-
-    /// Runs all samples of `u`, handing chunks to `take` in order.
-    fn batch(&self, u: &Matrix<f32>, states: bool, threads: Threads, take: impl FnMut(usize, Part)) -> Result<()> {
-        let (n, q, p) = (self.program.states, self.program.outputs, self.program.inputs);
-        let rooms = if states { &self.rooms_with_states } else { &self.rooms };
-        rooms.batch(
-            (u.rows(), layered::LANES),
-            threads,
-            || LayerRoom::new(&self.program, states),
-            |room, samples| {
-                let count = samples.len();
-                let lanes = lanes_for(count);
-                room.run(&self.program, &u.as_slice()[samples.start * p..samples.end * p], (lanes, count))
-                    .map_err(|sample| not_finite("U", u, samples.start + sample))?;
-                let kept = if states { count * n } else { 0 };
-                let mut part = Part {
-                    z: vec![0.0; kept],
-                    x: vec![0.0; kept],
-                    y: vec![0.0; count * q],
-                    diagnostics: room.samples.clone(),
-                };
-                if states {
-                    from_lanes(&mut part.z, n, &room.z, count, n, lanes);
-                    from_lanes(&mut part.x, n, &room.x, count, n, lanes);
-                }
-                from_lanes(&mut part.y, q, &room.y, count, q, lanes);
-                Ok(part)
-            },
-            take,
-        )
-    }
-}
-
-/// Lanes for so many samples: whole vectors where they are many, no more than needed where they are few.
-fn lanes_for(count: usize) -> usize {
-    match count {
-        0..8 => count,
-        8 => 8,
-        _ => layered::LANES,
-    }
-}
-
-/// The results of one chunk of samples; `z` and `x` in schedule order and only if asked for.
-struct Part {
-    z: Vec<f32>,
-    x: Vec<f32>,
-    y: Vec<f32>,
-    diagnostics: Vec<SampleDiagnostics>,
 }
 
 impl Runner {

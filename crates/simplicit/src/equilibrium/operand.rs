@@ -74,23 +74,7 @@ impl Packing {
         }
     }
 
-    /// Lays the operand out; both units × lanes.
-    pub(super) fn pack(&self, x: &[f32], packed: &mut [f32], lanes: usize) {
-        packed.fill(0.0);
-        let stride = self.window.stride[1];
-        self.for_runs(|to, from, run| {
-            if stride == 1 {
-                packed[to * lanes..(to + run) * lanes].copy_from_slice(&x[from * lanes..(from + run) * lanes]);
-            } else {
-                for k in 0..run {
-                    let from = (from + k * stride) * lanes;
-                    packed[(to + k) * lanes..(to + k + 1) * lanes].copy_from_slice(&x[from..from + lanes]);
-                }
-            }
-        });
-    }
-
-    /// The transpose of [`Packing::pack`]: adds the packed cotangent to the operand's.
+    /// Adds the packed cotangent to the operand's.
     pub(super) fn unpack_add(&self, packed: &[f32], dx: &mut [f32], lanes: usize) {
         let stride = self.window.stride[1];
         self.for_runs(|to, from, run| {
@@ -107,18 +91,6 @@ impl Packing {
         let [sy, sx] = self.window.stride;
         let (c, [dy, dx]) = self.window.tap(column);
         ((c * self.phases[0] + dy % sy) * self.phases[1] + dx % sx, [dy / sy, dx / sx])
-    }
-
-    /// The taps over the packed operand.
-    pub(super) fn stencil(&self, taps: &Csr<f32>) -> Stencil {
-        let [height, width] = self.grid;
-        let offset = |column: usize| {
-            let (phase, [down, right]) = self.place(column);
-            (phase * height + down) * width + right
-        };
-        let offsets: Vec<usize> = (0..taps.cols()).map(offset).collect();
-        let rows: Vec<Vec<(usize, f32)>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
-        Stencil::with_offsets(self.output, width, &offsets, self.window.area(), &rows)
     }
 
     /// The shape in which [`Packing::transposed`] reads the cotangent of the result: so many rows and columns of zeros

@@ -1,11 +1,9 @@
-//! Operators of a layer on samples side by side: each sample's operands are taken out of the lanes, and the result is
-//! put back.
+//! Operators of layers on a few samples, one a row: room for operands, result and cotangents.
 
 use crate::layout::Operator;
-use crate::linalg::lanes::{from_lanes, to_lanes};
 
-/// Room for the samples of an operator's operands and result, one sample a row; it grows to what the largest one needs.
-#[derive(Default)]
+/// Room for the samples of an operator's operands and result; it grows to what the largest one needs.
+#[derive(Debug, Default)]
 pub(super) struct OperatorRoom {
     operands: Vec<Vec<f32>>,
     cotangents: Vec<Vec<f32>>,
@@ -13,61 +11,38 @@ pub(super) struct OperatorRoom {
     dout: Vec<f32>,
 }
 
-fn take_out(into: &mut Vec<f32>, source: &[f32], (lanes, count): (usize, usize)) {
-    let width = source.len() / lanes;
-    into.resize(width * count, 0.0);
-    from_lanes(into, width, source, count, width, lanes);
-}
-
 impl OperatorRoom {
-    fn take_operands<'a>(&mut self, operands: impl Iterator<Item = &'a [f32]>, batch: (usize, usize)) -> usize {
-        let mut number = 0;
-        for source in operands {
-            if self.operands.len() == number {
-                self.operands.push(Vec::new());
-            }
-            take_out(&mut self.operands[number], source, batch);
-            number += 1;
+    /// Where operand k is to be written, `size` numbers in all.
+    pub(super) fn operand(&mut self, k: usize, size: usize) -> &mut [f32] {
+        if self.operands.len() <= k {
+            self.operands.resize_with(k + 1, Vec::new);
         }
-        number
+        self.operands[k].resize(size, 0.0);
+        &mut self.operands[k]
     }
 
-    /// The layer's values from those of its operands, all units × lanes; lanes beyond the samples become zero.
-    pub(super) fn forward<'a>(
-        &mut self,
-        operator: &Operator,
-        operands: impl Iterator<Item = &'a [f32]>,
-        out: &mut [f32],
-        (lanes, count): (usize, usize),
-    ) {
-        if let Operator::Constant { values, .. } = operator {
-            out.chunks_exact_mut(lanes).zip(values.iter()).for_each(|(unit, v)| unit.fill(*v));
-            return;
-        }
-        let number = self.take_operands(operands, (lanes, count));
-        let width = out.len() / lanes;
+    /// Where the value of the layer and its cotangent are to be written before an adjoint.
+    pub(super) fn result(&mut self, size: usize) -> [&mut [f32]; 2] {
+        self.result.resize(size, 0.0);
+        self.dout.resize(size, 0.0);
+        [&mut self.result, &mut self.dout]
+    }
+
+    /// The layer's `width` values of `count` samples from its operands, all one sample a row.
+    pub(super) fn forward(&mut self, operator: &Operator, width: usize, count: usize) -> &[f32] {
+        let number = operator.operands().len();
         self.result.resize(width * count, 0.0);
-        for sample in 0..count {
+        for (sample, out) in self.result.chunks_exact_mut(width.max(1)).enumerate() {
             let of_sample: Vec<&[f32]> = self.operands[..number].iter().map(|o| row(o, sample, count)).collect();
-            operator.forward(&of_sample, &mut self.result[sample * width..(sample + 1) * width]);
+            operator.forward(&of_sample, out);
         }
-        out.fill(0.0);
-        to_lanes(out, &self.result, width, count, width, lanes);
+        &self.result
     }
 
-    /// The cotangents of all operands from that of the layer; [`OperatorRoom::add_cotangent`] adds them where they belong.
-    pub(super) fn adjoint<'a>(
-        &mut self,
-        operator: &Operator,
-        operands: impl Iterator<Item = &'a [f32]>,
-        value: &[f32],
-        dout: &[f32],
-        (lanes, count): (usize, usize),
-    ) {
-        let number = self.take_operands(operands, (lanes, count));
-        let width = dout.len() / lanes;
-        take_out(&mut self.result, value, (lanes, count));
-        take_out(&mut self.dout, dout, (lanes, count));
+    /// The cotangents of all operands from that of the layer, one sample a row.
+    pub(super) fn adjoint(&mut self, operator: &Operator, count: usize) -> &[Vec<f32>] {
+        let number = operator.operands().len();
+        let width = self.result.len() / count.max(1);
         self.cotangents.resize_with(number.max(self.cotangents.len()), Vec::new);
         for (cotangent, operand) in self.cotangents.iter_mut().zip(&self.operands[..number]) {
             cotangent.clear();
@@ -85,17 +60,7 @@ impl OperatorRoom {
                 .collect();
             operator.adjoint(&of_sample, &self.result[own.clone()], &self.dout[own], &mut into);
         }
-    }
-
-    /// Adds the cotangent of operand k, found last, to `into` (units × lanes).
-    pub(super) fn add_cotangent(&self, k: usize, into: &mut [f32], (lanes, count): (usize, usize)) {
-        let cotangent = &self.cotangents[k];
-        let width = into.len() / lanes;
-        for (unit, into) in into.chunks_exact_mut(lanes).enumerate() {
-            for (sample, into) in into[..count].iter_mut().enumerate() {
-                *into += cotangent[sample * width + unit];
-            }
-        }
+        &self.cotangents[..number]
     }
 }
 

@@ -30,6 +30,13 @@ pub struct SampleDiagnostics {
     pub multiply_adds: u64,
 }
 
+impl SampleDiagnostics {
+    /// Of a sample that needs no iteration, before any error is known.
+    pub(super) fn of_one_pass(multiply_adds: u64) -> Self {
+        Self { iterations: 1, residual: 0.0, state_error: 0.0, output_error: 0.0, converged: true, multiply_adds }
+    }
+}
+
 /// Everything a thread needs to run a block; nothing is allocated while running.
 #[derive(Debug)]
 pub(super) struct Room {
@@ -94,17 +101,7 @@ impl Room {
             return Err(bad);
         }
         self.samples.clear();
-        self.samples.resize(
-            count,
-            SampleDiagnostics {
-                iterations: 1,
-                residual: 0.0,
-                state_error: 0.0,
-                output_error: 0.0,
-                converged: true,
-                multiply_adds: program.multiply_adds,
-            },
-        );
+        self.samples.resize(count, SampleDiagnostics::of_one_pass(program.multiply_adds));
         for (s, stage) in program.stages.iter().enumerate() {
             if stage.cycle.is_some() {
                 self.run_cycle(program, s, stage, (lanes, count), limits);

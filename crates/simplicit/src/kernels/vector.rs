@@ -98,164 +98,107 @@ mod x86 {
 
     // SAFETY, for every block in this module: callers enable the instructions and give valid pointers, see `Vector`.
 
-    /// AVX2: 16 registers of 8.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx2(pub(in super::super) __m256);
+    /// A vector of one register type; masks are what the instructions for a part of it take.
+    macro_rules! vector {
+        (
+            $(#[$doc:meta])* $name:ident($register:ty), $length:literal numbers, $sums:literal sums,
+            $set:ident $load:ident $store:ident $multiply_add:ident $add:ident $max:ident $zero:ident,
+            |$from:ident, $into:ident, $value:ident, $mask:ident| $mask_of:expr, $load_some:expr, $store_some:expr
+        ) => {
+            $(#[$doc])*
+            #[derive(Clone, Copy)]
+            pub(in super::super) struct $name(pub(in super::super) $register);
 
-    impl Vector for Avx2 {
-        const LEN: usize = 8;
-        const SUMS: usize = 8;
+            impl Vector for $name {
+                const LEN: usize = $length;
+                const SUMS: usize = $sums;
 
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_set1_ps(value) })
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_loadu_ps(from) })
-        }
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            // SAFETY: see the module.
-            unsafe { _mm256_storeu_ps(to, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn load_some(from: *const f32, count: usize) -> Self {
-            // SAFETY: see the module; `count` is at most 8, so the mask lies inside its table.
-            unsafe {
-                let mask = _mm256_loadu_si256(MASK.as_ptr().add(8 - count.min(8)).cast());
-                Self(_mm256_maskload_ps(from, mask))
+                #[inline(always)]
+                unsafe fn splat(value: f32) -> Self {
+                    // SAFETY: see the module.
+                    Self(unsafe { $set(value) })
+                }
+                #[inline(always)]
+                unsafe fn load(from: *const f32) -> Self {
+                    // SAFETY: see the module.
+                    Self(unsafe { $load(from) })
+                }
+                #[inline(always)]
+                unsafe fn store(self, to: *mut f32) {
+                    // SAFETY: see the module.
+                    unsafe { $store(to, self.0) }
+                }
+                #[inline(always)]
+                unsafe fn load_some($from: *const f32, count: usize) -> Self {
+                    let count = count.min($length);
+                    // SAFETY: see the module; the mask covers `count` numbers.
+                    unsafe {
+                        let $mask = ($mask_of)(count);
+                        Self($load_some)
+                    }
+                }
+                #[inline(always)]
+                unsafe fn store_some(self, $into: *mut f32, count: usize) {
+                    let ($value, count) = (self.0, count.min($length));
+                    // SAFETY: see the module; the mask covers `count` numbers.
+                    unsafe {
+                        let $mask = ($mask_of)(count);
+                        $store_some;
+                    }
+                }
+                #[inline(always)]
+                unsafe fn multiply_add(self, a: Self, b: Self) -> Self {
+                    // SAFETY: see the module.
+                    Self(unsafe { $multiply_add(a.0, b.0, self.0) })
+                }
+                #[inline(always)]
+                unsafe fn add(self, other: Self) -> Self {
+                    // SAFETY: see the module.
+                    Self(unsafe { $add(self.0, other.0) })
+                }
+                #[inline(always)]
+                unsafe fn relu(self) -> Self {
+                    // The second operand is what a NaN gives.
+                    // SAFETY: see the module.
+                    Self(unsafe { $max(self.0, $zero()) })
+                }
             }
-        }
-        #[inline(always)]
-        unsafe fn store_some(self, to: *mut f32, count: usize) {
-            // SAFETY: see the module; `count` is at most 8, so the mask lies inside its table.
-            unsafe {
-                let mask = _mm256_loadu_si256(MASK.as_ptr().add(8 - count.min(8)).cast());
-                _mm256_maskstore_ps(to, mask, self.0);
-            }
-        }
-        #[inline(always)]
-        unsafe fn multiply_add(self, a: Self, b: Self) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_fmadd_ps(a.0, b.0, self.0) })
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        unsafe fn relu(self) -> Self {
-            // The second operand is what a NaN gives.
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_max_ps(self.0, _mm256_setzero_ps()) })
-        }
+        };
     }
 
-    /// AVX-512: 32 registers of 16.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Avx512(pub(in super::super) __m512);
-
-    impl Vector for Avx512 {
-        const LEN: usize = 16;
-        const SUMS: usize = 16;
-
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm512_set1_ps(value) })
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm512_loadu_ps(from) })
-        }
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            // SAFETY: see the module.
-            unsafe { _mm512_storeu_ps(to, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn load_some(from: *const f32, count: usize) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm512_maskz_loadu_ps(((1u32 << count.min(16)) - 1) as u16, from) })
-        }
-        #[inline(always)]
-        unsafe fn store_some(self, to: *mut f32, count: usize) {
-            // SAFETY: see the module.
-            unsafe { _mm512_mask_storeu_ps(to, ((1u32 << count.min(16)) - 1) as u16, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn multiply_add(self, a: Self, b: Self) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm512_fmadd_ps(a.0, b.0, self.0) })
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm512_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        unsafe fn relu(self) -> Self {
-            // The second operand is what a NaN gives.
-            // SAFETY: see the module.
-            Self(unsafe { _mm512_max_ps(self.0, _mm512_setzero_ps()) })
-        }
+    /// The mask of AVX2: a whole register.
+    #[inline(always)]
+    unsafe fn wide_mask(count: usize) -> __m256i {
+        // SAFETY: `count` is at most 8, so the mask lies inside its table.
+        unsafe { _mm256_loadu_si256(MASK.as_ptr().add(8 - count.min(8)).cast()) }
     }
 
-    /// Vectors of 8 with AVX-512's 32 registers, for operands that lie across cache lines: two loads of 32 bytes
-    /// straddle a line once, two of 64 bytes nearly always twice.
-    #[derive(Clone, Copy)]
-    pub(in super::super) struct Half(__m256);
+    vector! {
+        /// AVX2: 16 registers of 8.
+        Avx2(__m256), 8 numbers, 8 sums,
+        _mm256_set1_ps _mm256_loadu_ps _mm256_storeu_ps _mm256_fmadd_ps _mm256_add_ps _mm256_max_ps _mm256_setzero_ps,
+        |from, to, value, mask| wide_mask,
+        _mm256_maskload_ps(from, mask),
+        _mm256_maskstore_ps(to, mask, value)
+    }
 
-    impl Vector for Half {
-        const LEN: usize = 8;
-        const SUMS: usize = 16;
+    vector! {
+        /// AVX-512: 32 registers of 16.
+        Avx512(__m512), 16 numbers, 16 sums,
+        _mm512_set1_ps _mm512_loadu_ps _mm512_storeu_ps _mm512_fmadd_ps _mm512_add_ps _mm512_max_ps _mm512_setzero_ps,
+        |from, to, value, mask| |count: usize| ((1u32 << count) - 1) as u16,
+        _mm512_maskz_loadu_ps(mask, from),
+        _mm512_mask_storeu_ps(to, mask, value)
+    }
 
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_set1_ps(value) })
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_loadu_ps(from) })
-        }
-        #[inline(always)]
-        unsafe fn store(self, to: *mut f32) {
-            // SAFETY: see the module.
-            unsafe { _mm256_storeu_ps(to, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn load_some(from: *const f32, count: usize) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_maskz_loadu_ps(((1u32 << count.min(8)) - 1) as u8, from) })
-        }
-        #[inline(always)]
-        unsafe fn store_some(self, to: *mut f32, count: usize) {
-            // SAFETY: see the module.
-            unsafe { _mm256_mask_storeu_ps(to, ((1u32 << count.min(8)) - 1) as u8, self.0) }
-        }
-        #[inline(always)]
-        unsafe fn multiply_add(self, a: Self, b: Self) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_fmadd_ps(a.0, b.0, self.0) })
-        }
-        #[inline(always)]
-        unsafe fn add(self, other: Self) -> Self {
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_add_ps(self.0, other.0) })
-        }
-        #[inline(always)]
-        unsafe fn relu(self) -> Self {
-            // The second operand is what a NaN gives.
-            // SAFETY: see the module.
-            Self(unsafe { _mm256_max_ps(self.0, _mm256_setzero_ps()) })
-        }
+    vector! {
+        /// Vectors of 8 with AVX-512's 32 registers, for operands that lie across cache lines: two loads of 32 bytes
+        /// straddle a line once, two of 64 bytes nearly always twice.
+        Half(__m256), 8 numbers, 16 sums,
+        _mm256_set1_ps _mm256_loadu_ps _mm256_storeu_ps _mm256_fmadd_ps _mm256_add_ps _mm256_max_ps _mm256_setzero_ps,
+        |from, to, value, mask| |count: usize| ((1u32 << count) - 1) as u8,
+        _mm256_maskz_loadu_ps(mask, from),
+        _mm256_mask_storeu_ps(to, mask, value)
     }
 }
 

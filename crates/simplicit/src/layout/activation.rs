@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::graph::error_function::{normal_cdf, normal_density};
+use crate::graph::error_function::{normal_cdf, normal_cdf_near, normal_density};
+use crate::linalg::vectorised;
 use crate::{Error, Result};
 
 /// Of [`Activation::Selu`], as ONNX has them.
@@ -86,6 +87,30 @@ fn softplus(z: f64) -> f64 {
 /// z·weight, which is 0 where the weight has come to 0 faster than z grows.
 fn gated(z: f64, weight: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { z * weight }
+}
+
+/// GELU several numbers at a time, one by one only where one of them is far out.
+fn gelu_slice(values: &mut [f32]) {
+    const WIDTH: usize = 16;
+    let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
+    vectorised(
+        #[inline(always)]
+        || {
+            for chunk in chunks {
+                let (mut out, mut near) = ([0.0f32; WIDTH], true);
+                for (out, &z) in out.iter_mut().zip(chunk.iter()) {
+                    let (share, is_near) = normal_cdf_near(f64::from(z));
+                    *out = (f64::from(z) * share) as f32;
+                    near &= is_near;
+                }
+                if !near {
+                    out = chunk.map(|z| Activation::Gelu.apply(z));
+                }
+                *chunk = out;
+            }
+        },
+    );
+    rest.iter_mut().for_each(|v| *v = Activation::Gelu.apply(*v));
 }
 
 impl Activation {
@@ -220,10 +245,16 @@ impl Activation {
         }
     }
 
-    /// φ over a slice, in place.
+    /// φ over a slice, in place: the same bits as one by one.
     pub fn apply_slice(self, values: &mut [f32]) {
-        for v in values {
-            *v = self.apply(*v);
+        match self {
+            Activation::Identity => {}
+            Activation::Relu => vectorised(
+                #[inline(always)]
+                || values.iter_mut().for_each(|v| *v = if *v > 0.0 { *v } else { 0.0 }),
+            ),
+            Activation::Gelu => gelu_slice(values),
+            other => values.iter_mut().for_each(|v| *v = other.apply(*v)),
         }
     }
 
@@ -426,6 +457,22 @@ mod tests {
     }
 
     /// What the properties say is what a fine grid finds: none claims more, and none of these claims less.
+    #[test]
+    fn a_slice_has_the_same_bits_as_its_numbers() {
+        // Chunks that lie near zero, far out, and across; and a rest.
+        let mut values: Vec<f32> = (0..1003).map(|k| (k as f32 - 500.0) * 0.011).collect();
+        values.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -40.0, 1e-30, -0.0, 2.83, -2.83]);
+        for name in ALL {
+            let activation: Activation = name.parse().unwrap();
+            let mut got = values.clone();
+            activation.apply_slice(&mut got);
+            for (z, got) in values.iter().zip(&got) {
+                let wanted = activation.apply(*z);
+                assert!(*got == wanted || got.is_nan() && wanted.is_nan(), "{name}: {got} against {wanted} at {z}");
+            }
+        }
+    }
+
     #[test]
     fn properties_are_what_the_numbers_say() {
         for a in all() {

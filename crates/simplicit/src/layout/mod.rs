@@ -82,11 +82,7 @@ impl Layer {
 
     /// What its operator reads; nothing for a sum or a constant.
     pub fn operands(&self) -> impl Iterator<Item = &Operand> {
-        let operands = match &self.operator {
-            Some(Operator::Structure { operands, .. }) => &operands[..],
-            _ => &[],
-        };
-        operands.iter()
+        self.operator.iter().flat_map(|o| o.operands())
     }
 
     /// A feature map.
@@ -141,6 +137,11 @@ impl Layout {
     /// The layers, last first.
     pub fn layers(&self) -> &[Layer] {
         &self.layers
+    }
+
+    /// φ of every unit.
+    pub fn activations(&self) -> Vec<Activation> {
+        self.layers.iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect()
     }
 
     /// Number of units n.

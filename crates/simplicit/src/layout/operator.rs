@@ -56,6 +56,14 @@ impl Operator {
         }
     }
 
+    /// What it reads; nothing for a constant.
+    pub fn operands(&self) -> &[Operand] {
+        match self {
+            Operator::Structure { operands, .. } => operands,
+            Operator::Constant { .. } => &[],
+        }
+    }
+
     /// One sample of the layer, from the numbers of its operands in their order.
     pub(crate) fn forward(&self, operands: &[&[f32]], out: &mut [f32]) {
         match self {

@@ -118,7 +118,20 @@ pub fn to_lanes(out: &mut [f32], samples: &[f32], stride: usize, count: usize, f
 /// Lanes to samples: `out[s·stride + j] = source[j·lanes + s]` for `count` samples and `features` features.
 pub fn from_lanes(out: &mut [f32], stride: usize, source: &[f32], count: usize, features: usize, lanes: usize) {
     assert!(count <= lanes && source.len() >= features * lanes);
-    for j in 0..features {
+    // Eight features at a time: a sample's numbers are then written side by side.
+    let whole = features / 8 * 8;
+    super::vectorised(
+        #[inline(always)]
+        || {
+            for j in (0..whole).step_by(8) {
+                let rows: [&[f32]; 8] = std::array::from_fn(|k| &source[(j + k) * lanes..][..count]);
+                for s in 0..count {
+                    out[s * stride + j..][..8].copy_from_slice(&rows.map(|row| row[s]));
+                }
+            }
+        },
+    );
+    for j in whole..features {
         for (s, v) in source[j * lanes..j * lanes + count].iter().enumerate() {
             out[s * stride + j] = *v;
         }

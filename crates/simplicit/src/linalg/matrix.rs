@@ -140,12 +140,14 @@ impl<T: Scalar> Matrix<T> {
 impl<T> std::ops::Index<(usize, usize)> for Matrix<T> {
     type Output = T;
     fn index(&self, (i, j): (usize, usize)) -> &T {
+        assert!(j < self.cols, "column {j} of {}", self.cols);
         &self.data[i * self.cols + j]
     }
 }
 
 impl<T> std::ops::IndexMut<(usize, usize)> for Matrix<T> {
     fn index_mut(&mut self, (i, j): (usize, usize)) -> &mut T {
+        assert!(j < self.cols, "column {j} of {}", self.cols);
         &mut self.data[i * self.cols + j]
     }
 }

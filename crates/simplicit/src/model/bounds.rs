@@ -25,8 +25,7 @@ impl ImplicitModel {
         }
         let parts = components(self.a());
         let local = local_contractions(self.a(), &parts);
-        let activations: Vec<Activation> =
-            self.layout().layers().iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect();
+        let activations = self.layout().activations();
         let mut x: Vec<Interval> = activations.iter().map(|a| image(*a, (f64::NEG_INFINITY, f64::INFINITY))).collect();
         let mut z = vec![(f64::NEG_INFINITY, f64::INFINITY); shape.states];
         for (k, members) in parts.members.iter().enumerate() {

@@ -110,10 +110,9 @@ impl Work {
         };
         let top = (0..n).map(|i| row(model.a(), model.b(), model.state_bias()[i], i));
         let bottom = (0..outputs).map(|i| row(model.c(), model.d(), model.output_bias()[i], i));
-        let layers = model.layout().layers().iter();
         Self {
             shape,
-            activations: layers.flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect(),
+            activations: model.layout().activations(),
             rows: top.chain(bottom).collect(),
             z,
             alive: vec![true; n],

@@ -1,26 +1,26 @@
-//! ONNX files: the schema, and reading networks.
+//! ONNX files: the schema, reading networks, and writing models.
 
 mod activations;
 mod attributes;
-pub(crate) mod constant;
+mod constant;
 mod elementwise;
 mod evaluate;
-pub(crate) mod external;
+mod export;
+mod external;
 mod import;
 mod linear;
 mod lower;
 mod nodes;
 mod origin;
 mod pool;
-pub(crate) mod proto;
+mod proto;
 mod recognise;
 mod resize;
-pub(crate) mod tensor;
+mod tensor;
 mod views;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use origin::{Origin, Traced};
-
+pub use export::{OnnxSettings, export_onnx, export_onnx_like, to_onnx};
 pub use import::{OnnxFile, OnnxSelection, UnsupportedNode};

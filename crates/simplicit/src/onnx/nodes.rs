@@ -80,10 +80,10 @@ impl Importer<'_> {
     }
 
     fn single(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
-        if let Some(binary) = binary_of(&node.op_type) {
+        if let Some(binary) = by_name(&BINARY, &node.op_type) {
             return self.several(binary, inputs);
         }
-        if let Some(unary) = unary_of(&node.op_type) {
+        if let Some(unary) = by_name(&UNARY, &node.op_type) {
             return self.unary(unary, inputs.value(0)?);
         }
         if let Some(value) = self.activation(node, inputs)? {
@@ -185,12 +185,8 @@ impl Importer<'_> {
             None => (0..dims.len()).collect(),
         };
         let keep = node.int("keepdims", 1) != 0;
-        let reduction = match node.op_type.as_str() {
-            "ReduceMean" => Reduction::Mean,
-            "ReduceMax" => Reduction::Maximum,
-            "ReduceMin" => Reduction::Minimum,
-            _ => Reduction::Sum,
-        };
+        // Norms are sums of squares.
+        let reduction = by_name(&REDUCTIONS, &node.op_type).unwrap_or(Reduction::Sum);
         if let Value::Constant(constant, _) = &value
             && let Constant::Ints(_) = **constant
         {
@@ -241,30 +237,56 @@ impl Importer<'_> {
     }
 }
 
-fn binary_of(operator: &str) -> Option<Binary> {
-    Some(match operator {
-        "Add" | "Sum" => Binary::Add,
-        "Sub" => Binary::Subtract,
-        "Mul" => Binary::Multiply,
-        "Div" => Binary::Divide,
-        "Pow" => Binary::Power,
-        "Max" => Binary::Maximum,
-        "Min" => Binary::Minimum,
-        _ => return None,
-    })
+/// Operators of two values, with their names in files; of several names the first is written.
+const BINARY: [(&str, Binary); 8] = [
+    ("Add", Binary::Add),
+    ("Sum", Binary::Add),
+    ("Sub", Binary::Subtract),
+    ("Mul", Binary::Multiply),
+    ("Div", Binary::Divide),
+    ("Pow", Binary::Power),
+    ("Max", Binary::Maximum),
+    ("Min", Binary::Minimum),
+];
+
+/// Functions of every number.
+const UNARY: [(&str, Unary); 9] = [
+    ("Sqrt", Unary::Sqrt),
+    ("Exp", Unary::Exp),
+    ("Log", Unary::Log),
+    ("Erf", Unary::Erf),
+    ("Neg", Unary::Negative),
+    ("Abs", Unary::Absolute),
+    ("Reciprocal", Unary::Reciprocal),
+    ("Sin", Unary::Sine),
+    ("Cos", Unary::Cosine),
+];
+
+/// Sums and extremes over axes.
+const REDUCTIONS: [(&str, Reduction); 4] = [
+    ("ReduceMean", Reduction::Mean),
+    ("ReduceMax", Reduction::Maximum),
+    ("ReduceMin", Reduction::Minimum),
+    ("ReduceSum", Reduction::Sum),
+];
+
+fn by_name<T: Copy>(table: &[(&'static str, T)], operator: &str) -> Option<T> {
+    table.iter().find(|(name, _)| *name == operator).map(|(_, value)| *value)
 }
 
-fn unary_of(operator: &str) -> Option<Unary> {
-    Some(match operator {
-        "Sqrt" => Unary::Sqrt,
-        "Exp" => Unary::Exp,
-        "Log" => Unary::Log,
-        "Erf" => Unary::Erf,
-        "Neg" => Unary::Negative,
-        "Abs" => Unary::Absolute,
-        "Reciprocal" => Unary::Reciprocal,
-        "Sin" => Unary::Sine,
-        "Cos" => Unary::Cosine,
-        _ => return None,
-    })
+fn name_of<T: PartialEq>(table: &[(&'static str, T)], value: &T) -> &'static str {
+    // Tables hold every variant; a test looks.
+    table.iter().find(|(_, own)| own == value).map_or("", |(name, _)| name)
+}
+
+pub(super) fn binary_name(binary: Binary) -> &'static str {
+    name_of(&BINARY, &binary)
+}
+
+pub(super) fn unary_name(unary: Unary) -> &'static str {
+    name_of(&UNARY, &unary)
+}
+
+pub(super) fn reduction_name(reduction: Reduction) -> &'static str {
+    name_of(&REDUCTIONS, &reduction)
 }

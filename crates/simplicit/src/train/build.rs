@@ -158,7 +158,7 @@ impl<'a> Build<'a> {
             blocks.extend((0..layout.layers().len()).filter_map(|k| plain(Source::Layer(k), layout.range(k))));
         }
         blocks.extend(self.tap_blocks(input, |b| b.target == target));
-        LayerSum::of_blocks(layout, shape.outputs, target, &blocks, rows.iter().map(bias_of).collect())
+        LayerSum::of_blocks(layout, shape.outputs, target, blocks, rows.iter().map(bias_of).collect())
     }
 
     /// The plan's blocks with their weights; skips that nothing uses are left out.

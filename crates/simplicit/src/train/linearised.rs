@@ -51,7 +51,7 @@ pub(super) struct Samples<'a> {
 
 /// φ′ at every pre-activation.
 pub(super) fn gates(layout: &Layout, solution: &EquilibriumSolution) -> Matrix<f32> {
-    let activations: Vec<_> = layout.layers().iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect();
+    let activations = layout.activations();
     Matrix::from_fn(solution.z.rows(), solution.z.cols(), |s, i| activations[i].derivative(solution.z[(s, i)]))
 }
 

@@ -1,46 +1,44 @@
-//! A model packed once for a batch size and run many times: outputs alone, every block by the kernel that suits it.
+//! Models whose layers form no cycle, packed once for a batch size and run many times: one pass, layer by layer, every
+//! block by the kernel that suits it.
 //!
 //! Maps lie in a workspace with their padding around them, so a convolution reads its operand where the layer before
-//! wrote it; bias, residual sum and ReLU are part of the last block of a layer. A sample's outputs are those of
-//! [`Equilibrium::run`](super::Equilibrium::run), bit by bit, whatever the batch.
+//! wrote it; bias, residual sum and ReLU are part of the last block of a layer. An operator takes its operands out of the
+//! workspace, sample by sample, and puts its value back. A sample's outputs are the same, bit by bit, whatever the batch
+//! and whether states are asked for.
 
+mod bounds;
+mod execute;
+mod layer;
+mod layer_sum;
+mod operand;
+mod places;
 mod plan;
+
+pub use layer::BlockKernel;
+pub use layer_sum::LayerSum;
 
 use std::sync::Mutex;
 
-use super::program::Norm;
-use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
-use crate::kernels::{Finish, Grid, GridWeights, Instructions, Residual, RowWeights};
-use crate::layout::{Activation, MapShape};
-use crate::linalg::lanes::{Aligned, MAX_LANES, from_lanes, to_lanes};
-use crate::linalg::{Csr, Matrix};
-use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
-use crate::network::{FixedMap, Phases, Source};
+use super::run::SampleDiagnostics;
+use crate::kernels::Instructions;
+use crate::linalg::Matrix;
+use crate::linalg::lanes::MAX_LANES;
+use crate::model::{ImplicitModel, TapWeights, Target};
+use crate::network::Source;
 use crate::parallel::{self, Threads};
 use crate::{Error, Result};
-use plan::{View, lay_out, margin};
-
-/// Which kernel a block of a prepared model got, and why.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BlockKernel {
-    /// The layer it is added to, or `output`.
-    pub layer: String,
-    /// Rows of weights × taps of each.
-    pub shape: [usize; 2],
-    /// Share of the weights that is not zero.
-    pub density: f64,
-    /// Positions of the result.
-    pub positions: usize,
-    /// `dense`, `sparse`, or how many rows are which.
-    pub kernel: String,
-    /// Multiply-adds per sample, without zeros.
-    pub multiply_adds: u64,
-}
+use bounds::Bounds;
+use execute::Room;
+use layer::{Step, Sum, is_direct, own_map, own_margin};
+use places::Places;
+use plan::View;
 
 /// A model ready to run on batches of about one size; shared between threads.
 pub struct Prepared {
     inputs: usize,
     outputs: usize,
+    /// Units of all layers, where states are asked for.
+    states: Option<usize>,
     lanes: usize,
     instructions: Instructions,
     input: View,
@@ -66,71 +64,19 @@ impl std::fmt::Debug for Prepared {
 /// Room for one block of samples; whoever runs a model from several threads keeps one each.
 #[derive(Debug)]
 pub struct Workspace {
-    values: Aligned<f32>,
-    scratch: [Aligned<f32>; 3],
-    input_sizes: Vec<f64>,
-    sizes: Vec<f64>,
-    errors: Vec<f64>,
-    samples: Vec<SampleDiagnostics>,
+    room: Room,
+    bounds: Bounds,
+    part: Part,
 }
 
-/// A layer, or the output.
-struct Step {
-    target: Target,
-    view: View,
-    bias: Vec<f32>,
-    parts: Vec<Part>,
-    bound: Bound,
-}
-
-/// What the error of a layer is bounded by.
-struct Bound {
-    reads: Vec<(Source, f64)>,
-    terms: usize,
-    largest_bias: f64,
-}
-
-/// A layer has a handful of these: their size does not matter.
-#[allow(clippy::large_enum_variant)]
-enum Part {
-    /// Starts the sums.
-    Bias,
-    /// Weights; the first starts the sums itself, the last finishes them.
-    Taps {
-        operand: Operand,
-        weights: Weights,
-        /// Whether the result has the layer's own shape, so that bias and residual sums can be part of it.
-        same: bool,
-        bias: bool,
-        before: Option<View>,
-        after: Option<View>,
-        relu: bool,
-    },
-    /// A residual sum on its own, with a factor per channel of so many positions.
-    Residual { operand: Operand, factors: Option<(Vec<f32>, usize)> },
-    /// φ where it is not ReLU, or nothing else finishes the layer.
-    Activation(Activation),
-}
-
-enum Weights {
-    Grid(GridWeights, Grid, usize),
-    /// One sample, one position.
-    Rows(RowWeights),
-}
-
-/// Where a block reads from.
-struct Operand {
-    source: View,
-    /// Poolings, through compact scratch.
-    maps: Vec<FixedMap>,
-    /// The operand itself lies in compact scratch.
-    moved: bool,
-    /// What is read: a view of the workspace, or of scratch where `moved`.
-    view: View,
-    /// With padding, in scratch of its own.
-    phases: Option<Phases>,
-    /// A padded copy in scratch.
-    padded: Option<View>,
+/// What a block of samples gives, one sample a row: pre-activations and states only where the model was prepared for
+/// them, what is known about each sample only where it was asked for.
+#[derive(Debug, Default)]
+pub(super) struct Part {
+    pub(super) z: Vec<f32>,
+    pub(super) x: Vec<f32>,
+    pub(super) y: Vec<f32>,
+    pub(super) diagnostics: Vec<SampleDiagnostics>,
 }
 
 /// Samples side by side for a batch.
@@ -149,203 +95,86 @@ impl Prepared {
     /// Packs a model for batches of `batch` samples (others run too). Models with cycles are refused:
     /// [`Equilibrium`](super::Equilibrium) iterates those.
     pub fn new(model: &ImplicitModel, batch: usize) -> Result<Self> {
-        Self::with_instructions(model, batch, Instructions::detect())
+        Self::with(model, batch, Instructions::detect(), false)
     }
 
     /// The same with given instructions, which must be [available](Instructions::available): to compare, and to test.
     pub fn with_instructions(model: &ImplicitModel, batch: usize, instructions: Instructions) -> Result<Self> {
+        Self::with(model, batch, instructions, false)
+    }
+
+    /// The same for all states and not only the outputs.
+    pub(super) fn with_states(model: &ImplicitModel, batch: usize) -> Result<Self> {
+        Self::with(model, batch, Instructions::detect(), true)
+    }
+
+    fn with(model: &ImplicitModel, batch: usize, instructions: Instructions, states: bool) -> Result<Self> {
         if !model.layers_are_acyclic() {
             return Err(Error::unsupported(
                 "a prepared model with layers that read each other",
                 "cycles iterate; run it through Equilibrium",
             ));
         }
-        model.require_no_operators("preparing")?;
-        if model.taps().iter().any(|b| b.window.dilation != [1, 1]) {
-            return Err(Error::unsupported("a prepared model with dilated windows", "run it through Equilibrium"));
-        }
-        if let Some(layer) = model.layout().layers().iter().find(|l| !l.activation.is_non_expansive()) {
-            return Err(Error::unsupported(
-                format!(
-                    "a prepared model with layer {:?}, whose activation {} is expansive",
-                    layer.name, layer.activation
-                ),
-                "run it through Equilibrium",
-            ));
-        }
         let layout = model.layout();
-        let vector = |channels: usize| MapShape { channels, height: 1, width: 1 };
-        // The layers the outputs depend on, in an order in which they can be computed.
-        let mut targets: Vec<Target> = model.layer_order().into_iter().map(Target::Layer).collect();
-        targets.push(Target::Output);
-        let mut summands: Vec<(Target, Vec<TapBlock>)> =
-            targets.into_iter().map(|target| (target, model.summands(target))).collect();
-        let mut live = vec![false; layout.layers().len()];
-        for (target, blocks) in summands.iter().rev() {
-            if matches!(target, Target::Layer(k) if !live[*k]) {
-                continue;
-            }
-            for block in blocks {
-                if let Source::Layer(k) = block.source {
-                    live[k] = true;
-                }
-            }
+        let inputs = model.shape().inputs;
+        // In an order in which they can be computed; for the outputs alone only the layers that those depend on.
+        let mut sums: Vec<Sum> = model.layer_order().into_iter().map(|k| Sum::new(model, Target::Layer(k))).collect();
+        sums.push(Sum::new(model, Target::Output));
+        if !states {
+            keep_live(&mut sums, layout.layers().len());
         }
-        summands.retain(|(target, _)| !matches!(target, Target::Layer(k) if !live[*k]));
-        let blocks = || summands.iter().flat_map(|(_, blocks)| blocks);
+        let blocks = || sums.iter().flat_map(|s| &s.blocks);
         let lanes = lanes_for(batch, blocks().any(|b| b.output.positions() > 1));
-        // How a value lies is decided by its readers: margins as wide as the widest window.
-        let own_map = |source: Source| match source {
-            Source::Layer(k) => layout.layers()[k].map.unwrap_or(vector(layout.layers()[k].size)),
-            Source::Input => blocks()
-                .find(|b| b.source == Source::Input)
-                .map_or(vector(model.shape().inputs), |b| b.maps.first().map_or(b.input, |m| m.input())),
+        // How a value lies is decided by its readers. Values that nobody reads any more give their place to one of the same
+        // shape; margins then stay zero.
+        let mut places = Places::new(lanes);
+        let take = |places: &mut Places, source: Source| {
+            let map = own_map(layout, inputs, source, sums.iter());
+            places.take(map, own_margin(source, map, sums.iter()))
         };
-        let direct = |b: &TapBlock| b.maps.is_empty() && b.input == own_map(b.source);
-        let margin_of = |source: Source| {
-            blocks().filter(|b| b.source == source && direct(b)).fold([0; 4], |m: [usize; 4], b| {
-                let own = margin(b.window, b.input, b.output);
-                [0, 1, 2, 3].map(|k| m[k].max(own[k]))
-            })
-        };
-        // Values that nobody reads any more give their place to one of the same shape; margins then stay zero.
-        let mut places = Places { lanes, ..Default::default() };
-        let input = places.take(own_map(Source::Input), margin_of(Source::Input));
+        let input = take(&mut places, Source::Input);
         let mut views: Vec<Option<View>> = vec![None; layout.layers().len()];
         let mut steps: Vec<Step> = Vec::new();
         let mut kernels = Vec::new();
-        let mut scratch = [0usize; 3];
-        for (at, (target, blocks)) in summands.iter().enumerate() {
-            let (view, bias, activation, name) = match *target {
-                Target::Layer(k) => {
-                    let source = Source::Layer(k);
-                    let view = places.take(own_map(source), margin_of(source));
-                    views[k] = Some(view);
-                    let layer = &layout.layers()[k];
-                    (view, model.state_bias()[layout.row_range(k)].to_vec(), layer.activation, layer.name.clone())
-                }
-                Target::Output => {
-                    let view = places.take(vector(model.shape().outputs), [0; 4]);
-                    (view, model.output_bias().to_vec(), Activation::Identity, "output".to_string())
-                }
+        for (at, sum) in sums.iter().enumerate() {
+            let view = match sum.target {
+                Target::Layer(k) => take(&mut places, Source::Layer(k)),
+                Target::Output => places.take(sum.map(), [0; 4]),
             };
+            if sum.sources().any(|source| matches!(source, Source::Layer(k) if views[k].is_none())) {
+                return Err(Error::unsupported("a layer that is read before it is computed", "this is a defect"));
+            }
             let view_of = |source: Source| match source {
-                Source::Input => Some(input),
-                Source::Layer(k) => views[k],
+                Source::Input => input,
+                Source::Layer(k) => views[k].unwrap_or(input),
             };
-            let mut parts: Vec<Part> = Vec::new();
-            let mut bound = Bound {
-                reads: Vec::new(),
-                terms: 1,
-                largest_bias: bias.iter().map(|b| f64::from(b.abs())).fold(0.0, f64::max),
-            };
-            for block in blocks {
-                let Some(source) = view_of(block.source) else {
-                    return Err(Error::unsupported("a layer that is read before it is computed", "this is a defect"));
-                };
-                let longest = match &block.weights {
-                    TapWeights::Taps(taps) => taps.indptr().windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0),
-                    _ => 1,
-                };
-                bound.reads.push((block.source, block.norm_inf() * (1.0 + 1e-9)));
-                bound.terms += longest + block.maps.iter().map(|m| m.terms()).sum::<usize>();
-                // A layer whose blocks have another shape than its own (a vector read as a map) is as good: compact.
-                let out = View { map: block.output, ..view };
-                let out = if block.output == view.map {
-                    out
-                } else {
-                    View { row: block.output.width, channel: block.output.positions(), ..out }
-                };
-                let operand = Operand::new(block, source, lanes);
-                let room = operand.room();
-                scratch = [0, 1, 2].map(|k| scratch[k].max(room[k]));
-                match &block.weights {
-                    TapWeights::Taps(taps) => {
-                        let read = operand.padded.as_ref().unwrap_or(&operand.view);
-                        let single = lanes == 1 && block.output.positions() == 1 && block.window.area() == 1;
-                        let weights = if single {
-                            let rows: Vec<Vec<_>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
-                            Weights::Rows(RowWeights::new(&rows, taps.cols(), instructions))
-                        } else {
-                            let phases = operand.phases.as_ref();
-                            let (weights, grid, start) = lay_out(block, taps, read, phases, &out, lanes, instructions);
-                            Weights::Grid(weights, grid, start)
-                        };
-                        kernels.push(describe(&name, block, taps, &weights));
-                        let same = block.output == view.map;
-                        if parts.is_empty() && !same {
-                            parts.push(Part::Bias);
-                        }
-                        let bias = parts.is_empty();
-                        parts.push(Part::Taps { operand, weights, same, bias, before: None, after: None, relu: false });
-                    }
-                    other => {
-                        let factors = match other {
-                            TapWeights::Diagonal(factors) => Some((factors.clone(), block.output.positions())),
-                            _ => None,
-                        };
-                        let plain = factors.is_none() && direct(block) && block.output == view.map;
-                        match parts.last_mut() {
-                            Some(Part::Taps {
-                                after: after @ None, weights: Weights::Grid(..), same: true, ..
-                            }) if plain => {
-                                *after = Some(operand.view);
-                            }
-                            _ => {
-                                if parts.is_empty() {
-                                    parts.push(Part::Bias);
-                                }
-                                parts.push(Part::Residual { operand, factors });
-                            }
-                        }
-                    }
-                }
+            steps.push(Step::new(sum, view, view_of, !states, (lanes, instructions), &mut kernels));
+            if let Target::Layer(k) = sum.target {
+                views[k] = Some(view);
             }
-            fuse_leading_residual(&mut parts);
-            match (parts.last_mut(), activation) {
-                (_, Activation::Identity) => {}
-                (Some(Part::Taps { relu, .. }), Activation::Relu) => *relu = true,
-                _ => parts.push(Part::Activation(activation)),
-            }
-            if blocks.is_empty() {
-                parts.insert(0, Part::Bias);
-            }
-            steps.push(Step { target: *target, view, bias, parts, bound });
             // Free what no later step reads.
-            let read_later =
-                |source: Source| summands[at + 1..].iter().flat_map(|(_, b)| b).any(|b| b.source == source);
+            let read_later = |source: Source| sums[at + 1..].iter().any(|s| s.sources().any(|s| s == source));
             for (k, view) in views.iter().enumerate() {
                 if let Some(view) = view.filter(|_| !read_later(Source::Layer(k))) {
                     places.give_back(Source::Layer(k), view);
                 }
             }
         }
-        let read = (input.map.positions() == 1).then(|| {
-            let mut read = vec![false; model.shape().inputs];
-            for block in blocks().filter(|b| b.source == Source::Input) {
-                match &block.weights {
-                    TapWeights::Taps(taps) if direct(block) => {
-                        taps.indices().iter().for_each(|j| read[*j as usize] = true);
-                    }
-                    _ => read.fill(true),
-                }
-            }
-            read
-        });
-        let output = steps.last().map_or(View::compact(vector(0)), |s| s.view);
+        let output = steps.last().map_or(input, |s| s.view);
         Ok(Self {
-            inputs: model.shape().inputs,
+            inputs,
             outputs: model.shape().outputs,
+            states: states.then_some(model.shape().states),
             lanes,
             instructions,
             input,
             output,
-            steps,
-            positions: places.end,
-            scratch,
+            positions: places.end(),
+            scratch: steps.iter().map(Step::scratch).fold([0; 3], |a, b| [0, 1, 2].map(|k| a[k].max(b[k]))),
             layers: layout.layers().len(),
-            read,
+            read: (input.map.positions() == 1).then(|| inputs_read(&sums, inputs, input)),
             multiply_adds: kernels.iter().map(|k: &BlockKernel| k.multiply_adds).sum(),
+            steps,
             kernels,
             rooms: Mutex::new(Vec::new()),
         })
@@ -364,101 +193,138 @@ impl Prepared {
     /// Room to run in.
     pub fn workspace(&self) -> Workspace {
         Workspace {
-            values: Aligned::zeros(self.positions * self.lanes),
-            scratch: self.scratch.map(|positions| Aligned::zeros(positions * self.lanes)),
-            input_sizes: vec![0.0; self.lanes],
-            sizes: vec![0.0; self.layers * self.lanes],
-            errors: vec![0.0; self.layers * self.lanes],
-            samples: Vec::with_capacity(self.lanes),
+            room: Room::new(self.positions, self.scratch, self.lanes),
+            bounds: Bounds::new(self.layers, self.lanes),
+            part: Part::default(),
         }
     }
 
     /// The outputs of a batch, one sample a row. Nothing is allocated besides them once as many threads have run before.
     pub fn outputs(&self, u: &Matrix<f32>, threads: Threads) -> Result<Matrix<f32>> {
         let mut y = Matrix::zeros(u.rows(), self.outputs);
-        self.batch(u, threads, false, |first, part, _| {
-            y.as_mut_slice()[first * self.outputs..][..part.len()].copy_from_slice(part);
+        self.batch(u, threads, false, |first, part| {
+            y.as_mut_slice()[first * self.outputs..][..part.y.len()].copy_from_slice(&part.y);
         })?;
         Ok(y)
     }
 
     /// The outputs of a batch (`u` and `y` row-major, whole rows) on the calling thread, in the caller's own workspace:
-    /// allocates nothing.
-    pub fn run_in(&self, u: &[f32], y: &mut [f32], room: &mut Workspace) -> Result<()> {
+    /// allocates nothing once it has run before.
+    pub fn run_in(&self, u: &[f32], y: &mut [f32], workspace: &mut Workspace) -> Result<()> {
         let (p, q) = (self.inputs, self.outputs);
         let samples = u.len().checked_div(p).unwrap_or(y.len() / q.max(1));
         if u.len() != samples * p || y.len() != samples * q {
             let expected = format!("{samples} × {p} inputs and {samples} × {q} outputs");
             return Err(Error::shape("batch", expected, format!("{} inputs and {} outputs", u.len(), y.len())));
         }
-        if room.values.len() != self.positions * self.lanes {
+        if workspace.room.values.len() != self.positions * self.lanes {
             return Err(Error::setting("workspace", "one of this prepared model", "another's"));
         }
         for first in (0..samples).step_by(self.lanes) {
             let end = (first + self.lanes).min(samples);
-            self.run(&u[first * p..end * p], &mut y[first * q..end * q], room, false).map_err(|sample| {
+            self.run(&u[first * p..end * p], end - first, workspace, false).map_err(|sample| {
                 let row = first + sample;
                 let column = u[row * p..(row + 1) * p].iter().position(|v| !v.is_finite()).unwrap_or(0);
                 Error::NotFinite { array: "U".into(), row, column, value: f64::from(u[row * p + column]) }
             })?;
+            y[first * q..end * q].copy_from_slice(&workspace.part.y);
         }
         Ok(())
     }
 
-    /// Runs a batch in blocks of `lanes`, handing outputs and (where `certified`) what is known about them to `take`.
+    /// Runs a batch in blocks of `lanes`, handing results and (where `certified`) what is known about them to `take`.
     pub(super) fn batch(
         &self,
         u: &Matrix<f32>,
         threads: Threads,
         certified: bool,
-        mut take: impl FnMut(usize, &[f32], &[SampleDiagnostics]),
+        mut take: impl FnMut(usize, &Part),
     ) -> Result<()> {
         if u.cols() != self.inputs {
             let expected = format!("{} values per sample", self.inputs);
             return Err(Error::shape("inputs", expected, format!("{} values per sample", u.cols())));
         }
         let lock = || self.rooms.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let block = |k: usize, room: &mut Workspace, y: &mut [f32]| {
+        let block = |k: usize, workspace: &mut Workspace| {
             let samples = k * self.lanes..((k + 1) * self.lanes).min(u.rows());
             let part = &u.as_slice()[samples.start * self.inputs..samples.end * self.inputs];
-            self.run(part, y, room, certified).map_err(|sample| super::not_finite("U", u, samples.start + sample))
+            self.run(part, samples.len(), workspace, certified)
+                .map_err(|sample| super::not_finite("U", u, samples.start + sample))
         };
         let blocks = u.rows().div_ceil(self.lanes);
         if threads.get().min(blocks) <= 1 {
-            let mut room = lock().pop().unwrap_or_else(|| self.workspace());
-            let mut y = vec![0.0; self.lanes * self.outputs];
-            for k in 0..blocks {
-                let count = (u.rows() - k * self.lanes).min(self.lanes);
-                block(k, &mut room, &mut y[..count * self.outputs])?;
-                take(k * self.lanes, &y[..count * self.outputs], &room.samples);
-            }
-            lock().push(room);
-            return Ok(());
+            let free = lock().pop();
+            let mut workspace = free.unwrap_or_else(|| self.workspace());
+            let result = (0..blocks).try_for_each(|k| {
+                block(k, &mut workspace)?;
+                take(k * self.lanes, &workspace.part);
+                Ok(())
+            });
+            lock().push(workspace);
+            return result;
         }
         parallel::fold(
             threads,
             blocks,
             |k| {
                 let free = lock().pop();
-                let mut room = free.unwrap_or_else(|| self.workspace());
-                let count = (u.rows() - k * self.lanes).min(self.lanes);
-                let mut y = vec![0.0; count * self.outputs];
-                let result = block(k, &mut room, &mut y).map(|()| (y, room.samples.clone()));
-                lock().push(room);
+                let mut workspace = free.unwrap_or_else(|| self.workspace());
+                let result = block(k, &mut workspace).map(|()| std::mem::take(&mut workspace.part));
+                lock().push(workspace);
                 result
             },
-            |k, (y, samples)| {
-                take(k * self.lanes, &y, &samples);
+            |k, part| {
+                take(k * self.lanes, &part);
                 Ok(())
             },
         )
     }
 
-    /// Runs up to [`Prepared::lanes`] samples (`u` and `y` row-major, whole rows) in a workspace of this model; with
-    /// `certified` the error of every sample is bounded too. The first sample with a NaN or infinity is the error.
-    fn run(&self, u: &[f32], y: &mut [f32], room: &mut Workspace, certified: bool) -> std::result::Result<(), usize> {
+    /// Runs `count` samples of `u` (row-major, whole rows), at most [`Prepared::lanes`], and leaves the results in the
+    /// workspace; with `certified` the error of every sample is bounded too. The first sample with a NaN or infinity among
+    /// the inputs that are read is the error.
+    fn run(&self, u: &[f32], count: usize, workspace: &mut Workspace, certified: bool) -> Result<(), usize> {
+        let Workspace { room, bounds, part } = workspace;
         let (p, lanes) = (self.inputs, self.lanes);
-        let count = u.len().checked_div(p).unwrap_or(y.len() / self.outputs.max(1)).min(lanes);
+        let unread = self.check_finite(u, count)?;
+        self.input.read_rows(&mut room.values, u, p, (lanes, count));
+        if unread {
+            // Kernels may multiply by zero what nobody reads.
+            let at = self.input.origin * lanes;
+            let values = &mut room.values[at..at + p * lanes];
+            values.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = 0.0);
+        }
+        part.diagnostics.clear();
+        if certified {
+            part.diagnostics.resize(count, SampleDiagnostics::of_one_pass(self.multiply_adds));
+            bounds.begin(room, self.input, lanes);
+        }
+        let states = self.states.unwrap_or(0);
+        part.z.resize(count * states, 0.0);
+        part.x.resize(count * states, 0.0);
+        part.y.resize(count * self.outputs, 0.0);
+        for step in &self.steps {
+            step.sum(room, (lanes, count), self.instructions);
+            let rows = step.range.start..;
+            match step.target {
+                Target::Layer(_) if self.states.is_some() => {
+                    step.view.write_rows(&room.values, &mut part.z[rows.clone()], states, (lanes, count));
+                    step.activate(room, lanes);
+                    step.view.write_rows(&room.values, &mut part.x[rows], states, (lanes, count));
+                }
+                _ => step.activate(room, lanes),
+            }
+            if certified {
+                bounds.add(step, room, &mut part.diagnostics, lanes);
+            }
+        }
+        self.output.write_rows(&room.values, &mut part.y, self.outputs, (lanes, count));
+        Ok(())
+    }
+
+    /// Whether an input that nobody reads is not finite; the first sample with one that is read is the error.
+    fn check_finite(&self, u: &[f32], count: usize) -> Result<bool, usize> {
+        let p = self.inputs;
         let mut unread = false;
         for s in 0..count {
             let sample = &u[s * p..(s + 1) * p];
@@ -470,206 +336,43 @@ impl Prepared {
                 unread = true;
             }
         }
-        let map = self.input.map;
-        for c in 0..map.channels {
-            // A vector is one channel per unit, but its units lie side by side.
-            if map.positions() == 1 && self.input.channel == 1 {
-                read_in(&mut room.values[self.input.origin * lanes..], u, p, count, p, lanes);
-                break;
-            }
-            for y in 0..map.height {
-                let from = (c * map.height + y) * map.width;
-                let to = self.input.at(c, y) * lanes;
-                read_in(&mut room.values[to..], &u[from.min(u.len())..], p, count, map.width, lanes);
-            }
-        }
-        if unread {
-            // Kernels may multiply by zero what nobody reads.
-            let at = self.input.origin * lanes;
-            let values = &mut room.values[at..at + p * lanes];
-            values.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = 0.0);
-        }
-        if certified {
-            self.begin_bounds(room, count);
-        }
-        for step in &self.steps {
-            for part in &step.parts {
-                self.part(step, part, room);
-            }
-            if certified {
-                self.bound(step, room, count);
-            }
-        }
-        let at = self.output.origin * lanes;
-        let values = &room.values[at..at + self.outputs * lanes];
-        if lanes == 1 {
-            y.copy_from_slice(values);
-        } else {
-            from_lanes(y, self.outputs, values, count, self.outputs, lanes);
-        }
-        Ok(())
-    }
-
-    fn part(&self, step: &Step, part: &Part, room: &mut Workspace) {
-        let lanes = self.lanes;
-        let view = step.view;
-        match part {
-            Part::Bias => {
-                for (c, bias) in step.bias.iter().enumerate() {
-                    for y in 0..view.map.height {
-                        let at = view.at(c, y) * lanes;
-                        room.values[at..at + view.map.width * lanes].fill(*bias);
-                    }
-                }
-            }
-            Part::Activation(activation) => {
-                for c in 0..view.map.channels {
-                    for y in 0..view.map.height {
-                        let at = view.at(c, y) * lanes;
-                        activation.apply_slice(&mut room.values[at..at + view.map.width * lanes]);
-                    }
-                }
-            }
-            Part::Residual { operand, factors } => {
-                operand.fetch(&room.values, &mut room.scratch, lanes);
-                let from = operand.view;
-                // Channels and rows of the result; a residual of another shape has the same units in the same order.
-                for c in 0..view.map.channels {
-                    for y in 0..view.map.height {
-                        let to = view.at(c, y) * lanes;
-                        let length = view.map.width * lanes;
-                        let unit = (c * view.map.height + y) * view.map.width;
-                        let factor = factors.as_ref().map_or(1.0, |(f, positions)| f[unit / positions]);
-                        let at = from.unit(unit) * lanes;
-                        if operand.moved {
-                            let x = &room.scratch[0][at..at + length];
-                            room.values[to..to + length].iter_mut().zip(x).for_each(|(s, x)| *s += factor * x);
-                        } else {
-                            let (low, high, swapped) = apart(&mut room.values, at, to, length);
-                            let (x, sums) = if swapped { (high, low) } else { (low, high) };
-                            sums.iter_mut().zip(x.iter()).for_each(|(s, x)| *s += factor * x);
-                        }
-                    }
-                }
-            }
-            Part::Taps { operand, weights, bias, before, after, relu, .. } => {
-                operand.fetch(&room.values, &mut room.scratch, lanes);
-                // The result lies apart from everything it reads, before or behind it.
-                let end = (view.origin + view.extent()) * lanes;
-                let (low, rest) = room.values.split_at_mut(view.origin * lanes);
-                let (own, high) = rest.split_at_mut(end - view.origin * lanes);
-                let (low, high) = (&*low, &*high);
-                let read = |at: usize| if at * lanes < end { &low[at * lanes..] } else { &high[at * lanes - end..] };
-                let residual =
-                    |v: &Option<View>| v.map(|v| Residual { from: read(v.origin), row: v.row, channel: v.channel });
-                let finish = Finish {
-                    bias: bias.then_some(&step.bias[..]),
-                    before: residual(before),
-                    after: residual(after),
-                    relu: *relu,
-                };
-                match weights {
-                    Weights::Grid(weights, grid, start) => {
-                        let source = if operand.phases.is_some() || operand.padded.is_some() {
-                            &room.scratch[2][start * lanes..]
-                        } else if operand.moved {
-                            &room.scratch[0][start * lanes..]
-                        } else {
-                            read(*start)
-                        };
-                        weights.run(self.instructions, grid, source, own, &finish);
-                    }
-                    Weights::Rows(weights) => {
-                        let at = operand.view.origin;
-                        let source = if operand.moved { &room.scratch[0][at..] } else { read(at) };
-                        weights.run(source, own, finish.bias, finish.relu);
-                    }
-                }
-            }
-        }
-    }
-
-    fn begin_bounds(&self, room: &mut Workspace, count: usize) {
-        let lanes = self.lanes;
-        room.input_sizes.fill(0.0);
-        let at = self.input.origin * lanes;
-        sizes(&mut room.input_sizes, Norm::Max, &room.values[at..at + self.input.extent() * lanes], lanes);
-        room.samples.clear();
-        room.samples.resize(
-            count,
-            SampleDiagnostics {
-                iterations: 1,
-                residual: 0.0,
-                state_error: 0.0,
-                output_error: 0.0,
-                converged: true,
-                multiply_adds: self.multiply_adds,
-            },
-        );
-    }
-
-    /// The error of a layer's values from those of what it reads.
-    fn bound(&self, step: &Step, room: &mut Workspace, count: usize) {
-        let lanes = self.lanes;
-        let mut own = [0.0; MAX_LANES];
-        let at = step.view.origin * lanes;
-        // Margins are zeros and do not matter to a maximum.
-        sizes(&mut own[..lanes], Norm::Max, &room.values[at..at + step.view.extent() * lanes], lanes);
-        let bound = &step.bound;
-        for lane in 0..count {
-            let (mut carried, mut size) = (0.0, bound.largest_bias);
-            for (source, norm) in &bound.reads {
-                match source {
-                    Source::Input => size += norm * room.input_sizes[lane],
-                    Source::Layer(j) => {
-                        carried += norm * room.errors[j * lanes + lane];
-                        size += norm * room.sizes[j * lanes + lane];
-                    }
-                }
-            }
-            let rounding = (bound.terms as f64 + 2.0) * SINGLE * size;
-            let sample = &mut room.samples[lane];
-            sample.converged &= own[lane].is_finite();
-            match step.target {
-                Target::Layer(k) => {
-                    // Four more roundings cover the activation.
-                    let error = carried + rounding + 4.0 * SINGLE * own[lane] + underflow(bound.terms);
-                    room.sizes[k * lanes + lane] = own[lane];
-                    room.errors[k * lanes + lane] = error;
-                    sample.state_error = or_infinite(Norm::Max.add(sample.state_error, error));
-                }
-                Target::Output => sample.output_error = or_infinite(carried + rounding + underflow(bound.terms)),
-            }
-        }
+        Ok(unread)
     }
 }
 
-/// `bias, residual, taps …` becomes one part.
-fn fuse_leading_residual(parts: &mut Vec<Part>) {
-    let [
-        Part::Bias,
-        Part::Residual { operand, factors: None },
-        Part::Taps { weights: Weights::Grid(..), same: true, .. },
-        ..,
-    ] = &parts[..]
-    else {
-        return;
-    };
-    if operand.moved {
-        return;
+/// Drops the layers that no output depends on.
+fn keep_live(sums: &mut Vec<Sum>, layers: usize) {
+    let mut live = vec![false; layers];
+    for sum in sums.iter().rev() {
+        if matches!(sum.target, Target::Layer(k) if !live[k]) {
+            continue;
+        }
+        for source in sum.sources() {
+            if let Source::Layer(k) = source {
+                live[k] = true;
+            }
+        }
     }
-    let view = operand.view;
-    if let Part::Taps { bias, before, .. } = &mut parts[2] {
-        (*bias, *before) = (true, Some(view));
-        parts.drain(..2);
-    }
+    sums.retain(|s| !matches!(s.target, Target::Layer(k) if !live[k]));
 }
 
-/// Two ranges of one slice, the lower first, and whether that is the second.
-fn apart(values: &mut [f32], a: usize, b: usize, length: usize) -> (&mut [f32], &mut [f32], bool) {
-    let (low, high) = (a.min(b), a.max(b));
-    let (left, right) = values.split_at_mut(high);
-    (&mut left[low..low + length], &mut right[..length], b < a)
+/// Which inputs are read at all.
+fn inputs_read(sums: &[Sum], inputs: usize, view: View) -> Vec<bool> {
+    let mut read = vec![false; inputs];
+    for sum in sums {
+        if sum.operator.iter().flat_map(|o| o.operands()).any(|o| o.source == Source::Input) {
+            read.fill(true);
+        }
+        for block in sum.blocks.iter().filter(|b| b.source == Source::Input) {
+            match &block.weights {
+                TapWeights::Taps(taps) if is_direct(block, view.map) => {
+                    taps.indices().iter().for_each(|j| read[*j as usize] = true);
+                }
+                _ => read.fill(true),
+            }
+        }
+    }
+    read
 }
 
 fn all_finite(values: &[f32]) -> bool {
@@ -677,152 +380,4 @@ fn all_finite(values: &[f32]) -> bool {
         #[inline(always)]
         || values.iter().fold(0u32, |worst, v| worst.max(v.to_bits() & 0x7fff_ffff)) < 0x7f80_0000,
     )
-}
-
-fn read_in(out: &mut [f32], samples: &[f32], stride: usize, count: usize, features: usize, lanes: usize) {
-    if lanes == 1 {
-        out[..features].copy_from_slice(&samples[..features]);
-    } else {
-        to_lanes(out, samples, stride, count, features, lanes);
-    }
-}
-
-fn describe(layer: &str, block: &TapBlock, taps: &Csr<f32>, weights: &Weights) -> BlockKernel {
-    let kernel = match weights {
-        Weights::Grid(weights, ..) => match weights.dense_share() {
-            1.0 => "dense".to_string(),
-            0.0 => "sparse".to_string(),
-            share => format!("{:.0} % of rows dense", 100.0 * share),
-        },
-        Weights::Rows(weights) => weights.name().to_string(),
-    };
-    BlockKernel {
-        layer: layer.to_string(),
-        shape: [taps.rows(), taps.cols()],
-        density: taps.nonzeros() as f64 / (taps.rows() * taps.cols()).max(1) as f64,
-        positions: block.output.positions(),
-        kernel,
-        multiply_adds: block.multiply_adds(),
-    }
-}
-
-/// Places of a workspace, given out and taken back.
-#[derive(Default)]
-struct Places {
-    lanes: usize,
-    end: usize,
-    free: Vec<(MapShape, [usize; 4], View)>,
-    taken: Vec<(MapShape, [usize; 4], View)>,
-    returned: Vec<Source>,
-}
-
-impl Places {
-    fn take(&mut self, map: MapShape, margin: [usize; 4]) -> View {
-        let found = self.free.iter().position(|(m, g, _)| (*m, *g) == (map, margin));
-        let entry = match found {
-            Some(k) => self.free.swap_remove(k),
-            None => {
-                // Whole cache lines whatever the lanes.
-                let start = self.end.next_multiple_of(16);
-                let view = View::new(map, margin, start, self.lanes);
-                self.end = start + view.channel * map.channels.max(1) + 16;
-                (map, margin, view)
-            }
-        };
-        self.taken.push(entry);
-        entry.2
-    }
-
-    fn give_back(&mut self, source: Source, view: View) {
-        if self.returned.contains(&source) {
-            return;
-        }
-        self.returned.push(source);
-        if let Some(k) = self.taken.iter().position(|(_, _, v)| *v == view) {
-            self.free.push(self.taken.swap_remove(k));
-        }
-    }
-}
-
-impl View {
-    /// The place of a unit; runs of a row of the map stay together.
-    fn unit(&self, unit: usize) -> usize {
-        let (width, positions) = (self.map.width.max(1), self.map.positions().max(1));
-        self.at(unit / positions, unit % positions / width) + unit % width
-    }
-}
-
-impl Operand {
-    fn new(block: &TapBlock, source: View, lanes: usize) -> Self {
-        let same = block.input == source.map;
-        let moved = !block.maps.is_empty() || !(same || source.is_compact());
-        let view = if moved {
-            View::compact(block.input)
-        } else if same {
-            source
-        } else {
-            View { origin: source.origin, ..View::compact(block.input) }
-        };
-        let taps = matches!(block.weights, TapWeights::Taps(_));
-        let phases = (taps && block.window.stride != [1, 1] && lanes != 16 && block.output.positions() > 1)
-            .then(|| Phases::new(block.window, block.input, block.output));
-        let needs = margin(block.window, block.input, block.output);
-        let padded = (taps && phases.is_none() && (moved || !same) && needs != [0; 4])
-            .then(|| View::new(block.input, needs, 0, lanes));
-        Self { source, maps: block.maps.clone(), moved, view, phases, padded }
-    }
-
-    /// Positions of scratch: the operand, what its maps read, padded.
-    fn room(&self) -> [usize; 3] {
-        let largest = self.maps.iter().map(|m| m.output().map_or(0, |o| o.size())).max().unwrap_or(0);
-        let moved = if self.moved { largest.max(self.source.map.size()) } else { 0 };
-        let padded = match (&self.phases, &self.padded) {
-            (Some(p), _) => p.size(),
-            (_, Some(v)) => v.origin + v.channel * v.map.channels,
-            _ => 0,
-        };
-        [moved, if self.maps.is_empty() { 0 } else { moved }, padded]
-    }
-
-    /// Brings the operand to where the block reads it.
-    fn fetch(&self, values: &[f32], [first, second, third]: &mut [Aligned<f32>; 3], lanes: usize) {
-        if self.moved {
-            let source = self.source;
-            let compact = source.is_compact();
-            if !compact || self.maps.is_empty() {
-                for c in 0..source.map.channels {
-                    for y in 0..source.map.height {
-                        let from = source.at(c, y) * lanes;
-                        let to = (c * source.map.height + y) * source.map.width * lanes;
-                        let length = source.map.width * lanes;
-                        first[to..to + length].copy_from_slice(&values[from..from + length]);
-                    }
-                }
-            }
-            for (k, map) in self.maps.iter().enumerate() {
-                let (input, output) = (map.input().size() * lanes, map.output().map_or(0, |o| o.size()) * lanes);
-                if k == 0 && compact {
-                    let at = source.origin * lanes;
-                    map.apply_lanes(&values[at..at + input], &mut first[..output], lanes);
-                } else {
-                    map.apply_lanes(&first[..input], &mut second[..output], lanes);
-                    first[..output].copy_from_slice(&second[..output]);
-                }
-            }
-        }
-        let source: &[f32] = if self.moved { first } else { values };
-        if let Some(phases) = &self.phases {
-            let view = self.view;
-            phases.split(&source[view.origin * lanes..], [view.row, view.channel], third, lanes);
-        } else if let Some(padded) = &self.padded {
-            third[..(padded.origin + padded.channel * padded.map.channels) * lanes].fill(0.0);
-            for c in 0..padded.map.channels {
-                for y in 0..padded.map.height {
-                    let (from, to) = (self.view.at(c, y) * lanes, padded.at(c, y) * lanes);
-                    let length = padded.map.width * lanes;
-                    third[to..to + length].copy_from_slice(&source[from..from + length]);
-                }
-            }
-        }
-    }
 }

@@ -3,6 +3,7 @@
 use crate::kernels::{Cost, Grid, GridWeights, Instructions};
 use crate::layout::MapShape;
 use crate::linalg::Csr;
+use crate::linalg::lanes::{from_lanes, to_lanes};
 use crate::model::TapBlock;
 use crate::network::{Phases, Window};
 
@@ -42,6 +43,48 @@ impl View {
         self.origin + channel * self.channel + y * self.row
     }
 
+    /// The place of a unit; runs of a row of the map stay together.
+    pub(super) fn unit(&self, unit: usize) -> usize {
+        let (width, positions) = (self.map.width.max(1), self.map.positions().max(1));
+        self.at(unit / positions, unit % positions / width) + unit % width
+    }
+
+    /// Runs of units that lie side by side: (first unit, its place, how many).
+    fn runs(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let view = *self;
+        let MapShape { channels, height, width } = self.map;
+        let (count, run) = if self.is_compact() { (1, self.map.size()) } else { (channels * height, width) };
+        (0..count).map(move |k| (k * run, view.at(k / height.max(1), k % height.max(1)), run))
+    }
+
+    /// Calls `visit` with the place and the length of every run of units that lie side by side.
+    pub(super) fn for_rows(&self, mut visit: impl FnMut(usize, usize)) {
+        self.runs().for_each(|(_, place, run)| visit(place, run));
+    }
+
+    /// Writes the units of `count` samples (one a row, rows `stride` apart) into the map.
+    pub(super) fn read_rows(&self, values: &mut [f32], rows: &[f32], stride: usize, (lanes, count): (usize, usize)) {
+        for (unit, place, run) in self.runs() {
+            let into = &mut values[place * lanes..(place + run) * lanes];
+            match lanes {
+                1 => into.copy_from_slice(&rows[unit..unit + run]),
+                _ => to_lanes(into, &rows[unit.min(rows.len())..], stride, count, run, lanes),
+            }
+        }
+    }
+
+    /// Writes the map of `count` samples out, one a row, rows `stride` apart.
+    pub(super) fn write_rows(&self, values: &[f32], rows: &mut [f32], stride: usize, (lanes, count): (usize, usize)) {
+        for (unit, place, run) in self.runs() {
+            let from = &values[place * lanes..(place + run) * lanes];
+            match lanes {
+                1 => rows[unit..unit + run].copy_from_slice(from),
+                _ if count > 0 => from_lanes(&mut rows[unit..], stride, from, count, run, lanes),
+                _ => {}
+            }
+        }
+    }
+
     /// Positions from the origin to the last value.
     pub(super) fn extent(&self) -> usize {
         match self.map.size() {
@@ -53,8 +96,10 @@ impl View {
 
 /// The rows and columns of zeros a window needs around its operand.
 pub(super) fn margin(window: Window, input: MapShape, output: MapShape) -> [usize; 4] {
+    // Checked when the block was made.
+    let extent = window.extent().unwrap_or(window.kernel);
     let after = |axis: usize, input: usize, output: usize| {
-        let read = (output.max(1) - 1) * window.stride[axis] + window.kernel[axis];
+        let read = (output.max(1) - 1) * window.stride[axis] + extent[axis];
         read.saturating_sub(window.padding[axis] + input)
     };
     let [top, left, ..] = window.padding;
@@ -77,8 +122,8 @@ pub(super) fn lay_out(
     let offsets: Vec<usize> = match phases {
         Some(p) => p.offsets(),
         None => {
-            let columns = (0..taps.cols()).map(|j| (j / (kh * kw), j / kw % kh, j % kw));
-            columns.map(|(c, dy, dx)| c * view.channel + dy * view.row + dx).collect()
+            let columns = (0..taps.cols()).map(|j| window.tap(j));
+            columns.map(|(c, [dy, dx])| c * view.channel + dy * view.row + dx).collect()
         }
     };
     let (source_row, source_step, start) = match phases {

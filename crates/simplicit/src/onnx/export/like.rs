@@ -5,13 +5,15 @@ use std::path::Path;
 
 use prost::Message;
 
+use super::writer::floats;
 use crate::files::write_bytes_atomically;
 use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::{Term, Weights};
 use crate::onnx::constant::Constant;
-use crate::onnx::proto::{GraphProto, NodeProto, TensorProto, data_type};
-use crate::onnx::{Origin, Traced, external, tensor};
+use crate::onnx::origin::{Origin, Traced};
+use crate::onnx::proto::{GraphProto, NodeProto, data_type};
+use crate::onnx::{external, tensor};
 use crate::states::StateMap;
 use crate::{Error, Result};
 
@@ -36,8 +38,8 @@ pub fn export_onnx_like(model: &ImplicitModel, original: impl AsRef<Path>, path:
             "export without --like, which writes any model",
         )
     };
-    let sizes = |layout: &crate::layout::Layout| layout.layers().iter().map(|l| l.size).collect::<Vec<_>>();
-    if sizes(model.layout()) != sizes(network.layout()) {
+    let units = |layout: &crate::layout::Layout| layout.layers().iter().map(|l| l.size).collect::<Vec<_>>();
+    if units(model.layout()) != units(network.layout()) {
         return Err(refuse("a model with other layers than the network's"));
     }
     if model.metadata().scaling.is_some() {
@@ -135,14 +137,12 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
     let weights = match node.op_type.as_str() {
         "Conv" => {
             let dims = stored.map(|t| t.dims.clone()).filter(|d| d.iter().product::<i64>() == (rows * cols) as i64)?;
-            floats(&fresh(graph, &name), dims, new.weights.as_slice())
+            floats(&fresh(graph, &name), &sizes(&dims), new.weights.as_slice())
         }
-        "Gemm" if node.int("transB", 0) != 0 => {
-            floats(&fresh(graph, &name), vec![rows as i64, cols as i64], new.weights.as_slice())
-        }
+        "Gemm" if node.int("transB", 0) != 0 => floats(&fresh(graph, &name), &[rows, cols], new.weights.as_slice()),
         _ => {
             let turned = new.weights.transposed();
-            floats(&fresh(graph, &name), vec![cols as i64, rows as i64], turned.as_slice())
+            floats(&fresh(graph, &name), &[cols, rows], turned.as_slice())
         }
     };
     node.input[0].clone_from(&origin.input);
@@ -153,7 +153,7 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
     node.attribute.retain(|a| !(node.op_type == "Gemm" && matches!(a.name.as_str(), "alpha" | "beta")));
     let place = graph.node.iter().position(|n| n.output.contains(&origin.output))?;
     let mut added = Vec::new();
-    let bias = new.bias.as_ref().map(|b| floats(&fresh(graph, &format!("{name}_bias")), vec![rows as i64], b));
+    let bias = new.bias.as_ref().map(|b| floats(&fresh(graph, &format!("{name}_bias")), &[rows], b));
     node.output = vec![origin.output.clone()];
     match (bias, node.op_type.as_str()) {
         (None, _) => added.push(node),
@@ -194,14 +194,9 @@ fn fresh(graph: &GraphProto, name: &str) -> String {
     new
 }
 
-fn floats(name: &str, dims: Vec<i64>, values: &[f32]) -> TensorProto {
-    TensorProto {
-        name: name.to_string(),
-        dims,
-        data_type: Some(data_type::FLOAT),
-        raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
-        ..Default::default()
-    }
+/// Dimensions of a file that was read.
+fn sizes(dims: &[i64]) -> Vec<usize> {
+    dims.iter().map(|&d| d as usize).collect()
 }
 
 /// Drops what nothing reads any more and puts every node behind those it reads.
@@ -274,7 +269,7 @@ fn reads(node: &NodeProto) -> impl DoubleEndedIterator<Item = &String> {
 fn inline_external(graph: &mut GraphProto, folder: Option<&Path>) -> Result<()> {
     for stored in graph.initializer.iter_mut().filter(|t| tensor::is_external(t)) {
         match external::read(stored, folder.unwrap_or(Path::new("")))? {
-            Constant::Floats(values) => *stored = floats(&stored.name, stored.dims.clone(), &values.values),
+            Constant::Floats(values) => *stored = floats(&stored.name, &sizes(&stored.dims), &values.values),
             Constant::Ints(values) => {
                 stored.raw_data = Some(values.values.iter().flat_map(|v| v.to_le_bytes()).collect());
                 stored.data_type = Some(data_type::INT64);

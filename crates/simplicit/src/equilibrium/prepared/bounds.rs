@@ -1,0 +1,64 @@
+//! How far the values of a layer are from exact, from the errors of what it reads.
+
+use super::execute::Room;
+use super::layer::Step;
+use super::plan::View;
+use crate::equilibrium::program::Norm;
+use crate::equilibrium::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
+use crate::linalg::lanes::MAX_LANES;
+use crate::model::Target;
+use crate::network::Source;
+
+/// Largest magnitudes and errors of every layer, by layer and lane.
+#[derive(Debug)]
+pub(super) struct Bounds {
+    inputs: Vec<f64>,
+    sizes: Vec<f64>,
+    errors: Vec<f64>,
+}
+
+impl Bounds {
+    pub(super) fn new(layers: usize, lanes: usize) -> Self {
+        Self { inputs: vec![0.0; lanes], sizes: vec![0.0; layers * lanes], errors: vec![0.0; layers * lanes] }
+    }
+
+    pub(super) fn begin(&mut self, room: &Room, input: View, lanes: usize) {
+        self.inputs.fill(0.0);
+        let at = input.origin * lanes;
+        sizes(&mut self.inputs, Norm::Max, &room.values[at..at + input.extent() * lanes], lanes);
+    }
+
+    /// The error of a layer's values, which `room` holds.
+    pub(super) fn add(&mut self, step: &Step, room: &Room, samples: &mut [SampleDiagnostics], lanes: usize) {
+        let mut own = [0.0; MAX_LANES];
+        let at = step.view.origin * lanes;
+        // Margins are zeros and do not matter to a maximum.
+        sizes(&mut own[..lanes], Norm::Max, &room.values[at..at + step.view.extent() * lanes], lanes);
+        let bound = &step.bound;
+        for (lane, sample) in samples.iter_mut().enumerate() {
+            let (mut carried, mut size) = (0.0, bound.largest_bias);
+            for (source, norm) in &bound.reads {
+                match source {
+                    Source::Input => size += norm * self.inputs[lane],
+                    Source::Layer(j) => {
+                        carried += norm * self.errors[j * lanes + lane];
+                        size += norm * self.sizes[j * lanes + lane];
+                    }
+                }
+            }
+            let rounding = (bound.terms as f64 + 2.0) * SINGLE * size;
+            sample.converged &= own[lane].is_finite();
+            match step.target {
+                Target::Layer(k) => {
+                    // Four more roundings cover the activation.
+                    let known = carried + rounding + 4.0 * SINGLE * own[lane] + underflow(bound.terms);
+                    let error = if bound.known { known } else { f64::INFINITY };
+                    self.sizes[k * lanes + lane] = own[lane];
+                    self.errors[k * lanes + lane] = error;
+                    sample.state_error = or_infinite(Norm::Max.add(sample.state_error, error));
+                }
+                Target::Output => sample.output_error = or_infinite(carried + rounding + underflow(bound.terms)),
+            }
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Running the parts of a layer on one block of samples.
+
+use super::layer::{Part, Step, Weights};
+use super::plan::View;
+use crate::equilibrium::operator::OperatorRoom;
+use crate::kernels::{Finish, Instructions, Residual};
+use crate::layout::{Activation, Operator};
+use crate::linalg::lanes::Aligned;
+
+/// Values of one block of samples and what it takes to compute them.
+#[derive(Debug)]
+pub(super) struct Room {
+    pub(super) values: Aligned<f32>,
+    scratch: [Aligned<f32>; 3],
+    operator: OperatorRoom,
+}
+
+impl Room {
+    /// For so many positions of values and of scratch.
+    pub(super) fn new(positions: usize, scratch: [usize; 3], lanes: usize) -> Self {
+        Self {
+            values: Aligned::zeros(positions * lanes),
+            scratch: scratch.map(|positions| Aligned::zeros(positions * lanes)),
+            operator: OperatorRoom::default(),
+        }
+    }
+}
+
+impl Step {
+    /// Everything but the activation that is left, for `count` samples in `lanes` lanes.
+    pub(super) fn sum(&self, room: &mut Room, batch: (usize, usize), instructions: Instructions) {
+        for part in &self.parts {
+            self.part(part, room, batch, instructions);
+        }
+    }
+
+    /// The activation, where the parts have not applied it.
+    pub(super) fn activate(&self, room: &mut Room, lanes: usize) {
+        if self.activation == Activation::Identity {
+            return;
+        }
+        self.view
+            .for_rows(|at, length| self.activation.apply_slice(&mut room.values[at * lanes..(at + length) * lanes]));
+    }
+
+    fn part(&self, part: &Part, room: &mut Room, (lanes, count): (usize, usize), instructions: Instructions) {
+        let view = self.view;
+        match part {
+            Part::Bias => {
+                for (c, bias) in self.bias.iter().enumerate() {
+                    for y in 0..view.map.height {
+                        let at = view.at(c, y) * lanes;
+                        room.values[at..at + view.map.width * lanes].fill(*bias);
+                    }
+                }
+            }
+            Part::Operator { operator: Operator::Constant { values, .. }, .. } => {
+                for (unit, value) in values.iter().enumerate() {
+                    let at = view.unit(unit) * lanes;
+                    room.values[at..at + lanes].fill(*value);
+                }
+            }
+            Part::Operator { operator, operands } => {
+                for (k, operand) in operands.iter().enumerate() {
+                    let size = operand.map.size();
+                    let into = room.operator.operand(k, size * count);
+                    operand.write_rows(&room.values, into, size, (lanes, count));
+                }
+                let size = view.map.size();
+                let result = room.operator.forward(operator, size, count);
+                view.read_rows(&mut room.values, result, size, (lanes, count));
+            }
+            Part::Residual { operand, factors } => {
+                operand.fetch(&room.values, &mut room.scratch, lanes);
+                let from = operand.view;
+                // Channels and rows of the result; a residual of another shape has the same units in the same order.
+                for c in 0..view.map.channels {
+                    for y in 0..view.map.height {
+                        let to = view.at(c, y) * lanes;
+                        let length = view.map.width * lanes;
+                        let unit = (c * view.map.height + y) * view.map.width;
+                        let factor = factors.as_ref().map_or(1.0, |(f, positions)| f[unit / positions]);
+                        let at = from.unit(unit) * lanes;
+                        if operand.moved {
+                            let x = &room.scratch[0][at..at + length];
+                            room.values[to..to + length].iter_mut().zip(x).for_each(|(s, x)| *s += factor * x);
+                        } else {
+                            let (low, high, swapped) = apart(&mut room.values, at, to, length);
+                            let (x, sums) = if swapped { (high, low) } else { (low, high) };
+                            sums.iter_mut().zip(x.iter()).for_each(|(s, x)| *s += factor * x);
+                        }
+                    }
+                }
+            }
+            Part::Taps { operand, weights, bias, before, after, relu, .. } => {
+                operand.fetch(&room.values, &mut room.scratch, lanes);
+                // The result lies apart from everything it reads, before or behind it.
+                let end = (view.origin + view.extent()) * lanes;
+                let (low, rest) = room.values.split_at_mut(view.origin * lanes);
+                let (own, high) = rest.split_at_mut(end - view.origin * lanes);
+                let (low, high) = (&*low, &*high);
+                let read = |at: usize| if at * lanes < end { &low[at * lanes..] } else { &high[at * lanes - end..] };
+                let residual =
+                    |v: &Option<View>| v.map(|v| Residual { from: read(v.origin), row: v.row, channel: v.channel });
+                let finish = Finish {
+                    bias: bias.then_some(&self.bias[..]),
+                    before: residual(before),
+                    after: residual(after),
+                    relu: *relu,
+                };
+                match weights {
+                    Weights::Grid(weights, grid, start) => {
+                        let source = if operand.phases.is_some() || operand.padded.is_some() {
+                            &room.scratch[2][start * lanes..]
+                        } else if operand.moved {
+                            &room.scratch[0][start * lanes..]
+                        } else {
+                            read(*start)
+                        };
+                        weights.run(instructions, grid, source, own, &finish);
+                    }
+                    Weights::Rows(weights) => {
+                        let at = operand.view.origin;
+                        let source = if operand.moved { &room.scratch[0][at..] } else { read(at) };
+                        weights.run(source, own, finish.bias, finish.relu);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Two ranges of one slice, the lower first, and whether that is the second.
+fn apart(values: &mut [f32], a: usize, b: usize, length: usize) -> (&mut [f32], &mut [f32], bool) {
+    let (low, high) = (a.min(b), a.max(b));
+    let (left, right) = values.split_at_mut(high);
+    (&mut left[low..low + length], &mut right[..length], b < a)
+}

@@ -1,0 +1,118 @@
+//! One layer on its own: its pre-activations from the values of what it reads.
+
+use super::execute::Room;
+use super::layer::{Step, Sum, own_map, own_margin};
+use super::places::Places;
+use super::plan::View;
+use crate::kernels::Instructions;
+use crate::layout::Layout;
+use crate::linalg::Matrix;
+use crate::model::{ImplicitModel, TapBlock, Target};
+use crate::network::Source;
+use crate::{Error, Result};
+
+/// Samples that run side by side.
+const LANES: usize = 16;
+
+/// One layer's pre-activations (or the output) from the states of its sources, for a batch: what a cascade needs.
+pub struct LayerSum {
+    step: Step,
+    /// What it reads, each once, and where that is put.
+    sources: Vec<(Source, View)>,
+    positions: usize,
+    instructions: Instructions,
+}
+
+impl std::fmt::Debug for LayerSum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LayerSum").field("target", &self.step.target).finish_non_exhaustive()
+    }
+}
+
+impl LayerSum {
+    /// Of a layer of the model, or its output.
+    ///
+    /// # Panics
+    /// If there is no such layer.
+    pub fn new(model: &ImplicitModel, target: Target) -> Self {
+        Self::of(model.layout(), &Sum::new(model, target))
+    }
+
+    /// Of a layer with these summands and biases, or the output: a model of which no more is known yet.
+    pub(crate) fn of_blocks(
+        layout: &Layout,
+        outputs: usize,
+        target: Target,
+        blocks: Vec<TapBlock>,
+        bias: Vec<f32>,
+    ) -> Self {
+        Self::of(layout, &Sum::of_blocks(layout, outputs, target, blocks, bias))
+    }
+
+    fn of(layout: &Layout, sum: &Sum) -> Self {
+        let only = || std::iter::once(sum);
+        let instructions = Instructions::detect();
+        let mut places = Places::new(LANES);
+        let mut sources: Vec<(Source, View)> = Vec::new();
+        let operands = || sum.operator.iter().flat_map(|o| o.operands());
+        for source in sum.sources() {
+            if sources.iter().all(|(known, _)| *known != source) {
+                let inputs = operands().find(|o| o.source == Source::Input).map_or(0, |o| o.dims.size());
+                let map = own_map(layout, inputs, source, only());
+                sources.push((source, places.take(map, own_margin(source, map, only()))));
+            }
+        }
+        let view = places.take(sum.map(), [0; 4]);
+        // Every source of the sum has a place.
+        let of = |source: Source| sources.iter().find(|(known, _)| *known == source).map_or(view, |(_, view)| *view);
+        let step = Step::new(sum, view, of, false, (LANES, instructions), &mut Vec::new());
+        Self { step, sources, positions: places.end(), instructions }
+    }
+
+    /// What it reads, each once.
+    pub fn sources(&self) -> Vec<Source> {
+        self.sources.iter().map(|(source, _)| *source).collect()
+    }
+
+    /// z (or the value of an operator), m × units, on the calling thread; `source` gives the inputs or a layer's states, one
+    /// sample a row.
+    pub fn pre_activations<'a>(
+        &self,
+        samples: usize,
+        source: impl Fn(Source) -> &'a Matrix<f32>,
+    ) -> Result<Matrix<f32>> {
+        for (place, view) in &self.sources {
+            let (m, width) = (source(*place), view.map.size());
+            if (m.rows(), m.cols()) != (samples, width) {
+                let got = format!("{} × {}", m.rows(), m.cols());
+                return Err(Error::shape(format!("states of {place:?}"), format!("{samples} × {width}"), got));
+            }
+        }
+        let units = self.step.view.map.size();
+        let mut z = Matrix::zeros(samples, units);
+        let mut room = Room::new(self.positions, self.step.scratch(), LANES);
+        for first in (0..samples).step_by(LANES) {
+            let batch = (LANES, LANES.min(samples - first));
+            for (place, view) in &self.sources {
+                let width = view.map.size();
+                view.read_rows(&mut room.values, &source(*place).as_slice()[first * width..], width, batch);
+            }
+            self.step.sum(&mut room, batch, self.instructions);
+            self.step.view.write_rows(&room.values, &mut z.as_mut_slice()[first * units..], units, batch);
+        }
+        Ok(z)
+    }
+}
+
+impl TapBlock {
+    /// What the block adds to its target, for a batch: `source` has the inputs or the states of the source's layer, one
+    /// sample a row.
+    pub fn apply(&self, source: &Matrix<f32>) -> Result<Matrix<f32>> {
+        // Alone it reads inputs and gives outputs.
+        let alone = TapBlock { source: Source::Input, target: Target::Output, ..self.clone() };
+        let (rows, layout) = (self.output.channels, Layout::new(Vec::new()));
+        let mut sum = Sum::of_blocks(&layout, self.output.size(), Target::Output, vec![alone], vec![0.0; rows]);
+        sum.set_map(self.output);
+        LayerSum::of(&layout, &sum).pre_activations(source.rows(), |_| source)
+    }
+}
