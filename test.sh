@@ -88,8 +88,8 @@ python_package() {
     rm -rf target/python-environment target/wheels
     python3 -m venv target/python-environment
     target/python-environment/bin/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir target/wheels .
-    packages="pytest mypy scikit-learn cvxpy onnx onnxruntime ray papermill ipykernel matplotlib"
-    [ "$level" != all ] || packages="$packages torch"
+    packages="pytest mypy scikit-learn cvxpy onnx onnxruntime ray tqdm papermill ipykernel matplotlib"
+    [ "$level" != all ] || packages="$packages torch torchvision transformers"
     # shellcheck disable=SC2086
     target/python-environment/bin/pip install --quiet --disable-pip-version-check target/wheels/*.whl $packages
 }

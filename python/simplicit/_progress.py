@@ -42,6 +42,29 @@ class Terminal:
             sys.stderr.flush()
 
 
+class Tqdm:
+    """tqdm's bar, in terminals and notebooks alike; one after the other, none is left behind."""
+
+    def __init__(self) -> None:
+        import importlib
+
+        self._make = importlib.import_module("tqdm.auto").tqdm
+        self._what: str | None = None
+        self._bar: Any = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if what != self._what or self._bar is None or self._bar.total != total:
+            self.close()
+            self._what, self._bar = what, self._make(total=total, desc=what, leave=False, mininterval=_INTERVAL)
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Clear the bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
 class Notebook:
     """An HTML progress element that is updated in place."""
 
@@ -91,18 +114,29 @@ class Told:
         """Nothing to clear."""
 
 
-def watcher(show: str | Progress | None) -> Terminal | Notebook | Nothing | Told:
-    """``"bar"``, ``"none"``, a function of (what, done, total), or None: a bar where somebody can see it."""
+def has_tqdm() -> bool:
+    """Whether tqdm is installed."""
+    import importlib.util
+
+    return importlib.util.find_spec("tqdm") is not None
+
+
+def watcher(show: str | Progress | None) -> Terminal | Notebook | Nothing | Told | Tqdm:
+    """``"tqdm"``, ``"bar"``, ``"none"``, a function of (what, done, total), or None: a bar where somebody can see it, tqdm's
+    where that is installed."""
     if callable(show):
         return Told(show)
     if show is None:
-        if in_notebook():
-            return Notebook()
-        return Terminal() if sys.stderr.isatty() else Nothing()
+        seen = in_notebook() or sys.stderr.isatty()
+        if seen and has_tqdm():
+            return Tqdm()
+        return Notebook() if in_notebook() else Terminal() if seen else Nothing()
+    if show == "tqdm" and has_tqdm():
+        return Tqdm()
     if show == "bar":
         return Notebook() if in_notebook() else Terminal()
     if show == "none":
         return Nothing()
     from simplicit.errors import SettingError
 
-    raise SettingError(f"progress: expected bar, none, a function or None, got {show!r}")
+    raise SettingError(f"progress: expected tqdm (where it is installed), bar, none, a function or None, got {show!r}")

@@ -23,7 +23,7 @@ from simplicit.states import States
 #: Settings that the command line spells on|off.
 _SWITCHES = ("normalize", "output_aware", "bias", "refit", "cascade")
 #: Settings that are not flags of ``simplicit train``.
-_OURS = ("mask", "threads", "checkpoint", "progress", "solver", "zero_below")
+_OURS = ("network", "mask", "threads", "checkpoint", "progress", "solver", "zero_below")
 
 
 class SIM:
@@ -36,6 +36,8 @@ class SIM:
     penalty : str or callable, optional
         ``cardinality`` (default), ``l1``, ``perspective``, ``elastic-net`` or ``ridge``; or a function that builds a
         CVXPY expression for one row, see :mod:`simplicit.custom`.
+    network : Network, ImplicitModel or path-like, optional
+        The baseline: a network or model, or the name of an ONNX or model file. ``fit(U)`` needs it; states carry their own.
     beta, alpha, mu, break_point : float, optional
         Parameters of the penalty.
     target_sparsity : float, optional
@@ -85,7 +87,8 @@ class SIM:
     checkpoint : path-like, optional
         A directory that makes long work safe against anything.
     progress : str or callable, optional
-        ``bar``, ``none``, a function of (what, done, total), or None: a bar in terminals and notebooks.
+        ``tqdm``, ``bar``, ``none``, a function of (what, done, total), or None: a bar in terminals and notebooks, tqdm's
+        where that is installed.
     solver : str, optional
         The CVXPY solver of a `penalty` that is a function.
     zero_below : float, optional
@@ -104,7 +107,7 @@ class SIM:
     >>> rng = np.random.default_rng(0)
     >>> network = Network.from_layers([rng.normal(size=(12, 6)), rng.normal(size=(2, 12))])
     >>> U = rng.normal(size=(400, 6))
-    >>> sim = SIM(penalty="l1", target_sparsity=0.4).fit(network, U)
+    >>> sim = SIM(penalty="l1", network=network, target_sparsity=0.4).fit(U)
     >>> bool(abs(sim.model_.sparsity().sparsity - 0.4) < 0.03)
     True
     >>> sim.score(U, network.forward(U)) > 0.9
@@ -115,6 +118,7 @@ class SIM:
         self,
         penalty: str | Callable[..., Any] | None = None,
         *,
+        network: Any = None,
         beta: float | None = None,
         alpha: float | None = None,
         mu: float | None = None,
@@ -155,6 +159,7 @@ class SIM:
         zero_below: float = 1e-6,
     ) -> None:
         self.penalty = penalty
+        self.network = network
         self.beta = beta
         self.alpha = alpha
         self.mu = mu
@@ -219,22 +224,35 @@ class SIM:
             setattr(self, name, value)
         return self
 
-    def fit(self, baseline: Any, U: Any = None) -> SIM:
+    def fit(self, X: Any, y: Any = None) -> SIM:
         """Train.
 
         Parameters
         ----------
-        baseline : States, Network, ImplicitModel or path-like
-            States to match; or a network or model (or the name of an ONNX, model or states file) and its inputs.
-        U : array, m × p or m × C × H × W, optional
-            Raw inputs of a network or model; no labels are needed.
+        X : array, m × p or m × C × H × W; or States or path-like
+            Raw inputs of the network that the constructor was given; or states to match, or a file of them.
+        y : optional
+            Labels, for scikit-learn: never read. Deprecated: where `X` is a network or model, its inputs.
 
         Returns
         -------
         SIM
             Itself, with ``model_`` and ``report_``.
         """
-        return self._fit(_baseline(baseline, U), U, None)
+        if isinstance(X, (Network, ImplicitModel)) or isinstance(X, (str, os.PathLike)) and y is not None:
+            if self.network is not None:
+                raise SettingError("X: expected inputs beside the network that the constructor was given, got another network")
+            warnings.warn("fit(network, U) is deprecated; use SIM(network=network).fit(U)", DeprecationWarning, stacklevel=2)
+            return self._fit(_baseline(X, y), y, None)
+        if isinstance(X, (States, str, os.PathLike)):
+            return self._fit(_baseline(X, None), None, None)
+        if self.network is None:
+            raise SettingError(
+                "network: expected a network, an implicit model or a file in the constructor beside inputs, got none "
+                f"with a {type(X).__name__}; "
+                "for a torch module use simplicit.torch.compress"
+            )
+        return self._fit(_baseline(self.network, X), X, None)
 
     def _fit(self, baseline: States | Network | ImplicitModel, U: Any, engine: Any) -> SIM:
         if callable(self.penalty):
@@ -303,17 +321,22 @@ class SIM:
         """
         return self._fitted().predict(U, threads=self.threads)
 
-    def score(self, U: Any, y: Any) -> float:
+    def score(self, U: Any, y: Any = None) -> float:
         """Accuracy for integer labels, R² for outputs.
 
         Parameters
         ----------
         U : array
             Raw inputs.
-        y : array, m or m × q
+        y : array, m or m × q, optional
             Labels: the share of samples whose largest output is theirs. Outputs: the coefficient of determination over
-            all of them together.
+            all of them together. By default the outputs of the network that the constructor was given.
         """
+        if y is None:
+            if self.network is None:
+                raise SettingError("y: expected labels or outputs, or a network in the constructor, got none")
+            baseline = _baseline(self.network, U)
+            y = baseline.predict(U) if isinstance(baseline, ImplicitModel) else baseline.forward(U)  # type: ignore[union-attr]
         outputs, y = self.predict(U), np.asarray(y)
         if len(y) != len(outputs):
             raise ShapeError(f"y: expected {len(outputs)} samples, got {len(y)}")
@@ -337,6 +360,20 @@ class SIM:
         if not hasattr(self, "model_"):
             raise NotFittedError("this SIM is not fitted yet; call fit first")
         return self.model_
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "model_")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=False),
+            transformer_tags=None,
+            classifier_tags=None,
+            regressor_tags=None,
+        )
 
     def __repr__(self) -> str:
         defaults = SIM.__init__.__kwdefaults__ or {}

@@ -1,5 +1,7 @@
 """PyTorch modules that several tests use."""
 
+import copy
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -69,6 +71,24 @@ def shake(module, seed=0):
             nn.init.uniform_(m.weight, 0.5, 1.5)
             nn.init.normal_(m.bias, std=0.2)
     return module.eval()
+
+
+def written_again(module, loader):
+    """A copy of the module whose own weights went out and in again, batch norms folded and taken apart: nothing changes."""
+    from simplicit.torch._batches import Batches
+    from simplicit.torch._collect import Evaluating
+    from simplicit.torch._find import choose, find
+    from simplicit.torch._source import Source
+
+    other = copy.deepcopy(module)
+    with Evaluating(module):
+        batches = Batches(loader, module, None, None, None)
+        found = find(module, batches)
+        choose(module, found, None, None)
+        source = Source(module, other, found, batches, positions=1, seed=0)
+        for k, (_, _, weights, constant, *_) in enumerate(source.blocks()):
+            source.install(k, weights, constant)
+    return other, source
 
 
 def batches(*shape, count=5):

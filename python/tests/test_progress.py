@@ -2,6 +2,7 @@ import sys
 import types
 
 import pytest
+from conftest import needs
 
 import simplicit
 from simplicit import _progress
@@ -35,6 +36,7 @@ def test_an_element_in_a_notebook(monkeypatch):
     display.HTML, display.display = str, lambda *_, **__: handle
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(_progress, "has_tqdm", lambda: False)
     shown = _progress.watcher(None)
     assert isinstance(shown, _progress.Notebook)
     shown("rows of <fc1>", 3, 9)
@@ -43,6 +45,21 @@ def test_an_element_in_a_notebook(monkeypatch):
     assert updates[-1] == ""
 
 
+def test_tqdm_where_it_is_installed(monkeypatch, capsys):
+    needs("tqdm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    shown = _progress.watcher(None)
+    assert isinstance(shown, _progress.Tqdm)
+    shown("rows of fc1", 3, 12)
+    shown("rows of fc1", 12, 12)
+    shown("rows of fc2", 1, 4)
+    shown.close()
+    drawn = capsys.readouterr().err
+    assert "rows of fc1" in drawn and "rows of fc2" in drawn
+    monkeypatch.setattr(_progress, "has_tqdm", lambda: False)
+    assert isinstance(_progress.watcher(None), _progress.Terminal)
+
+
 def test_other_words_are_refused():
-    with pytest.raises(simplicit.SettingError, match="progress: expected bar"):
+    with pytest.raises(simplicit.SettingError, match="progress: expected tqdm"):
         _progress.watcher("loud")

@@ -9,14 +9,14 @@ use simplicit::model::ImplicitModel;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Mask;
 use simplicit::states::InputSource;
-use simplicit::train::{Keep, TrainSettings};
+use simplicit::train::{self, BlockSource, Keep, TrainSettings, train_blocks};
 
 pub use crate::baseline::Baseline;
 pub use crate::progress::Event;
 pub use crate::training::Samples;
 
 use crate::commands::report::{self, Page};
-use crate::commands::train::{TrainArgs, decided, is_cyclic, missed};
+use crate::commands::train::{TrainArgs, decided, is_cyclic, missed, missed_target};
 use crate::program::usage;
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch};
@@ -87,6 +87,52 @@ impl Training {
         let facts = baseline.map_or_else(Facts::default, Facts::of);
         let cyclic = mask.as_ref().is_some_and(|mask| is_cyclic(mask, states));
         Ok(Self { effective: resolve(&args, facts, cyclic)?, preprocessing, mask })
+    }
+
+    /// The same for linear blocks of a network that runs elsewhere; what needs the network itself is refused.
+    pub fn of_blocks(flags: &[String]) -> anyhow::Result<Self> {
+        let words = ["train", "--network=-", "--inputs=-", "--out=-"].into_iter();
+        let args = match Line::try_parse_from(words.chain(flags.iter().map(String::as_str))) {
+            Ok(line) => line.args,
+            Err(error) => bail!(usage(&error).trim_end_matches("; see --help").to_string()),
+        };
+        let identity = Preprocessing::identity();
+        let needs_network = [
+            ("--preset", args.preset.is_some()),
+            ("--max-drop", args.max_drop.is_some()),
+            ("--rescale", args.rescale),
+            ("--gamma", args.gamma.is_some()),
+            ("--samples", args.selection.samples.is_some()),
+            ("--scale, --mean, --std", args.preprocessing.over(&identity)? != identity),
+        ];
+        if let Some((flag, _)) = needs_network.iter().find(|(_, given)| *given) {
+            bail!("{flag}: expected nothing for a module that runs itself; convert it to a network for this");
+        }
+        let facts = Facts { network: true, baseline: true, maps: true, baseline_cyclic: false };
+        Ok(Self { effective: resolve(&args, facts, false)?, preprocessing: identity, mask: None })
+    }
+
+    /// Trains the blocks of a source, which has the new weights afterwards: results as JSON, and what must be seen.
+    pub fn run_blocks(&self, source: &mut dyn BlockSource, run: &Run) -> anyhow::Result<(String, Vec<String>)> {
+        let mut stopwatch = Stopwatch::start();
+        let mut progress = |p| (run.listener)(Event::Training(p));
+        let mut inner =
+            train::Run { threads: run.threads, cancel: run.cancel, keep: run.keep, progress: &mut progress };
+        let trained = train_blocks(source, &self.settings()?, self.effective.output_aware.is_on(), &mut inner)?;
+        stopwatch.lap("train");
+        let mut results = Results::new();
+        results.sparsity = Some(trained.sparsity());
+        results.nonzeros = Some(trained.nonzeros);
+        results.baseline_nonzeros = Some(trained.baseline_nonzeros);
+        results.add_training(&trained.report);
+        results.add_device(&self.effective.device, &trained.report)?;
+        results.seed = Some(self.effective.seed);
+        results.threads = Some(run.threads.get());
+        results.samples = Some(source.samples());
+        results.seconds = stopwatch.seconds();
+        let mut notices = results.notices();
+        notices.extend(missed_target(&self.effective, trained.sparsity()));
+        Ok((results.text()?, notices))
     }
 
     /// How raw inputs become u.

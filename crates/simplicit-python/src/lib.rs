@@ -1,6 +1,7 @@
 //! `simplicit._core`: the library for Python. Everything here is thin: arrays in and out, one door, typed errors.
 
 mod arrays;
+mod blocks;
 mod delegate;
 mod door;
 mod errors;
@@ -16,6 +17,8 @@ use pyo3::prelude::*;
 
 #[pymodule]
 mod _core {
+    #[pymodule_export]
+    use super::blocks::train_blocks;
     #[pymodule_export]
     use super::delegate::{run_rows, run_statistics};
     #[pymodule_export]

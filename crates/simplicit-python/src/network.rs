@@ -126,9 +126,18 @@ impl Network {
         Ok([part(p, u)?, part(n, z)?, part(n, x)?, part(q, y)?])
     }
 
-    /// The equivalent implicit model.
-    fn implicit(&self) -> PyResult<Model> {
-        ImplicitModel::from_network(&self.network).map(Model::of).map_err(|e| of_library(&e))
+    /// The equivalent implicit model, counted against its own non-zeros or those of the network it was made from.
+    #[pyo3(signature = (baseline_nonzeros=None))]
+    fn implicit(&self, baseline_nonzeros: Option<u64>) -> PyResult<Model> {
+        let model = ImplicitModel::from_network(&self.network).and_then(|model| match baseline_nonzeros {
+            None => Ok(model),
+            Some(_) => {
+                let mut parts = model.into_parts();
+                parts.metadata.baseline_nonzeros = baseline_nonzeros;
+                ImplicitModel::new(parts)
+            }
+        });
+        model.map(Model::of).map_err(|e| of_library(&e))
     }
 }
 

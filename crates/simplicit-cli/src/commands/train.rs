@@ -306,15 +306,18 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
 
 /// A target that was not reached.
 pub(crate) fn missed(effective: &Effective, model: &ImplicitModel, agreement: Option<f64>) -> Option<String> {
-    let sparsity = model.sparsity().sparsity;
-    if let Some(target) = effective.target_sparsity
-        && (sparsity - target).abs() > MISSED
-    {
-        return Some(format!("target sparsity {target} missed: {sparsity:.4}"));
+    if let Some(missed) = missed_target(effective, model.sparsity().sparsity) {
+        return Some(missed);
     }
     let (drop, agreement) = (effective.max_drop?, agreement?);
     (100.0 * (1.0 - agreement) > drop + 1e-9)
         .then(|| format!("max-drop {drop} missed: {:.2} points on the held-out inputs", 100.0 * (1.0 - agreement)))
+}
+
+/// Whether the target sparsity was missed.
+pub(crate) fn missed_target(effective: &Effective, sparsity: f64) -> Option<String> {
+    let target = effective.target_sparsity.filter(|target| (sparsity - target).abs() > MISSED)?;
+    Some(format!("target sparsity {target} missed: {sparsity:.4}"))
 }
 
 /// What is trained on.

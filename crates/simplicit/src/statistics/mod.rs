@@ -124,6 +124,21 @@ impl Statistics {
         Ok(out)
     }
 
+    /// From sums that somebody else added up: G (d × d), H (one target a row, r × d) and e of `samples` samples.
+    pub fn from_sums(samples: usize, gram: Matrix, cross: Matrix, energy: Vec<f64>) -> Result<Self> {
+        let (d, r) = (gram.cols(), energy.len());
+        if gram.rows() != d || cross.rows() != r || cross.cols() != d {
+            let got = format!("{} × {d}, {} × {}, {r}", gram.rows(), cross.rows(), cross.cols());
+            return Err(Error::shape("sums", "G d × d, H r × d and e of r", got));
+        }
+        gram.require_finite("G", 0)?;
+        cross.require_finite("H", 0)?;
+        if let Some(bad) = energy.iter().find(|e| !e.is_finite()) {
+            return Err(Error::setting("e", "finite sums of squares", bad));
+        }
+        Ok(Self { samples, form: Form::Gram(gram), cross, energy })
+    }
+
     fn check(features: &Matrix, targets: &Matrix) -> Result<()> {
         if features.rows() != targets.rows() {
             return Err(Error::shape(

@@ -7,38 +7,23 @@ use std::sync::Arc;
 use super::build::{Build, Evidence, Row, RowReport, row_name};
 use super::emphasis::Emphasis;
 use super::gather::{self, Walks};
-use super::method::{self, RowGroup};
+use super::group::{Rows, bounds_of, for_taps};
 use super::plan::{Group, Plan};
 use super::problems::{problems, reads_states};
-use super::solve::{bound, on_device, solve};
-use super::survey::{self, Survey};
-use super::{Bounds, Objective, OutputRefit, Progress, Run, TrainInput, TrainSettings, layout};
+use super::survey::Survey;
+use super::{Bounds, Objective, OutputRefit, Run, TrainInput, TrainSettings, layout};
 use crate::layout::Layout;
-use crate::linalg::{Matrix, toward_zero};
+use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::Source;
-use crate::problem::{Connectivity, Mask, RowProblem};
-use crate::solver::{CardinalitySettings, Design, solve_cardinality};
+use crate::problem::{Connectivity, Mask};
+use crate::solver::Design;
 use crate::states::StateShape;
 use crate::statistics::Statistics;
 use crate::{Error, Result};
 
 /// Alternations of a cyclic model with its own equilibrium states.
 const MAX_ALTERNATIONS: usize = 4;
-
-/// Rows times the cube of the features up to which all rows of a group are bounded where nothing is said: such a bound costs
-/// a few factorisations a row, and must not cost more than training does.
-const ALL_BOUNDS: f64 = 3.5e10;
-/// Features up to which some rows are bounded.
-const SAMPLED_BOUNDS: usize = 2048;
-/// Rows of a group that are bounded where not all are.
-const BOUND_STRATA: usize = 8;
-/// Rows of a group that a survey looks at.
-const SURVEY_STRATA: usize = 32;
-
-/// Factor on the first ρ of cardinality over taps. Neighbouring taps are much alike, and a small ρ wanders off among
-/// them: on ResNet-20 at half of its weights, ρ = 0.05 left twice the divergence that larger ones do.
-const TAP_RHO: f64 = 3.0;
 
 /// A fitted model.
 pub(super) struct Fitted {
@@ -242,16 +227,10 @@ pub(super) fn certified(
     }
     for (number, group) in workshop.plan.groups().enumerate() {
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.name) else { continue };
-        let which = bounds_of(settings, statistics.features(), group.rows.len());
         let design = Design::new(statistics)?;
         let problems = problems(&workshop.plan, input, settings, strength, group, &design, &workshop.emphasis);
-        let strata = if which == Bounds::All { problems.len() } else { BOUND_STRATA };
-        let rows: Vec<usize> =
-            survey::drawn(&design, &problems, strata, drawing(settings, number)).into_iter().map(|r| r.0).collect();
-        let problems: Vec<RowProblem> = rows.iter().map(|&k| problems[k].clone()).collect();
-        let weights: Vec<Vec<f64>> = rows.iter().map(|&k| weights[k].clone()).collect();
-        let bounds = bound(&design, settings, strength, &problems, &weights, &group.name, run)?;
-        for (k, bound) in rows.into_iter().zip(bounds) {
+        let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
+        for (k, bound) in rows.bounds(settings, strength, weights, number, run)? {
             let row = &mut found.rows[group.rows.start + k];
             row.bound_distance = Some(bound.distance());
             row.proven = bound.proven;
@@ -280,31 +259,6 @@ pub(super) fn survey(
         survey.push(pass.survey(group, number, &built, prices, run)?);
     }
     Ok(survey)
-}
-
-/// Which rows of a group get a bound.
-fn bounds_of(settings: &TrainSettings, features: usize, rows: usize) -> Bounds {
-    let which = match settings.objective {
-        Objective::Cardinality => settings.bounds,
-        _ => Some(Bounds::Off),
-    };
-    let is_small = rows as f64 * (features as f64).powi(3) <= ALL_BOUNDS;
-    match which.unwrap_or(if is_small { Bounds::All } else { Bounds::Sampled }) {
-        Bounds::Sampled if features > SAMPLED_BOUNDS => Bounds::Off,
-        which => which,
-    }
-}
-
-/// The seed of what is drawn from a group.
-fn drawing(settings: &TrainSettings, group: usize) -> u64 {
-    settings.seed ^ (group as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// The settings of rows over taps, in the solver's own units.
-fn for_taps(settings: &TrainSettings) -> TrainSettings {
-    let mut tuned = settings.clone();
-    tuned.cardinality.first_rho *= TAP_RHO;
-    tuned
 }
 
 /// What every group of one fit needs.
@@ -358,49 +312,17 @@ impl Pass<'_> {
         let problems = problems(self.plan, input, settings, strength, group, &design, self.emphasis);
         let place = format!("{key} at {strength:e}{}", self.emphasis.tag());
         let first_output = self.plan.outputs.rows.start;
-        let solved = match &settings.objective {
-            Objective::Method(method) => {
-                let (threads, cancel) = (run.threads, run.cancel);
-                let group = RowGroup {
-                    name: &group.name,
-                    statistics: &statistics,
-                    design: &design,
-                    problems: &problems,
-                    strength,
-                    threads,
-                    cancel,
-                };
-                method::rows(method.as_ref(), &group, run)?
-            }
-            _ => solve(&design, &statistics, settings, strength, &problems, &group.name, &place, run)
-                .map_err(|e| named(e, group, first_output))?,
-        };
+        let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
+        let solved = rows
+            .solve(settings, strength, &place, |k| row_name(group.rows.start + k, first_output), run)
+            .map_err(|e| named(e, group, first_output))?;
         let places = group.places();
         let mut weights = Vec::with_capacity(solved.len());
         for ((k, row), problem) in solved.into_iter().enumerate().zip(&problems) {
             self.emphasis.note(&design, problem, &row.weights);
-            let stored = |(j, w): (usize, &f64)| {
-                let inside_ball = problem.ball.is_some() && reads_states(self.plan, input, places[j]);
-                (j, if inside_ball { toward_zero(*w) } else { *w as f32 })
-            };
-            let entries: Vec<(usize, f32)> =
-                row.weights.iter().enumerate().map(stored).filter(|(_, w)| *w != 0.0).collect();
-            let exact: Vec<(usize, f64)> = entries.iter().map(|&(j, w)| (j, f64::from(w))).collect();
-            let (residual, energy) = (statistics.mismatch(k, &exact), statistics.energy(k));
             let i = group.rows.start + k;
-            let report = RowReport {
-                name: row_name(i, first_output),
-                nonzeros: entries.len(),
-                relative_gap: row.relative_gap,
-                at_limit: row.at_limit,
-                relative_residual: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
-                target_rms: design.target_rms(k),
-                bound_distance: None,
-                proven: false,
-                on_gpu: row.on_gpu,
-            };
-            built.reports[i] = Some((report, (residual, energy)));
-            built.rows[i] = Row { entries: entries.into_iter().map(|(j, w)| (places[j], w)).collect() };
+            built.reports[i] = Some((row.report, (row.residual, row.energy)));
+            built.rows[i] = Row { entries: row.entries.into_iter().map(|(j, w)| (places[j], w)).collect() };
             weights.push(row.weights);
         }
         if !own_states {
@@ -444,30 +366,8 @@ impl Pass<'_> {
         self.kept.insert(key, statistics.clone());
         let design = Design::new(&statistics)?;
         let problems = problems(self.plan, self.input, settings, 1.0, group, &design, self.emphasis);
-        let rows = survey::drawn(&design, &problems, SURVEY_STRATA, drawing(settings, number));
-        let at = |price: f64, row: usize| {
-            let problem = &problems[row];
-            let weights = problem.weights.as_ref().map(|w| w.iter().map(|w| w * price).collect());
-            RowProblem { weights, ball: None, ..problem.clone() }
-        };
-        let priced: Vec<RowProblem> = prices
-            .iter()
-            .flat_map(|&price| rows.iter().map(move |&(row, _)| (price, row)))
-            .map(|(p, r)| at(p, r))
-            .collect();
-        let how = CardinalitySettings { moves: false, ..settings.cardinality.clone() };
-        let (name, total) = (&group.name, priced.len());
-        let (threads, cancel) = (run.threads, run.cancel);
-        let mut told = |done| (run.progress)(Progress::Rows { group: name.clone(), done, total });
-        let work = (priced.len() * design.features()) as f64 * design.features() as f64;
-        let (solved, _) = on_device(settings, work, &mut |backend| {
-            solve_cardinality(&design, &priced, 1.0, &how, backend, threads, cancel, &mut told)
-        })?;
-        let nonzeros = |w: &Vec<f64>| w.iter().filter(|w| **w != 0.0).count() as f64;
-        let counts = solved
-            .chunks(rows.len().max(1))
-            .map(|at_price| at_price.iter().zip(&rows).map(|(w, (_, stands_for))| stands_for * nonzeros(w)).sum());
-        let counts = counts.collect();
+        let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
+        let counts = rows.survey(settings, number, prices, run)?;
         if let Some(walks) = &mut self.walks {
             walks.leave(group, built, run)?;
         }

@@ -6,12 +6,14 @@
 //!
 //! Convolutions are no exception: a row is an output channel, its features are taps, its samples positions.
 
+mod blocks;
 mod build;
 mod checkpoint;
 mod delegate;
 mod emphasis;
 mod fit;
 mod gather;
+mod group;
 mod importance;
 mod joint_importance;
 mod keep;
@@ -31,6 +33,7 @@ mod stages;
 mod survey;
 mod walk;
 
+pub use blocks::{BlockRows, BlockSource, LinearBlock, TrainedBlocks, train_blocks};
 pub use build::RowReport;
 pub use checkpoint::Checkpoint;
 pub use delegate::{Delegate, RowsTask, StatisticsTask};
@@ -306,6 +309,41 @@ pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Res
 }
 
 fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    check_settings(settings)?;
+    let shape = input.source.shape();
+    if let Some(baseline) = input.baseline
+        && baseline.shape() != shape
+    {
+        return Err(Error::shape(
+            "baseline",
+            format!("{} inputs, {} states, {} outputs", shape.inputs, shape.states, shape.outputs),
+            format!("{:?}", baseline.shape()),
+        ));
+    }
+    if let Some(weights) = input.importance {
+        let rows = layout(input).rows() + shape.outputs;
+        if weights.len() != rows {
+            return Err(Error::shape("row weights", rows, weights.len()));
+        }
+        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+            return Err(Error::setting("row weight", "zero or a positive number", bad));
+        }
+    }
+    if let Some(layer) = layout(input).layers().iter().find(|l| !l.activation.is_non_expansive()) {
+        let about = format!("layer {:?}, whose activation {} is expansive", layer.name, layer.activation);
+        if let Some(kappa) = settings.kappa {
+            return Err(Error::setting("kappa", format!("none with {about}: it would prove nothing"), kappa));
+        }
+        if let Connectivity::Full | Connectivity::NoSelfLoop = settings.connectivity {
+            let expected = format!("feedforward or baseline with {about}, which no cycle may go through");
+            return Err(Error::setting("connectivity", expected, "one with cycles"));
+        }
+    }
+    Ok(())
+}
+
+/// What makes no sense whatever is trained.
+fn check_settings(settings: &TrainSettings) -> Result<()> {
     if let Device::Cuda(number) = settings.device {
         if !matches!(settings.objective, Objective::Cardinality) {
             let expected = "cpu or auto with a convex penalty or a method of your own: a GPU solves cardinality rows";
@@ -328,25 +366,6 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
             Objective::Convex(_) => {}
         }
     }
-    let shape = input.source.shape();
-    if let Some(baseline) = input.baseline
-        && baseline.shape() != shape
-    {
-        return Err(Error::shape(
-            "baseline",
-            format!("{} inputs, {} states, {} outputs", shape.inputs, shape.states, shape.outputs),
-            format!("{:?}", baseline.shape()),
-        ));
-    }
-    if let Some(weights) = input.importance {
-        let rows = layout(input).rows() + shape.outputs;
-        if weights.len() != rows {
-            return Err(Error::shape("row weights", rows, weights.len()));
-        }
-        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
-            return Err(Error::setting("row weight", "zero or a positive number", bad));
-        }
-    }
     if !(settings.strength > 0.0 && settings.strength.is_finite()) {
         return Err(Error::setting("strength", "a positive number", settings.strength));
     }
@@ -359,16 +378,6 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         && !(kappa > 0.0 && kappa < 1.0)
     {
         return Err(Error::setting("kappa", "a number between 0 and 1", kappa));
-    }
-    if let Some(layer) = layout(input).layers().iter().find(|l| !l.activation.is_non_expansive()) {
-        let about = format!("layer {:?}, whose activation {} is expansive", layer.name, layer.activation);
-        if let Some(kappa) = settings.kappa {
-            return Err(Error::setting("kappa", format!("none with {about}: it would prove nothing"), kappa));
-        }
-        if let Connectivity::Full | Connectivity::NoSelfLoop = settings.connectivity {
-            let expected = format!("feedforward or baseline with {about}, which no cycle may go through");
-            return Err(Error::setting("connectivity", expected, "one with cycles"));
-        }
     }
     if let Matching::Relaxed { states, outputs } = settings.matching
         && !(states > 0.0 && outputs > 0.0 && states.is_finite() && outputs.is_finite())

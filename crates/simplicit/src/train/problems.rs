@@ -1,15 +1,13 @@
 //! The rows of a group as problems over its design.
 
 use super::emphasis::{self, Emphasis};
+use super::group::{entry_price, weighed};
 use super::plan::{Group, Place, Plan};
-use super::{Objective, TrainInput, TrainSettings};
+use super::{TrainInput, TrainSettings};
 use crate::model::{TapWeights, Target};
 use crate::network::Source;
-use crate::problem::{Ball, Matching, RowProblem, Units};
+use crate::problem::{Ball, Matching, RowProblem};
 use crate::solver::Design;
-
-/// Row weights below this share of the largest count as this share: such a unit hardly matters, but must stay solvable.
-const LEAST_IMPORTANCE: f64 = 1e-10;
 
 /// One problem per row of the group.
 pub(super) fn problems(
@@ -24,10 +22,7 @@ pub(super) fn problems(
     let places = group.places();
     let outputs = group.target == Some(Target::Output);
     let largest = input.importance.map(|w| w.iter().copied().fold(0.0, f64::max));
-    let factor = match settings.objective {
-        Objective::Convex(_) => strength,
-        Objective::Cardinality | Objective::Method(_) => 1.0,
-    };
+    let factor = entry_price(settings, strength);
     let lambda = match settings.matching {
         Matching::Exact => 1.0,
         Matching::Relaxed { states, outputs: of_outputs } => {
@@ -40,20 +35,8 @@ pub(super) fn problems(
     };
     let problem = |k: usize| {
         let i = group.rows.start + k;
-        let rms = design.target_rms(k);
-        let mut problem = RowProblem::new(k, lambda);
-        if let (Some(weights), Some(largest)) = (input.importance, largest) {
-            let weight = weights[i].max(LEAST_IMPORTANCE * largest).max(f64::MIN_POSITIVE);
-            problem.fit = lambda * weight;
-            problem.units = Units::Rms { factor: weight.sqrt() };
-        } else if settings.normalise {
-            if rms > 0.0 {
-                problem.fit = lambda / (rms * rms);
-                problem.units = Units::Rms { factor: 1.0 / rms };
-            }
-        } else {
-            problem.fit = lambda * design.samples() as f64;
-        }
+        let importance = input.importance.zip(largest).map(|(weights, largest)| (weights[i], largest));
+        let mut problem = weighed(k, lambda, importance, settings, design);
         let weight = |(c, place): (usize, &Place)| match place {
             _ if !group.allowed.allows(k, c) => f64::INFINITY,
             Place::Constant => 0.0,

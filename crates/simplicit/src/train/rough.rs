@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use super::fit::{self, Workshop};
 use super::joint_importance::joint_importance;
 use super::search::{Start, seek};
+use super::survey::Survey;
 use super::{Forget, Objective, Run, TrainInput, TrainSettings, layout, metadata};
 use crate::Result;
 use crate::model::ImplicitModel;
@@ -16,7 +17,7 @@ const CLOSE: f64 = 0.01;
 /// Models of one search at most.
 const MAX_MODELS: usize = 8;
 /// Samples a rough model sees.
-const SAMPLES: usize = 500;
+pub(super) const SAMPLES: usize = 500;
 /// Factor between two prices of a survey, and how many there are on each side of the middle.
 const SPACING: f64 = 3.0;
 const EACH_WAY: i32 = 4;
@@ -28,9 +29,33 @@ const NEAR: f64 = 0.03;
 /// Sparsity per unit of log strength, within which a slope is believed.
 const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
 
-/// The start of a search whose models are expensive, from rough models, which are fitted to the baseline's states of some
-/// samples, gathered once: by a survey for cardinality, by the same search otherwise. Where rows are weighted, rough
-/// errors are what the weights of all that follows are made from.
+/// Whoever fits rough models: to the baseline's states of some samples, which are gathered once.
+pub(super) trait RoughModels {
+    /// Non-zeros of the baseline, and those that no price removes.
+    fn sizes(&self) -> (f64, f64);
+    /// Number of groups.
+    fn groups(&self) -> usize;
+    /// Expected non-zeros of every group at some prices, ascending.
+    fn survey(&mut self, prices: &[f64], run: &mut Run) -> Result<Survey>;
+    /// A model at a strength: non-zeros of every group, and its sparsity.
+    fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)>;
+    /// The model fitted last is the one whose errors count.
+    fn keep(&mut self);
+    /// Row weights of all later models from the errors of the model kept: the logarithm by which each group's grew.
+    /// `None` where rows are not weighted.
+    fn reweigh(&mut self, run: &Run) -> Result<Option<Vec<f64>>>;
+}
+
+/// How rough models are fitted.
+pub(super) fn settings_of(settings: &TrainSettings) -> TrainSettings {
+    TrainSettings {
+        cascade: false,
+        cardinality: CardinalitySettings { steps: 90, ..settings.cardinality.clone() },
+        ..settings.clone()
+    }
+}
+
+/// The start of a search whose models are expensive, and the row weights of all that follows.
 pub(super) fn rough(
     input: &TrainInput,
     settings: &TrainSettings,
@@ -40,77 +65,124 @@ pub(super) fn rough(
     let samples = input.source.samples().min(SAMPLES);
     let few = StateSlice::new(input.source, 0..samples)?;
     let input = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
-    let settings = TrainSettings {
-        cascade: false,
-        cardinality: CardinalitySettings { steps: 90, ..settings.cardinality.clone() },
-        ..settings.clone()
-    };
-    let mut workshop = Workshop::new(&input, &settings)?;
-    let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &Forget, progress: run.progress };
-    if matches!(settings.objective, Objective::Cardinality) {
-        return surveyed(&mut workshop, &input, &settings, target, &mut run);
-    }
-    let start = Start { strength: settings.strength, slope: None };
-    let (start, model) = rough_search(&mut workshop, &input, &settings, start, target, &mut run)?;
-    let (Some(baseline), Some(weights)) = (input.baseline, input.importance) else { return Ok((start, None)) };
-    let joint = joint_importance(&input, baseline, &model, weights, &run)?;
-    let input = TrainInput { importance: Some(&joint), preprocessing: input.preprocessing.clone(), ..input };
-    let (start, _) = rough_search(&mut workshop, &input, &settings, start, target, &mut run)?;
-    Ok((start, Some(joint)))
+    let settings = settings_of(settings);
+    let workshop = Workshop::new(&input, &settings)?;
+    let mut models = OfNetwork { workshop, input, settings: &settings, last: None, kept: None, joint: None };
+    let start = start(&mut models, &settings, target, run)?;
+    Ok((start, models.joint))
 }
 
-/// The same for cardinality, where the price of a non-zero needs no search: a survey of some rows gives the curves of all
-/// groups, a rough model at the price they suggest gives their height and the row weights, and the curves moved by
-/// those weights give the price.
-fn surveyed(
-    workshop: &mut Workshop,
-    input: &TrainInput,
+/// Where the search for a target begins, from rough models: by a survey for cardinality, by the same search otherwise.
+/// Where rows are weighted, rough errors are what the weights of all that follows are made from.
+pub(super) fn start(
+    models: &mut dyn RoughModels,
     settings: &TrainSettings,
     target: f64,
     run: &mut Run,
-) -> Result<(Start, Option<Vec<f64>>)> {
-    let all = metadata(input, settings).baseline_nonzeros.unwrap_or(0) as f64;
+) -> Result<Start> {
+    let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &Forget, progress: run.progress };
+    if matches!(settings.objective, Objective::Cardinality) {
+        return surveyed(models, settings.strength, target, &mut run);
+    }
+    let start = Start { strength: settings.strength, slope: None };
+    let start = rough_search(models, start, target, &mut run)?;
+    match models.reweigh(&run)? {
+        Some(_) => rough_search(models, start, target, &mut run),
+        None => Ok(start),
+    }
+}
+
+/// Rough models of a network or an implicit model.
+struct OfNetwork<'a> {
+    workshop: Workshop,
+    input: TrainInput<'a>,
+    settings: &'a TrainSettings,
+    last: Option<ImplicitModel>,
+    kept: Option<ImplicitModel>,
+    joint: Option<Vec<f64>>,
+}
+
+impl RoughModels for OfNetwork<'_> {
+    fn sizes(&self) -> (f64, f64) {
+        let all = metadata(&self.input, self.settings).baseline_nonzeros.unwrap_or(0) as f64;
+        let fixed: usize = layout(&self.input).layers().iter().map(|l| l.parameters()).sum();
+        (all, fixed as f64)
+    }
+
+    fn groups(&self) -> usize {
+        self.workshop.groups().count()
+    }
+
+    fn survey(&mut self, prices: &[f64], run: &mut Run) -> Result<Survey> {
+        fit::survey(&mut self.workshop, &self.input, self.settings, prices, run)
+    }
+
+    fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)> {
+        let input = TrainInput {
+            importance: self.joint.as_deref().or(self.input.importance),
+            preprocessing: self.input.preprocessing.clone(),
+            ..self.input
+        };
+        let fitted = fit::fit(&mut self.workshop, &input, self.settings, strength, false, run)?;
+        let counts = self.workshop.groups().map(|rows| fitted.rows[rows].iter().map(|row| row.nonzeros).sum());
+        let found = (counts.collect(), fitted.model.sparsity().sparsity);
+        self.last = Some(fitted.model);
+        Ok(found)
+    }
+
+    fn keep(&mut self) {
+        self.kept = self.last.take();
+    }
+
+    fn reweigh(&mut self, run: &Run) -> Result<Option<Vec<f64>>> {
+        let (Some(baseline), Some(weights), Some(model)) = (self.input.baseline, self.input.importance, &self.kept)
+        else {
+            return Ok(None);
+        };
+        let joint = joint_importance(&self.input, baseline, model, weights, run)?;
+        // A layer's row weights grew by one factor.
+        let grown = |rows: std::ops::Range<usize>| {
+            let grown = rows.filter(|&i| weights[i] > 0.0).map(|i| (joint[i] / weights[i]).ln());
+            grown.reduce(f64::max).unwrap_or(0.0)
+        };
+        let shifts = self.workshop.groups().map(grown).collect();
+        self.joint = Some(joint);
+        Ok(Some(shifts))
+    }
+}
+
+/// The start for cardinality, where the price of a non-zero needs no search: a survey of some rows gives the curves of all
+/// groups, a rough model at the price they suggest gives their height and the row weights, and the curves moved by
+/// those weights give the price.
+fn surveyed(models: &mut dyn RoughModels, strength: f64, target: f64, run: &mut Run) -> Result<Start> {
+    let (all, fixed) = models.sizes();
     // Parameters that stay are non-zeros that no price removes.
-    let fixed: usize = layout(input).layers().iter().map(|l| l.parameters()).sum();
-    let wanted = ((1.0 - target) * all - fixed as f64).max(1.0);
-    let mut middle = settings.strength;
-    let mut survey = fit::survey(workshop, input, settings, &prices(middle), run)?;
+    let wanted = ((1.0 - target) * all - fixed).max(1.0);
+    let mut middle = strength;
+    let mut survey = models.survey(&prices(middle), run)?;
     for _ in 0..MAX_SURVEYS {
         middle *= match survey.brackets(wanted) {
             Ordering::Equal => break,
             Ordering::Less => SPACING.powi(-2 * EACH_WAY),
             Ordering::Greater => SPACING.powi(2 * EACH_WAY),
         };
-        survey = fit::survey(workshop, input, settings, &prices(middle), run)?;
+        survey = models.survey(&prices(middle), run)?;
     }
-    let mut shifts = vec![0.0; workshop.groups().count()];
-    let mut fitted;
-    let mut models = 0;
-    loop {
-        let (strength, _) = survey.price(wanted, &shifts);
-        fitted = fit::fit(workshop, input, settings, strength, false, run)?;
-        let counted: Vec<usize> =
-            workshop.groups().map(|rows| fitted.rows[rows].iter().map(|row| row.nonzeros).sum()).collect();
+    let unmoved = vec![0.0; models.groups()];
+    for _ in 0..MAX_ROUGH {
+        let (strength, _) = survey.price(wanted, &unmoved);
+        let (counted, sparsity) = models.fit(strength, run)?;
+        models.keep();
         survey.calibrate(strength, &counted);
-        models += 1;
         // The survey counts before single moves; its height may be off, and errors are wanted near the target.
-        if models == MAX_ROUGH || (fitted.model.sparsity().sparsity - target).abs() <= NEAR {
+        if (sparsity - target).abs() <= NEAR {
             break;
         }
     }
-    let mut joint = None;
-    if let (Some(baseline), Some(weights)) = (input.baseline, input.importance) {
-        let together = joint_importance(input, baseline, &fitted.model, weights, run)?;
-        // A layer's row weights grew by one factor.
-        for (shift, rows) in shifts.iter_mut().zip(workshop.groups()) {
-            let grown = rows.filter(|&i| weights[i] > 0.0).map(|i| (together[i] / weights[i]).ln());
-            *shift = grown.reduce(f64::max).unwrap_or(0.0);
-        }
-        joint = Some(together);
-    }
+    let shifts = models.reweigh(run)?.unwrap_or(unmoved);
     let (strength, fall) = survey.price(wanted, &shifts);
     let slope = Some(fall / all.max(1.0)).filter(|s| SLOPES.contains(s));
-    Ok((Start { strength, slope }, joint))
+    Ok(Start { strength, slope })
 }
 
 /// Prices of a survey.
@@ -118,44 +190,34 @@ fn prices(middle: f64) -> Vec<f64> {
     (-EACH_WAY..=EACH_WAY).map(|k| middle * SPACING.powi(k)).collect()
 }
 
-fn rough_search(
-    workshop: &mut Workshop,
-    input: &TrainInput,
-    settings: &TrainSettings,
-    start: Start,
-    target: f64,
-    run: &mut Run,
-) -> Result<(Start, ImplicitModel)> {
-    let mut nearest: Option<(f64, ImplicitModel)> = None;
+fn rough_search(models: &mut dyn RoughModels, start: Start, target: f64, run: &mut Run) -> Result<Start> {
+    let mut nearest = f64::INFINITY;
     let mut path = seek(
         target,
         start,
         |_| CLOSE,
         MAX_MODELS,
         |strength| {
-            let model = fit::fit(workshop, input, settings, strength, false, run)?.model;
-            let sparsity = model.sparsity().sparsity;
+            let (_, sparsity) = models.fit(strength, run)?;
             let distance = (sparsity - target).abs();
-            if nearest.as_ref().is_none_or(|(so_far, _)| distance < *so_far) {
-                nearest = Some((distance, model));
+            if distance < nearest {
+                nearest = distance;
+                models.keep();
             }
             Ok(sparsity)
         },
     )?;
-    // At least one model was fitted.
-    let Some((_, model)) = nearest else { return Err(crate::Error::Cancelled) };
     path.sort_by(|a, b| (a.1 - target).abs().total_cmp(&(b.1 - target).abs()));
     let slope = match path[..] {
         [a, b, ..] if a.0 != b.0 => Some((a.1 - b.1) / (a.0.ln() - b.0.ln())).filter(|s| SLOPES.contains(s)),
         _ => start.slope,
     };
-    let start = match path.first() {
+    Ok(match path.first() {
         // The little that is left to the target goes by the slope too.
         Some(&(strength, sparsity)) => {
             let step = slope.map_or(0.0, |s| (target - sparsity) / s);
             Start { strength: strength * step.exp(), slope }
         }
         None => start,
-    };
-    Ok((start, model))
+    })
 }

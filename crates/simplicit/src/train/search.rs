@@ -11,7 +11,7 @@ use crate::model::ImplicitModel;
 /// Accepted distance from the target, half of the 0.2 points promised.
 pub(super) const CLOSE: f64 = 0.001;
 /// What is promised.
-const PROMISED: f64 = 0.002;
+pub(super) const PROMISED: f64 = 0.002;
 /// Accepted distance of a stage that is not the last.
 const NEAR: f64 = 0.02;
 /// Whole models fitted at most for one target.

@@ -1,0 +1,645 @@
+//! Training somebody else's network: a source of linear blocks gives statistics under the weights it has and takes the
+//! weights that follow from them. Rows, prices, search, bounds and checkpoints are those of [`train`](super::train()).
+//!
+//! The source runs the network and knows what stands between its blocks; training knows neither. A PyTorch module is such
+//! a source. A block's features are what it reads in the network with the weights installed so far, its targets what it
+//! gave in the original one.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::group::{Rows, Stored, bounds_of, entry_price, for_taps, weighed};
+use super::rough::{self, RoughModels};
+use super::search::{CLOSE, MAX_MODELS, PROMISED, Start, seek};
+use super::survey::Survey;
+use super::{Bounds, Progress, RowReport, Run, TrainReport, TrainSettings, check_settings};
+use crate::linalg::Matrix;
+use crate::problem::{Connectivity, Matching, RowProblem};
+use crate::solver::Design;
+use crate::statistics::Statistics;
+use crate::{Error, Result};
+
+/// Statistics that are gathered in one pass, in bytes, unless a single block needs more.
+const AT_ONCE: usize = 1 << 30;
+/// Statistics under the original weights that are kept from model to model, in bytes.
+const KEPT: usize = 4 << 30;
+/// Row weights of a block are multiplied by at most this, or divided, for errors that come together.
+const TRUSTED: f64 = 64.0;
+
+/// A linear map of the network.
+#[derive(Debug, Clone)]
+pub struct LinearBlock {
+    /// Its name in reports.
+    pub name: String,
+    /// Groups of rows that read features of their own, as in a grouped convolution; rows are divided among them evenly.
+    pub groups: usize,
+    /// The original weights, rows × features of a group. A zero is no connection.
+    pub weights: Matrix<f32>,
+    /// The original constants, one a row; `None` where there is no place for them.
+    pub constant: Option<Vec<f32>>,
+    /// Whether its constants are counted: where blocks are added up, their constants are one number a row, counted once.
+    pub counts_constant: bool,
+    /// Whether a sample gives several positions, as a convolution's does.
+    pub shared: bool,
+    /// Consecutive blocks of one stage are gathered together, before any of them is replaced.
+    pub stage: usize,
+}
+
+impl LinearBlock {
+    /// Features of a row, the constant included, which comes last.
+    pub fn features(&self) -> usize {
+        self.weights.cols() + usize::from(self.constant.is_some())
+    }
+
+    /// Rows of a group.
+    pub fn group_rows(&self) -> usize {
+        self.weights.rows() / self.groups
+    }
+
+    /// Non-zero weights and constants of the original.
+    pub fn nonzeros(&self) -> usize {
+        self.count(&self.weights, self.constant.as_deref())
+    }
+
+    /// Non-zeros of new weights, as they are counted here.
+    fn count(&self, weights: &Matrix<f32>, constant: Option<&[f32]>) -> usize {
+        nonzeros(weights.as_slice()) + constant.filter(|_| self.counts_constant).map_or(0, nonzeros)
+    }
+
+    fn bytes(&self) -> usize {
+        8 * self.groups * self.features() * (self.features() + self.group_rows())
+    }
+}
+
+fn nonzeros(values: &[f32]) -> usize {
+    values.iter().filter(|v| **v != 0.0).count()
+}
+
+/// New weights of a block.
+#[derive(Debug, Clone)]
+pub struct BlockRows {
+    /// Rows × features of a group.
+    pub weights: Matrix<f32>,
+    /// One a row, where the block has a place for them.
+    pub constant: Option<Vec<f32>>,
+}
+
+/// A network that runs elsewhere, seen as its linear blocks in the order they run.
+pub trait BlockSource {
+    /// The blocks that are trained.
+    fn blocks(&self) -> Arc<[LinearBlock]>;
+    /// Non-zero parameters besides, which stay as they are.
+    fn fixed_nonzeros(&self) -> u64;
+    /// Number of samples.
+    fn samples(&self) -> usize;
+    /// Statistics of some blocks over the first `samples` samples, one per group: targets from the original network,
+    /// features from the network with the weights installed (`own`) or from the original one.
+    fn statistics(
+        &mut self,
+        blocks: &[usize],
+        samples: usize,
+        own: bool,
+        run: &mut Run,
+    ) -> Result<Vec<Vec<Statistics>>>;
+    /// Replaces the weights of a block.
+    fn install(&mut self, block: usize, rows: &BlockRows) -> Result<()>;
+    /// Puts the original weights back everywhere.
+    fn reset(&mut self) -> Result<()>;
+    /// How strongly an error of every row of every block changes the output, as [`importance`](super::importance) has it;
+    /// `None` where the source has no gradients.
+    fn row_weights(&mut self, run: &mut Run) -> Result<Option<Vec<Vec<f64>>>>;
+    /// For every block E(Σ g·e)² and, by row, the mean square of e: g the gradient of the output, e the errors that these
+    /// weights make on the original features, summed over a sample's rows and positions.
+    fn joint_errors(&mut self, rows: &[BlockRows], run: &Run) -> Result<Vec<(f64, Vec<f64>)>>;
+}
+
+/// What training did to a source, whose blocks now have these weights.
+#[derive(Debug, Clone)]
+pub struct TrainedBlocks {
+    /// One per block.
+    pub blocks: Vec<BlockRows>,
+    /// Rows in the order of the blocks; the training error is that of the last block.
+    pub report: TrainReport,
+    /// Non-zeros now and in the original, what stays included.
+    pub nonzeros: u64,
+    /// See `nonzeros`.
+    pub baseline_nonzeros: u64,
+}
+
+impl TrainedBlocks {
+    /// 1 − nonzeros / baseline_nonzeros.
+    pub fn sparsity(&self) -> f64 {
+        1.0 - self.nonzeros as f64 / self.baseline_nonzeros.max(1) as f64
+    }
+}
+
+/// Trains the blocks of a source at the strength of the settings or to their target, with rows weighted by what their
+/// errors do to the output (`weighted`) or all alike.
+pub fn train_blocks(
+    source: &mut dyn BlockSource,
+    settings: &TrainSettings,
+    weighted: bool,
+    run: &mut Run,
+) -> Result<TrainedBlocks> {
+    check(source, settings)?;
+    let importance = if weighted { source.row_weights(run)? } else { None };
+    let blocks = source.blocks();
+    if let Some(weights) = &importance {
+        check_weights(&blocks, weights)?;
+    }
+    let samples = source.samples();
+    let mut fits = Fits::new(source, settings.clone(), importance, samples)?;
+    let start = Start { strength: settings.strength, slope: None };
+    let mut path = Vec::new();
+    let (strength, mut found) = match settings.target_sparsity {
+        None => {
+            let found = fits.fit(start.strength, run)?;
+            path.push((start.strength, fits.sparsity(&found)));
+            (start.strength, found)
+        }
+        Some(target) => {
+            let start = fits.rough_start(target, run)?;
+            let mut best: Option<(f64, f64, Fit)> = None;
+            let enough = |models: usize| if models >= 2 { PROMISED } else { CLOSE };
+            path = seek(target, start, enough, MAX_MODELS, |strength| {
+                let found = fits.fit(strength, run)?;
+                let sparsity = fits.sparsity(&found);
+                (run.progress)(Progress::Model { strength, sparsity });
+                let distance = (sparsity - target).abs();
+                if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
+                    best = Some((distance, strength, found));
+                }
+                Ok(sparsity)
+            })?;
+            // At least one model was fitted.
+            let Some((_, strength, found)) = best else { return Err(Error::Cancelled) };
+            (strength, found)
+        }
+    };
+    fits.certify(strength, &mut found, run)?;
+    let (nonzeros, baseline_nonzeros) = (fits.nonzeros(&found), fits.baseline_nonzeros);
+    for (block, rows) in found.blocks.iter().enumerate() {
+        fits.source.install(block, rows)?;
+    }
+    let last = fits.groups.last().map_or(0, |group| group.first_row)..found.rows.len();
+    let (residual, energy) = last.fold((0.0, 0.0), |(r, e), i| (r + found.energies[i].0, e + found.energies[i].1));
+    let report = TrainReport {
+        rows: found.rows,
+        strength,
+        training_error: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
+        path,
+        output_refit: None,
+        agreement: None,
+    };
+    Ok(TrainedBlocks { blocks: found.blocks, report, nonzeros, baseline_nonzeros })
+}
+
+fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Result<()> {
+    check_settings(settings)?;
+    let elsewhere = "train the network itself for another";
+    if !matches!(settings.connectivity, Connectivity::Baseline) {
+        return Err(Error::setting("connectivity", format!("baseline for linear blocks; {elsewhere}"), "another"));
+    }
+    if let Some(kappa) = settings.kappa {
+        return Err(Error::setting("kappa", "none for linear blocks, which form no implicit model", kappa));
+    }
+    match settings.matching {
+        Matching::Exact => return Err(Error::setting("matching", "relaxed for linear blocks", "exact")),
+        Matching::Relaxed { states, outputs } if states != outputs => {
+            let expected = format!("{states} as lambda1: a block does not know whether its rows are outputs");
+            return Err(Error::setting("lambda2", expected, outputs));
+        }
+        Matching::Relaxed { .. } => {}
+    }
+    for (setting, got) in [("output-refit", settings.output_refit), ("robust", settings.robust_rounds)] {
+        if got > 0 {
+            return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
+        }
+    }
+    if settings.bias {
+        return Err(Error::setting("bias", "off for linear blocks: a constant needs a place in the network", "on"));
+    }
+    let blocks = source.blocks();
+    if blocks.is_empty() {
+        return Err(Error::shape("blocks", "at least one linear block to train", "none"));
+    }
+    if source.samples() == 0 {
+        return Err(Error::shape("samples", "at least one", 0));
+    }
+    for block in blocks.iter() {
+        let (rows, cols) = (block.weights.rows(), block.weights.cols());
+        if block.groups == 0 || rows == 0 || cols == 0 || rows % block.groups != 0 {
+            let expected = "rows and features, the rows divided evenly among the groups";
+            let got = format!("{rows} rows, {cols} features, {} groups", block.groups);
+            return Err(Error::shape(format!("block {:?}", block.name), expected, got));
+        }
+        if let Some(constant) = block.constant.as_ref().filter(|c| c.len() != rows) {
+            return Err(Error::shape(format!("constants of block {:?}", block.name), rows, constant.len()));
+        }
+        block.weights.require_finite(&format!("weights of {}", block.name), 0)?;
+    }
+    Ok(())
+}
+
+fn check_weights(blocks: &[LinearBlock], weights: &[Vec<f64>]) -> Result<()> {
+    if weights.len() != blocks.len() {
+        return Err(Error::shape("row weights", format!("those of {} blocks", blocks.len()), weights.len()));
+    }
+    for (block, weights) in blocks.iter().zip(weights) {
+        if weights.len() != block.weights.rows() {
+            let what = format!("row weights of {}", block.name);
+            return Err(Error::shape(what, block.weights.rows(), weights.len()));
+        }
+        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+            return Err(Error::setting(format!("row weight of {}", block.name), "zero or a positive number", bad));
+        }
+    }
+    Ok(())
+}
+
+/// Rows that share a design.
+#[derive(Debug, Clone)]
+struct Group {
+    name: String,
+    block: usize,
+    /// Within the block.
+    rows: Range<usize>,
+    /// Of all rows.
+    first_row: usize,
+}
+
+/// A model: new weights of all blocks.
+struct Fit {
+    blocks: Vec<BlockRows>,
+    rows: Vec<RowReport>,
+    /// (mismatch, target) of every row.
+    energies: Vec<(f64, f64)>,
+    /// Non-zeros of every group.
+    groups: Vec<usize>,
+    /// What bounds will look at again, by group.
+    evidence: BTreeMap<usize, (Arc<Statistics>, Vec<Vec<f64>>)>,
+}
+
+/// Models of one source, and what stays the same between them.
+struct Fits<'a> {
+    source: &'a mut dyn BlockSource,
+    blocks: Arc<[LinearBlock]>,
+    groups: Vec<Group>,
+    settings: TrainSettings,
+    /// By block and row.
+    importance: Option<Vec<Vec<f64>>>,
+    samples: usize,
+    fixed: u64,
+    baseline_nonzeros: u64,
+    /// Statistics under the original weights, by group.
+    kept: BTreeMap<usize, Arc<Statistics>>,
+    kept_bytes: usize,
+    /// Rough models: the last one, and the one whose errors count.
+    last: Option<Vec<BlockRows>>,
+    chosen: Option<Vec<BlockRows>>,
+}
+
+impl<'a> Fits<'a> {
+    fn new(
+        source: &'a mut dyn BlockSource,
+        settings: TrainSettings,
+        importance: Option<Vec<Vec<f64>>>,
+        samples: usize,
+    ) -> Result<Self> {
+        let blocks = source.blocks();
+        let mut groups = Vec::new();
+        let mut first_row = 0;
+        for (number, block) in blocks.iter().enumerate() {
+            let each = block.group_rows();
+            for g in 0..block.groups {
+                let name = if block.groups == 1 { block.name.clone() } else { format!("{} [{g}]", block.name) };
+                groups.push(Group { name, block: number, rows: g * each..(g + 1) * each, first_row });
+                first_row += each;
+            }
+        }
+        let settings = if blocks.iter().any(|b| b.shared) { for_taps(&settings) } else { settings };
+        let fixed = source.fixed_nonzeros();
+        let baseline_nonzeros = fixed + blocks.iter().map(|b| b.nonzeros() as u64).sum::<u64>();
+        Ok(Self {
+            source,
+            blocks,
+            groups,
+            settings,
+            importance,
+            samples,
+            fixed,
+            baseline_nonzeros,
+            kept: BTreeMap::new(),
+            kept_bytes: 0,
+            last: None,
+            chosen: None,
+        })
+    }
+
+    fn nonzeros(&self, fit: &Fit) -> u64 {
+        let count = |(b, rows): (&LinearBlock, &BlockRows)| b.count(&rows.weights, rows.constant.as_deref()) as u64;
+        self.fixed + self.blocks.iter().zip(&fit.blocks).map(count).sum::<u64>()
+    }
+
+    fn sparsity(&self, fit: &Fit) -> f64 {
+        1.0 - self.nonzeros(fit) as f64 / self.baseline_nonzeros.max(1) as f64
+    }
+
+    /// Where the search for a target begins; from here on rows are weighted as the errors of a rough model ask for.
+    fn rough_start(&mut self, target: f64, run: &mut Run) -> Result<Start> {
+        let settings = rough::settings_of(&self.settings);
+        let samples = self.samples.min(rough::SAMPLES);
+        // Already tuned for taps, where there are any.
+        let mut models = Fits {
+            source: &mut *self.source,
+            blocks: self.blocks.clone(),
+            groups: self.groups.clone(),
+            settings: settings.clone(),
+            importance: self.importance.clone(),
+            samples,
+            fixed: self.fixed,
+            baseline_nonzeros: self.baseline_nonzeros,
+            kept: BTreeMap::new(),
+            kept_bytes: 0,
+            last: None,
+            chosen: None,
+        };
+        let start = rough::start(&mut models, &settings, target, run)?;
+        let Fits { importance, kept, kept_bytes, .. } = models;
+        self.importance = importance;
+        if samples == self.samples {
+            (self.kept, self.kept_bytes) = (kept, kept_bytes);
+        }
+        Ok(start)
+    }
+
+    /// Ranges of blocks that are gathered together: a stage of the cascade, or everything without one.
+    fn stages(&self) -> Vec<Range<usize>> {
+        let mut stages: Vec<Range<usize>> = Vec::new();
+        for (number, block) in self.blocks.iter().enumerate() {
+            match stages.last_mut() {
+                Some(stage) if !self.settings.cascade || self.blocks[stage.start].stage == block.stage => {
+                    stage.end = number + 1;
+                }
+                _ => stages.push(number..number + 1),
+            }
+        }
+        stages
+    }
+
+    /// Parts of a range whose statistics fit into memory together.
+    fn parts(&self, stage: Range<usize>) -> Vec<Range<usize>> {
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        let mut bytes = 0;
+        for number in stage {
+            bytes += self.blocks[number].bytes();
+            match parts.last_mut() {
+                Some(part) if bytes <= AT_ONCE => part.end = number + 1,
+                _ => {
+                    bytes = self.blocks[number].bytes();
+                    parts.push(number..number + 1);
+                }
+            }
+        }
+        parts
+    }
+
+    /// Every stage in order.
+    fn fit(&mut self, strength: f64, run: &mut Run) -> Result<Fit> {
+        let rows: usize = self.blocks.iter().map(|b| b.weights.rows()).sum();
+        let empty = |b: &LinearBlock| BlockRows {
+            weights: Matrix::zeros(b.weights.rows(), b.weights.cols()),
+            constant: b.constant.as_ref().map(|c| vec![0.0; c.len()]),
+        };
+        let mut fit = Fit {
+            blocks: self.blocks.iter().map(empty).collect(),
+            rows: Vec::with_capacity(rows),
+            energies: Vec::with_capacity(rows),
+            groups: vec![0; self.groups.len()],
+            evidence: BTreeMap::new(),
+        };
+        if self.settings.cascade {
+            self.source.reset()?;
+        }
+        for stage in self.stages() {
+            // What the first stage reads is the same for every model.
+            let own = self.settings.cascade && stage.start > 0;
+            for part in self.parts(stage.clone()) {
+                for (number, statistics) in self.gather(part, own, strength, run)? {
+                    self.group(number, statistics, own, strength, &mut fit, run)?;
+                }
+            }
+            if self.settings.cascade {
+                for block in stage {
+                    self.source.install(block, &fit.blocks[block])?;
+                }
+            }
+        }
+        Ok(fit)
+    }
+
+    fn key(&self, group: &Group, own: bool, strength: f64) -> String {
+        let model = if own { format!("strength {strength:e}") } else { format!("original {}", self.samples) };
+        format!("{model} block {} {}", group.block, group.name)
+    }
+
+    /// The problems of a group's rows.
+    fn problems(&self, group: &Group, strength: f64, design: &Design) -> Vec<RowProblem> {
+        let block = &self.blocks[group.block];
+        let price = entry_price(&self.settings, strength);
+        let lambda = match self.settings.matching {
+            Matching::Relaxed { states, .. } => states,
+            Matching::Exact => 1.0,
+        };
+        let largest =
+            self.importance.as_ref().map(|w| w.iter().flatten().copied().fold(0.0, f64::max)).filter(|w| *w > 0.0);
+        let problem = |k: usize| {
+            let row = group.rows.start + k;
+            let importance = self.importance.as_ref().zip(largest).map(|(w, largest)| (w[group.block][row], largest));
+            let mut problem = weighed(k, lambda, importance, &self.settings, design);
+            let known = block.weights.row(row);
+            let entry = |w: &f32| if *w == 0.0 { f64::INFINITY } else { price };
+            let mut weights: Vec<f64> = known.iter().map(entry).collect();
+            let mut start: Vec<f64> = known.iter().map(|w| f64::from(*w)).collect();
+            if let Some(constant) = &block.constant {
+                weights.push(0.0);
+                start.push(f64::from(constant[row]));
+            }
+            problem.weights = Some(weights);
+            problem.start = Some(start);
+            problem
+        };
+        (0..group.rows.len()).map(problem).collect()
+    }
+
+    /// Solves a group and stores its rows.
+    fn group(
+        &mut self,
+        number: usize,
+        statistics: Arc<Statistics>,
+        own: bool,
+        strength: f64,
+        fit: &mut Fit,
+        run: &mut Run,
+    ) -> Result<()> {
+        let group = &self.groups[number];
+        let block = &self.blocks[group.block];
+        let design = Design::new(&statistics)?;
+        let problems = self.problems(group, strength, &design);
+        let key = format!("{} at {strength:e}", self.key(group, own, strength));
+        let name_of = |k: usize| format!("{}[{}]", block.name, group.rows.start + k);
+        let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
+        let solved = rows.solve(&self.settings, strength, &key, name_of, run)?;
+        let features = block.weights.cols();
+        let out = &mut fit.blocks[group.block];
+        let mut weights = Vec::with_capacity(solved.len());
+        for (k, row) in solved.into_iter().enumerate() {
+            let Stored { entries, weights: exact, mut report, residual, energy } = row;
+            let i = group.rows.start + k;
+            for (j, w) in entries {
+                match &mut out.constant {
+                    Some(constant) if j == features => {
+                        constant[i] = w;
+                        report.nonzeros -= usize::from(!block.counts_constant);
+                    }
+                    _ => out.weights[(i, j)] = w,
+                }
+            }
+            fit.groups[number] += report.nonzeros;
+            fit.rows.push(report);
+            fit.energies.push((residual, energy));
+            weights.push(exact);
+        }
+        if bounds_of(&self.settings, statistics.features(), weights.len()) != Bounds::Off {
+            fit.evidence.insert(number, (statistics, weights));
+        }
+        Ok(())
+    }
+
+    /// Statistics of all groups of some blocks, by the number of the group: kept, found again, or gathered now.
+    fn gather(
+        &mut self,
+        part: Range<usize>,
+        own: bool,
+        strength: f64,
+        run: &mut Run,
+    ) -> Result<Vec<(usize, Arc<Statistics>)>> {
+        let wanted: Vec<usize> = (0..self.groups.len()).filter(|&g| part.contains(&self.groups[g].block)).collect();
+        let shape = |g: usize| (self.blocks[self.groups[g].block].features(), self.groups[g].rows.len());
+        let key = |fits: &Self, g: usize| format!("{} statistics", fits.key(&fits.groups[g], own, strength));
+        let mut found: BTreeMap<usize, Arc<Statistics>> = BTreeMap::new();
+        for &g in &wanted {
+            if let Some(statistics) = self.kept.get(&g).filter(|_| !own) {
+                found.insert(g, statistics.clone());
+            } else if let Some(bytes) = run.keep.get(&key(self, g))? {
+                let (features, rows) = shape(g);
+                if let Some(statistics) = Statistics::from_bytes(&bytes, features, rows) {
+                    found.insert(g, Arc::new(statistics));
+                }
+            }
+        }
+        let missing: Vec<usize> =
+            part.filter(|b| wanted.iter().any(|g| self.groups[*g].block == *b && !found.contains_key(g))).collect();
+        if !missing.is_empty() {
+            let gathered = self.source.statistics(&missing, self.samples, own, run)?;
+            if gathered.len() != missing.len() {
+                return Err(Error::shape("statistics of blocks", missing.len(), gathered.len()));
+            }
+            for (block, statistics) in missing.into_iter().zip(gathered) {
+                let groups: Vec<usize> = wanted.iter().copied().filter(|&g| self.groups[g].block == block).collect();
+                if groups.len() != statistics.len() {
+                    let what = format!("statistics of {}", self.blocks[block].name);
+                    return Err(Error::shape(what, format!("{} groups", groups.len()), statistics.len()));
+                }
+                for (g, statistics) in groups.into_iter().zip(statistics) {
+                    let (expected, got) = (shape(g), (statistics.features(), statistics.targets()));
+                    if expected != got {
+                        let name = format!("features and rows of {}", self.groups[g].name);
+                        return Err(Error::shape(name, format!("{expected:?}"), format!("{got:?}")));
+                    }
+                    run.keep.put(&key(self, g), &statistics.to_bytes())?;
+                    found.insert(g, Arc::new(statistics));
+                }
+            }
+        }
+        if !own {
+            for (&g, statistics) in &found {
+                let bytes = 8 * statistics.features() * (statistics.features() + statistics.targets());
+                if !self.kept.contains_key(&g) && self.kept_bytes + bytes <= KEPT {
+                    self.kept_bytes += bytes;
+                    self.kept.insert(g, statistics.clone());
+                }
+            }
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    /// Bounds or proofs of the rows that the settings choose.
+    fn certify(&mut self, strength: f64, fit: &mut Fit, run: &mut Run) -> Result<()> {
+        for (&number, (statistics, weights)) in &fit.evidence {
+            let group = &self.groups[number];
+            let design = Design::new(statistics)?;
+            let problems = self.problems(group, strength, &design);
+            let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
+            for (k, bound) in rows.bounds(&self.settings, strength, weights, number, run)? {
+                let row = &mut fit.rows[group.first_row + k];
+                row.bound_distance = Some(bound.distance());
+                row.proven = bound.proven;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl RoughModels for Fits<'_> {
+    fn sizes(&self) -> (f64, f64) {
+        (self.baseline_nonzeros as f64, self.fixed as f64)
+    }
+
+    fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    fn survey(&mut self, prices: &[f64], run: &mut Run) -> Result<Survey> {
+        let mut survey = Survey::new(prices);
+        for part in self.parts(0..self.blocks.len()) {
+            for (number, statistics) in self.gather(part, false, 1.0, run)? {
+                let group = &self.groups[number];
+                let design = Design::new(&statistics)?;
+                let problems = self.problems(group, 1.0, &design);
+                let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
+                survey.push(rows.survey(&self.settings, number, prices, run)?);
+            }
+        }
+        Ok(survey)
+    }
+
+    fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)> {
+        let fit = Fits::fit(self, strength, run)?;
+        let found = (fit.groups.clone(), self.sparsity(&fit));
+        self.last = Some(fit.blocks);
+        Ok(found)
+    }
+
+    fn keep(&mut self) {
+        self.chosen = self.last.take();
+    }
+
+    fn reweigh(&mut self, run: &Run) -> Result<Option<Vec<f64>>> {
+        let (Some(weights), Some(rows)) = (&mut self.importance, &self.chosen) else { return Ok(None) };
+        let errors = self.source.joint_errors(rows, run)?;
+        if errors.len() != weights.len() {
+            return Err(Error::shape("errors of blocks", weights.len(), errors.len()));
+        }
+        let mut grown = Vec::with_capacity(errors.len());
+        for (weights, (together, squares)) in weights.iter_mut().zip(errors) {
+            let alone: f64 = weights.iter().zip(&squares).map(|(w, s)| w * s).sum();
+            let ratio = if alone > 0.0 && together > 0.0 { together / alone } else { 1.0 };
+            let ratio = ratio.clamp(1.0 / TRUSTED, TRUSTED);
+            weights.iter_mut().for_each(|w| *w *= ratio);
+            grown.push(ratio.ln());
+        }
+        Ok(Some(self.groups.iter().map(|g| grown[g.block]).collect()))
+    }
+}

@@ -1,0 +1,146 @@
+"""Batches of any kind, and what a module makes of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from simplicit.errors import ShapeError, UnsupportedError
+
+#: Keys of a batch that are labels: never read.
+_LABELS = frozenset(("label", "labels", "label_ids"))
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """Tensors of any nesting on a device."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {k: moved(v, device) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(moved(v, device) for v in value) if not hasattr(value, "_fields") else value
+    return value
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor of any nesting, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for v in value.values():
+            yield from tensors(v)
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            yield from tensors(v)
+
+
+class Batches:
+    """A loader that is gone through again and again, and how a module is called with its batches.
+
+    A loader that can only be gone through once (a generator) is kept, batch by batch as it is; anything else is never
+    held. Batches are a tensor, a tuple that begins with the inputs, or a mapping of keyword arguments.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        module: nn.Module,
+        forward: Callable[[nn.Module, Any], Any] | None,
+        forward_kwargs: Mapping[str, Any] | None,
+        output: Callable[[Any], torch.Tensor] | None,
+    ) -> None:
+        if iter(loader) is loader:
+            warnings.warn(
+                "the loader can be gone through only once, so its batches are kept in memory; give a DataLoader or a list to avoid this",
+                stacklevel=4,
+            )
+            loader = list(loader)
+        self._loader, self._forward, self._output = loader, forward, output
+        self._kwargs = dict(forward_kwargs or {})
+        self.device = next((t.device for t in [*module.parameters(), *module.buffers()]), torch.device("cpu"))
+        sizes = [self.size(batch) for batch in loader]
+        if not sizes:
+            raise ShapeError("loader: expected at least one batch, got none")
+        self.samples = sum(sizes)
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        for batch in self._loader:
+            yield moved(batch, self.device), self.size(batch)
+
+    def size(self, batch: Any) -> int:
+        """Samples of a batch."""
+        first = next(tensors(batch), None)
+        if first is None or first.dim() == 0:
+            raise ShapeError(f"loader: expected batches with a tensor whose first axis is samples, got {type(batch).__name__}")
+        return int(first.shape[0])
+
+    def run(self, module: nn.Module, batch: Any) -> Any:
+        """What the module returns for a batch."""
+        if self._forward is not None:
+            return self._forward(module, batch)
+        if isinstance(batch, Mapping):
+            given = {k: v for k, v in batch.items() if k not in _LABELS}
+            return module(**{**given, **self._kwargs})
+        inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+        return module(inputs, **self._kwargs)
+
+    def outputs(self, module: nn.Module, batch: Any) -> Outputs:
+        """The module's outputs for a batch."""
+        returned = self.run(module, batch)
+        if self._output is not None:
+            return Outputs(self._output(returned), None, batch)
+        return Outputs.of(returned, batch)
+
+
+class Outputs:
+    """One tensor of outputs, whether it is logits, and which of its places count."""
+
+    def __init__(self, values: torch.Tensor, logits: bool | None, batch: Any) -> None:
+        if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+            raise UnsupportedError(
+                f"outputs of type {type(values).__name__} are not supported; say which tensor counts with output=function"
+            )
+        self.values = values.float()
+        several = values.dim() >= 2 and values.shape[self.axis] > 1
+        self.logits = several if logits is None else logits and several
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        places = self.values.movedim(self.axis, -1).shape[:-1]
+        self.mask = mask.float() if isinstance(mask, torch.Tensor) and mask.shape == places else None
+
+    @classmethod
+    def of(cls, returned: Any, batch: Any) -> Outputs:
+        """From whatever a module returns: the logits where there are some, else the first tensor."""
+        if isinstance(returned, torch.Tensor):
+            return cls(returned, None, batch)
+        fields = returned if isinstance(returned, Mapping) else {}
+        if "logits" in fields:
+            return cls(fields["logits"], True, batch)
+        first = next(tensors(returned), None)
+        if first is None:
+            kind = type(returned).__name__
+            raise UnsupportedError(f"outputs of type {kind} are not supported; say which tensor counts with output=function")
+        return cls(first, False if fields else None, batch)
+
+    @property
+    def axis(self) -> int:
+        """Where the classes are: the second axis of maps (N × C × H × W), otherwise the last."""
+        return 1 if self.values.dim() in (4, 5) else -1
+
+    def weighed(self, each: torch.Tensor) -> torch.Tensor:
+        """The sum of one number a place over the places that count."""
+        return (each if self.mask is None else each * self.mask).sum()
+
+    def drawn(self, generator: torch.Generator) -> torch.Tensor:
+        """log p(y|u) summed over the batch, y drawn from the module's own distribution: its softmax, or a normal one."""
+        if not self.logits:
+            noise = torch.randn(self.values.shape, generator=generator).to(self.values.device)
+            total = (self.values * noise).movedim(self.axis, -1) if self.values.dim() > 1 else self.values * noise
+            return self.weighed(total.sum(-1)) if self.values.dim() > 1 else total.sum()
+        logarithms = self.values.movedim(self.axis, -1).log_softmax(-1)
+        shares = logarithms.detach().exp().reshape(-1, logarithms.shape[-1]).cpu()
+        y = torch.multinomial(shares, 1, generator=generator).reshape(logarithms.shape[:-1]).to(logarithms.device)
+        return self.weighed(logarithms.gather(-1, y.unsqueeze(-1)).squeeze(-1))
