@@ -96,7 +96,7 @@ def test_compress_a_convolutional_module():
     module.eval()
     loader = [torch.randn(100, 2, 8, 8) for _ in range(4)]
     u = torch.cat(loader)
-    model = st.compress(module, loader, target_sparsity=0.4)
+    model = st.compress(module, loader, target_sparsity=0.4, as_module=False)
     sparse = st.compress(module, loader, target_sparsity=0.4, as_module=True)
     with torch.no_grad():
         expected, y = torch.from_numpy(model.predict(u.numpy())), module(u)
@@ -129,7 +129,7 @@ def test_certificates_of_convolutions_are_those_of_their_matrices():
     u = torch.rand(200, 2, 8, 8)
     with torch.no_grad():
         module[-1].bias -= module(u).mean(0)  # classes of equal standing
-    model = st.compress(module, [u], target_sparsity=0.3)
+    model = st.compress(module, [u], target_sparsity=0.3).model
     layout = [{k: v for k, v in layer.items() if k != "map"} for layer in model.layout]
     bias = np.concatenate([np.repeat(b, s) for b, s in biases(model)])
     letters = [model.unrolled(letter) for letter in "ABCD"]
@@ -144,7 +144,7 @@ def test_certificates_of_convolutions_are_those_of_their_matrices():
     assert ours.certified[:, 0].mean() > 0.5 and 0 < ours.certified[:, 2].mean() < 1 and not ours.certified[:, 3].all()
     with pytest.raises(simplicit.UnsupportedError, match="maximum pooling"):
         pooled = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)).eval()
-        st.compress(pooled, [u], target_sparsity=0.3).certify(u.numpy(), labels)
+        st.compress(pooled, [u], target_sparsity=0.3).model.certify(u.numpy(), labels)
 
 
 def biases(model):

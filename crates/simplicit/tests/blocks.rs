@@ -137,7 +137,7 @@ fn run_on<T>(work: impl FnOnce(&mut Run) -> T) -> T {
 #[test]
 fn the_same_rows_as_from_the_network_itself() {
     let mut plain = Plain::new(900);
-    let settings = TrainSettings { strength: 1e-3, ..settings() };
+    let settings = TrainSettings { strength: 4e-3, ..settings() };
     let trained = run_on(|run| train_blocks(&mut plain, &settings, false, run)).unwrap();
     let network = plain.network();
     let source = Collected::new(&network, &plain.u).unwrap();
