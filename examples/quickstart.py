@@ -30,7 +30,7 @@ network = simplicit.Network.from_onnx(data / "fashion_fc.onnx")
 print(network)
 
 # %% Train: every parameter of SIM is a flag of `simplicit train`. Bytes become u = raw / 255.
-sim = simplicit.SIM(target_sparsity=0.75, scale=1 / 255).fit(network, U)
+sim = simplicit.SIM(network=network, target_sparsity=0.75, scale=1 / 255).fit(U)
 model = sim.model_
 print(model)
 

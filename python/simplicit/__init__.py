@@ -12,7 +12,7 @@ Examples
 ...     [rng.normal(size=(40, 20)), rng.normal(size=(3, 40))], activation="relu"
 ... )
 >>> U = rng.normal(size=(500, 20))
->>> sim = simplicit.SIM(target_sparsity=0.5).fit(network, U)
+>>> sim = simplicit.SIM(network=network, target_sparsity=0.5).fit(U)
 >>> round(float(sim.model_.sparsity().sparsity), 1)
 0.5
 >>> sim.predict(U).shape

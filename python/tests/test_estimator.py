@@ -154,3 +154,34 @@ def test_the_command_line_makes_the_same_weights(tmp_path):
     subprocess.run(page, check=True, capture_output=True)
     network = simplicit.Network.from_onnx(DATA / "fashion_fc.onnx")
     assert theirs.report(baseline=network, title=path.name).html == (tmp_path / "r.html").read_text()
+
+
+def test_inside_scikit_learn(network, U):
+    needs("sklearn")
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import FunctionTransformer
+
+    quiet = {"network": network, "bounds": "off", "progress": "none"}
+    pipe = Pipeline([("same", FunctionTransformer()), ("sim", SIM(target_sparsity=0.3, **quiet))]).fit(U)
+    plain = SIM(target_sparsity=0.3, **quiet).fit(U)
+    np.testing.assert_array_equal(pipe.predict(U), plain.predict(U))
+    # Without labels the score is against the network's own outputs.
+    assert plain.score(U) == pytest.approx(plain.score(U, network.forward(U)), abs=1e-9)
+    labels = network.forward(U).argmax(1)
+    for y in (None, labels):
+        search = GridSearchCV(SIM(**quiet), {"target_sparsity": [0.2, 0.7]}, cv=2).fit(U, y)
+        assert search.best_params_ == {"target_sparsity": 0.2}
+        assert search.best_estimator_.model_.sparsity().sparsity == pytest.approx(0.2, abs=0.01)
+
+
+def test_the_old_call_warns_and_gives_the_same(network, U):
+    with pytest.warns(DeprecationWarning, match=r"SIM\(network=network\)"):
+        old = SIM(penalty="l1").fit(network, U)
+    assert old.model_ == SIM(penalty="l1", network=network).fit(U).model_
+    with pytest.raises(simplicit.SettingError, match="network: expected"):
+        SIM().fit(U)
+    with pytest.raises(simplicit.SettingError, match="got another network"):
+        SIM(network=network).fit(network, U)
+    with pytest.raises(simplicit.SettingError, match="y: expected labels"):
+        old.score(U)

@@ -67,10 +67,11 @@ def public(module):
 
 
 #: What users call: methods of these classes, and these functions.
-CLASSES = ("SIM", "ImplicitModel", "Network", "States", "Report")
+CLASSES = ("SIM", "ImplicitModel", "Network", "States", "Report", "Compressed")
 FUNCTIONS = (
     "simplicit.ray.fit",
-    *(f"simplicit.torch._{name}.{name}" for name in ("collect", "compress", "network")),
+    *(f"simplicit.torch._{name}.{name}" for name in ("collect", "compress", "network", "polish")),
+    "simplicit.torch._compressed.hold",
     "simplicit.torch._modules.implicit",
 )
 
@@ -105,7 +106,7 @@ def test_types():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/guides/transformer.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/python.md", "docs/pytorch.md", "docs/guides/transformer.md"])
 def test_snippets_in_documents_run(document, tmp_path, monkeypatch):
     text = (ROOT / document).read_text()
     snippets = re.findall(r"```python\n(.*?)```", text, re.S)
@@ -118,7 +119,7 @@ def test_snippets_in_documents_run(document, tmp_path, monkeypatch):
     np.save(tmp_path / "labels.npy", idx("fashion_test_labels.idx.gz")[:1000].astype(np.int64))
     names: dict = {}
     for snippet in snippets:
-        needed = [m for m in ("torch", "ray", "cvxpy") if re.search(rf"\b{m}\b", snippet)]
+        needed = [m for m in ("torch", "torchvision", "ray", "cvxpy") if re.search(rf"\b{m}\b", snippet)]
         # With CI=true what is missing is a failure.
         if os.environ.get("CI") == "true" or all(importlib.util.find_spec(m) for m in needed):
             exec(compile(snippet, document, "exec"), names)

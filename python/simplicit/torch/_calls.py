@@ -127,7 +127,8 @@ class Known:
         at = tensor.storage_offset() - whole.storage_offset()
         if whole.shape[1:] != tensor.shape[1:] or whole.stride() != tensor.stride() or at % step:
             return None
-        return Key(name, at // step, at // step + tensor.shape[0])
+        first = int(at // step)
+        return Key(name, first, first + tensor.shape[0])
 
 
 def _pair(value: Any, dimensions: int) -> tuple[int, int]:
@@ -248,19 +249,21 @@ def attention(
         query, key, value = (t.unsqueeze(1) for t in (query, key, value))
         key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
     same_keys, same = key is value, query is key
+    weights: Any
+    biases: Any
     q, k, v = (t.transpose(0, 1) for t in (query, key, value))
     size = q.shape[-1]
     if use_separate_proj_weight:
         biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
         weights = (q_proj_weight, k_proj_weight, v_proj_weight)
-        q, k, v = (F.linear(t, w, b) for t, w, b in zip((q, k, v), weights, biases, strict=True))  # type: ignore[arg-type]
+        q, k, v = (F.linear(t, w, b) for t, w, b in zip((q, k, v), weights, biases, strict=True))
     elif same_keys and same:
         q, k, v = F.linear(q, in_proj_weight, in_proj_bias).chunk(3, -1)  # type: ignore[arg-type]
     else:
         assert in_proj_weight is not None
         parts = [size, 2 * size] if same_keys else [size, size, size]
-        weights = in_proj_weight.split(parts)
-        biases = (None,) * len(parts) if in_proj_bias is None else in_proj_bias.split(parts)
+        weights = torch.split(in_proj_weight, parts)
+        biases = (None,) * len(parts) if in_proj_bias is None else torch.split(in_proj_bias, parts)
         if same_keys:
             q = F.linear(q, weights[0], biases[0])
             k, v = F.linear(k, weights[1], biases[1]).chunk(2, -1)

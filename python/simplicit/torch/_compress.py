@@ -184,9 +184,9 @@ def _train(sim: SIM, source: Source) -> TrainReport:
 
 
 def _converted(module: nn.Module, loader: Iterable[Any], target_sparsity: float | None, as_module: bool, settings: dict[str, Any]) -> Any:
-    """The door before 0.3: the module as a network."""
+    """The deprecated door: the module as a network."""
     instead = "compress(...).module" if as_module else "compress(...).model, or SIM(...).fit(simplicit.torch.network(module, sample), U)"
-    warnings.warn(f"as_module is deprecated and goes in 0.4; use {instead}", DeprecationWarning, stacklevel=3)
+    warnings.warn(f"as_module is deprecated; use {instead}", DeprecationWarning, stacklevel=3)
     if as_module and settings.get("connectivity", "baseline") != "baseline":
         raise SettingError("as_module: expected connectivity baseline; a module has no place for other connections")
     batches = [inputs_of(batch).detach().to("cpu", torch.float32) for batch in loader]

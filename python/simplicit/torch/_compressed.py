@@ -104,7 +104,7 @@ class Compressed:
         if not hasattr(ImplicitModel, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         warnings.warn(
-            f"compress returns a Compressed since 0.3; use compressed.model.{name} (or compressed.module)", DeprecationWarning, stacklevel=2
+            f"compress returns a Compressed now; use compressed.model.{name} (or compressed.module)", DeprecationWarning, stacklevel=2
         )
         model = self.model
         if model is None:

@@ -224,11 +224,11 @@ def choose(module: nn.Module, found: Found, include: Any, exclude: Any) -> None:
 
 
 def _wanted(given: Any, what: str) -> Sequence[Any]:
-    given = () if given is None else (given,) if isinstance(given, (str, type)) else tuple(given)
-    for one in given:
+    wanted: tuple[Any, ...] = () if given is None else (given,) if isinstance(given, (str, type)) else tuple(given)
+    for one in wanted:
         if not isinstance(one, (str, type)):
             raise SettingError(f"{what}: expected names (with *) or types of modules, got {one!r}")
-    return given
+    return wanted
 
 
 def _matches(wanted: Any, name: str, owner: nn.Module | None) -> bool:

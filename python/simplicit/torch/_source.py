@@ -142,8 +142,8 @@ class Source:
         self.trained = [block for block in found.blocks if block.kept is None]
         self._of_original, self._of_module = Known(original), Known(module)
         self._numbers = {block.key: k for k, block in enumerate(self.trained)}
-        self._originals = dict(original.named_modules())
-        self._modules = dict(module.named_modules())
+        self._originals: dict[str, Any] = dict(original.named_modules())
+        self._modules: dict[str, Any] = dict(module.named_modules())
         self._norms_of_module = {id(self._modules[name].running_mean): name for name in found.norm_names.values()}
         self._steps: Iterator[int] = iter(())
         self._result: Any = None
@@ -255,7 +255,7 @@ class Source:
             elif block.norm is not None:
                 # The mean that is subtracted takes the constant in: scale and shift stay as they are.
                 before, after = self._originals[block.norm].running_mean, self._modules[block.norm].running_mean
-                after.copy_((before.float() - value).to(after.dtype))  # type: ignore[union-attr, operator]
+                after.copy_((before.float() - value).to(after.dtype))
 
     def reset(self) -> None:
         """The original weights everywhere."""
@@ -265,7 +265,7 @@ class Source:
                     if key is not None:
                         self._of_module.parameters[key.parameter].copy_(self._of_original.parameters[key.parameter])
                 if block.norm is not None:
-                    self._modules[block.norm].running_mean.copy_(self._originals[block.norm].running_mean)  # type: ignore[union-attr, operator, arg-type]
+                    self._modules[block.norm].running_mean.copy_(self._originals[block.norm].running_mean)
 
     # Passes, a batch at a time.
 
@@ -384,9 +384,9 @@ class Source:
             parameter = self._of_original.parameters[block.key.parameter]
             new = torch.from_numpy(weights).to(parameter.device)
             change = (new - self.weights(block).to(new.device)).to(parameter.dtype)
-            shift = None
-            if constant is not None:
-                shift = (torch.from_numpy(constant).to(parameter.device) - self.constant(block)).to(parameter.dtype)
+            before, shift = self.constant(block), None
+            if constant is not None and before is not None:
+                shift = (torch.from_numpy(constant).to(parameter.device) - before).to(parameter.dtype)
             if block.kind == "conv":
                 change = change.reshape(block.rows, *parameter.shape[1:])
             changes.append((change, shift))
@@ -465,13 +465,13 @@ class Source:
             self._last = {k: (calls[k], errors[1][k]) for k in calls}
 
 
-def norm_offset(norm: nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+def norm_offset(norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """s and o of a batch norm in evaluation mode, which gives s·(z + o); o is 0 where s is."""
     mean, variance = norm.running_mean, norm.running_var
-    gain = torch.ones_like(mean) if norm.weight is None else norm.weight.detach()  # type: ignore[arg-type]
-    scale = gain / torch.sqrt(variance + norm.eps)  # type: ignore[operator, arg-type]
-    shift = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach()  # type: ignore[arg-type]
-    return scale, torch.where(scale != 0, shift / torch.where(scale != 0, scale, 1), mean) - mean  # type: ignore[operator, arg-type]
+    gain = torch.ones_like(mean) if norm.weight is None else norm.weight.detach()
+    scale = gain / torch.sqrt(variance + norm.eps)
+    shift = torch.zeros_like(mean) if norm.bias is None else norm.bias.detach()
+    return scale, torch.where(scale != 0, shift / torch.where(scale != 0, scale, 1), mean) - mean
 
 
 def _part(known: Known, key: Key) -> torch.Tensor:
