@@ -19,6 +19,7 @@ mod schedule;
 pub use gradient::{GradientSolution, InputGradient};
 pub use layered::LayerSum;
 pub use onnx::{OnnxSettings, export_onnx, export_onnx_like, to_onnx};
+pub(crate) use operand::Packing;
 pub use prepared::{BlockKernel, Prepared, Workspace};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};
