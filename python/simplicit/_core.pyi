@@ -159,10 +159,19 @@ def attack_model(
     step: float | None,
     queries: int,
     seed: int,
+    norm: str = "linf",
     threads: int | None = None,
 ) -> dict[str, Any]: ...
 def certify_model(
-    model: Model, u: _Array, labels: list[int], *, epsilon: list[float], bound: str, threads: int | None = None
+    model: Model,
+    u: _Array,
+    labels: list[int],
+    *,
+    epsilon: list[float],
+    bound: str,
+    slopes: int = 0,
+    norm: str = "linf",
+    threads: int | None = None,
 ) -> dict[str, Any]: ...
 def connections(connectivity: str, layout: str, inputs: int, outputs: int) -> _F32: ...
 def train(

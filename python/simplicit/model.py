@@ -319,6 +319,7 @@ class ImplicitModel(Shaped):
         step: float | None = None,
         queries: int = 300,
         seed: int = 0,
+        norm: str = "linf",
         threads: int | None = None,
     ) -> AttackReport:
         """Accuracy on inputs that were changed to fool the model, as ``simplicit attack`` measures it.
@@ -340,6 +341,8 @@ class ImplicitModel(Shaped):
         iterations, restarts, step, queries : optional
             How hard PGD and the square search try.
         seed : int, optional
+        norm : str, optional
+            ``linf``: every value changes by at most epsilon; ``l2``: the Euclidean length of the change.
         threads : int, optional
         """
         found = _core.attack_model(
@@ -355,6 +358,7 @@ class ImplicitModel(Shaped):
             step=step,
             queries=queries,
             seed=seed,
+            norm=norm,
             threads=threads,
         )
         return AttackReport(**{**found, "fooled": np.array(found["fooled"])})
@@ -366,6 +370,8 @@ class ImplicitModel(Shaped):
         epsilon: Sequence[float] = (1 / 255, 2 / 255),
         *,
         bound: str = "linear",
+        slopes: int = 0,
+        norm: str = "linf",
         threads: int | None = None,
     ) -> CertifyReport:
         """Accuracy that no change within epsilon can take away, as ``simplicit certify`` proves it.
@@ -380,11 +386,22 @@ class ImplicitModel(Shaped):
             Largest changes, in raw·scale units.
         bound : str, optional
             The tightest to try: ``global``, ``interval`` or ``linear``.
+        slopes : int, optional
+            Gradient steps on the slopes of the lines, for samples that the linear bound leaves open.
+        norm : str, optional
+            ``linf``: every value changes by at most epsilon; ``l2``: the Euclidean length of the change.
         threads : int, optional
         """
         labels = np.asarray(labels).ravel().tolist()
         found = _core.certify_model(
-            self._core, as_array(U, "U"), labels, epsilon=[float(e) for e in epsilon], bound=bound, threads=threads
+            self._core,
+            as_array(U, "U"),
+            labels,
+            epsilon=[float(e) for e in epsilon],
+            bound=bound,
+            slopes=slopes,
+            norm=norm,
+            threads=threads,
         )
         return CertifyReport(**{**found, "certified": np.array(found["certified"])})
 

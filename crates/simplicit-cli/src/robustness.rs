@@ -1,6 +1,8 @@
 //! What `attack` and `certify` tell scripts and people.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use simplicit::attack::Norm;
 
 use crate::args::JsonArgs;
 use crate::results::{Results, deliver};
@@ -22,6 +24,26 @@ pub(crate) struct RobustnessResults {
     pub(crate) bounds: Vec<BoundCurve>,
     /// Share of the values that were attacked.
     pub(crate) pixels: Option<f64>,
+    /// linf or l2.
+    pub(crate) norm: String,
+}
+
+/// How a change is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NormKind {
+    /// Every value by at most epsilon
+    Linf,
+    /// The Euclidean length of the change
+    L2,
+}
+
+impl NormKind {
+    pub(crate) fn norm(self) -> Norm {
+        match self {
+            NormKind::Linf => Norm::Linf,
+            NormKind::L2 => Norm::L2,
+        }
+    }
 }
 
 /// One attack over ε.

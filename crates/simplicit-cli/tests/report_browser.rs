@@ -193,6 +193,7 @@ fn cyclic_report() -> String {
             curve(RobustnessKind::WhiteBox, 0.7),
             curve(RobustnessKind::Certified, 0.5),
         ],
+        ..Robustness::default()
     };
     render(&Input {
         rows: &rows,

@@ -60,6 +60,32 @@ fn results_for_scripts_and_their_picture() {
     assert!(ran.one_line().contains("a.json: expected results of this model"), "{ran:?}");
 }
 
+/// The commands of docs/experiments/robustness.md on fewer images: a network certified and attacked as it is.
+#[test]
+fn a_network_is_certified_after_convert_in_both_norms() {
+    let directory = tempfile::tempdir().unwrap();
+    let d = directory.path();
+    run(d, "convert @fashion_cnn.onnx --scale 1/255 --out net.safetensors").expect(0);
+    for (norm, epsilon) in [("linf", "1/255,4/255"), ("l2", "0.1,0.4")] {
+        let flags = format!("net.safetensors {TEST} --samples 40 --epsilon {epsilon} --norm {norm}");
+        run(d, &format!("attack {flags} --queries 20 --json a.json")).expect(0);
+        run(d, &format!("certify {flags} --slopes 10 --json c.json")).expect(0);
+        let [a, c] = ["a.json", "c.json"].map(|name| json(&d.join(name)));
+        assert_eq!((&a["norm"], &c["norm"]), (&Value::from(norm), &Value::from(norm)));
+        let (attacked, certified) = (list(&a["attacked_accuracy"]), list(&c["certified_accuracy"]));
+        assert!(certified.iter().zip(&attacked).all(|(c, a)| c <= a), "{certified:?} above {attacked:?}");
+        assert!(certified[0] > 0.5, "{norm}: {certified:?}");
+        let bounds: Vec<&str> = c["bounds"].as_array().unwrap().iter().map(|b| b["bound"].as_str().unwrap()).collect();
+        assert_eq!(bounds, ["global", "interval", "linear", "slopes"]);
+        run(d, "report --model net.safetensors --attack a.json --certify c.json --out r.html").expect(0);
+        let page = std::fs::read_to_string(d.join("r.html")).unwrap();
+        assert_eq!(page.contains("Euclidean length of the change"), norm == "l2");
+    }
+    // Nothing is accepted and ignored.
+    let ran = run(d, &format!("certify net.safetensors {TEST} --bound interval --slopes 3")).expect(2);
+    assert!(ran.one_line().contains("slopes: expected steps with the bound slopes"), "{ran:?}");
+}
+
 #[test]
 fn the_recipe_for_robust_models_is_certified_beyond_half() {
     let directory = tempfile::tempdir().unwrap();

@@ -31,7 +31,7 @@ enum Source {
 
 /// Accuracy under attack, for raw inputs and their classes.
 #[pyfunction]
-#[pyo3(signature = (model, u, labels, *, baseline=None, epsilon, methods, pixels, iterations, restarts, step, queries, seed, threads=None))]
+#[pyo3(signature = (model, u, labels, *, baseline=None, epsilon, methods, pixels, iterations, restarts, step, queries, seed, norm="linf", threads=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn attack_model<'py>(
     py: Python<'py>,
@@ -47,6 +47,7 @@ pub(crate) fn attack_model<'py>(
     step: Option<f64>,
     queries: usize,
     seed: u64,
+    norm: &str,
     threads: Option<usize>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let model = model.get().model.clone();
@@ -54,6 +55,7 @@ pub(crate) fn attack_model<'py>(
     let per_feature = inputs.per_feature().clone();
     let sample_shape = inputs.sample_shape().to_vec();
     let methods = self::methods(&methods).map_err(|e| of_library(&e))?;
+    let norm = norm_of(norm)?;
     let source = match baseline {
         None => None,
         Some(object) => Some(match object.cast::<Network>() {
@@ -76,7 +78,7 @@ pub(crate) fn attack_model<'py>(
         let gradients =
             if baseline.is_some() { vec![Gradient::Baseline, Gradient::Model] } else { vec![Gradient::Model] };
         let settings =
-            AttackSettings { epsilon, methods, gradients, pixels, step, iterations, restarts, queries, seed };
+            AttackSettings { epsilon, methods, gradients, pixels, step, iterations, restarts, queries, seed, norm };
         let input = AttackInput {
             target: &target,
             baseline,
@@ -102,9 +104,18 @@ pub(crate) fn attack_model<'py>(
     Ok(out)
 }
 
+fn norm_of(name: &str) -> PyResult<attack::Norm> {
+    match name {
+        "linf" => Ok(attack::Norm::Linf),
+        "l2" => Ok(attack::Norm::L2),
+        other => Err(of_library(&Error::setting("norm", "linf or l2", other))),
+    }
+}
+
 /// Accuracy that no perturbation can take away.
 #[pyfunction]
-#[pyo3(signature = (model, u, labels, *, epsilon, bound, threads=None))]
+#[pyo3(signature = (model, u, labels, *, epsilon, bound, slopes=0, norm="linf", threads=None))]
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn certify_model<'py>(
     py: Python<'py>,
     model: &Bound<'py, Model>,
@@ -112,6 +123,8 @@ pub(crate) fn certify_model<'py>(
     labels: Vec<u32>,
     epsilon: Vec<f64>,
     bound: &str,
+    slopes: usize,
+    norm: &str,
     threads: Option<usize>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let model = model.get().model.clone();
@@ -119,12 +132,14 @@ pub(crate) fn certify_model<'py>(
     let bound = match bound {
         "global" => certify::Bound::Global,
         "interval" => certify::Bound::Interval,
+        "linear" if slopes > 0 => certify::Bound::Slopes,
         "linear" => certify::Bound::Linear,
         other => return Err(of_library(&Error::setting("bound", "global, interval or linear", other))),
     };
+    let norm = norm_of(norm)?;
     let threads = door::threads(threads);
     let report = enter(py, None, |inside| {
-        let settings = CertifySettings { epsilon, bound };
+        let settings = CertifySettings { epsilon, bound, slopes, norm };
         let (per_feature, cancel) = (inputs.per_feature(), inside.cancel);
         Ok(certify::certify(&model, &inputs, &labels, per_feature, &settings, threads, cancel, |_| {})?)
     })?;

@@ -7,7 +7,7 @@ mod common;
 use common::data;
 use simplicit::arrays::{Array, Inputs, Labels, Selection};
 use simplicit::attack::{Attack, AttackInput, AttackReport, AttackSettings, Gradient, Method, ModelClassifier, attack};
-use simplicit::certify::{Bound, CertifyReport, CertifySettings, certify, sensitivity};
+use simplicit::certify::{CertifyReport, CertifySettings, certify, sensitivity};
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::network::Network;
@@ -60,7 +60,7 @@ impl Setting {
     }
 
     fn certify(&self, model: &ImplicitModel, epsilon: &[f64]) -> CertifyReport {
-        let settings = CertifySettings { epsilon: epsilon.to_vec(), bound: Bound::Linear };
+        let settings = CertifySettings { epsilon: epsilon.to_vec(), ..CertifySettings::default() };
         let (features, cancel) = (self.inputs.per_feature(), Cancel::new());
         certify(model, &self.u, &self.labels, features, &settings, Threads::new(2), &cancel, |_| {}).unwrap()
     }

@@ -18,16 +18,17 @@ use crate::exit::Outcome;
 use crate::operands::ModelOrNetwork;
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch, require_writable};
-use crate::robustness::{AttackCurve, RobustnessResults, cell, epsilon_text};
+use crate::robustness::{AttackCurve, NormKind, RobustnessResults, cell, epsilon_text};
 use crate::table::{Table, count, percent};
 
 const HELP: &str = "\
 Every value of an input may change by at most epsilon, in raw·scale units (before mean and std), and
-stays in [0, 1]; with --pixels 0.5 only half of the values of each input, chosen at random. FGSM and
-PGD follow the exact gradient of the cross-entropy, the square search none. With a network beside
-the model, attacks along the baseline's gradient are transferred too, and the white-box attacks try
-their points as well. The last column is the worst case over all attacks, example by example; what
-fools the model at some epsilon counts at every larger one. A network alone can be attacked too.
+stays in [0, 1]; with --norm l2 the Euclidean length of the change is at most epsilon; with
+--pixels 0.5 only half of the values of each input change, chosen at random. FGSM and PGD follow the
+exact gradient of the cross-entropy, the square search none. With a network beside the model,
+attacks along the baseline's gradient are transferred too, and the white-box attacks try their
+points as well. The last column is the worst case over all attacks, example by example; what fools
+the model at some epsilon counts at every larger one. A network alone can be attacked too.
 
 Examples:
   simplicit attack m.safetensors --inputs u.npy --labels y.npy --epsilon 1/255,2/255
@@ -91,6 +92,9 @@ pub(crate) struct AttackArgs {
     /// Outputs that the square search may ask for at each epsilon
     #[arg(long, value_name = "N", default_value_t = 300, help_heading = "The attack")]
     queries: usize,
+    /// How a change is measured: its largest value, or its Euclidean length
+    #[arg(long, value_name = "NORM", default_value = "linf", help_heading = "The attack")]
+    norm: NormKind,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -142,6 +146,7 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         restarts: args.restarts,
         queries: args.queries,
         seed: args.data.selection.seed,
+        norm: args.norm.norm(),
     };
     let input = AttackInput {
         target,
@@ -180,6 +185,7 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
             .collect(),
         bounds: Vec::new(),
         pixels: Some(args.pixels),
+        norm: args.norm.norm().to_string(),
     };
     results.deliver(&args.json, &table)?;
     Ok(Outcome::Done)

@@ -7,6 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use serde::Deserialize;
 use simplicit::arrays::{Inputs, Labels};
+use simplicit::attack::Norm;
 use simplicit::evaluate::{accuracy, agreement, class_changes, equilibrium_error, layer_errors};
 use simplicit::files::{read_capped, write_bytes_atomically};
 use simplicit::model::ImplicitModel;
@@ -264,9 +265,16 @@ struct OverEpsilon {
     attacked_accuracy: Option<Vec<f64>>,
     certified_accuracy: Option<Vec<f64>>,
     attacks: Vec<AttackCurve>,
+    /// Results of version 0.1 have none: they are linf.
+    #[serde(default)]
+    norm: Option<String>,
 }
 
 impl OverEpsilon {
+    fn norm(&self) -> Norm {
+        if self.norm.as_deref() == Some("l2") { Norm::L2 } else { Norm::Linf }
+    }
+
     fn of((name, json): Json<'_>, command: &str, model: &ImplicitModel) -> anyhow::Result<Self> {
         let read: Self =
             serde_json::from_slice(json).with_context(|| format!("{name}: expected what {command} --json writes"))?;
@@ -293,6 +301,10 @@ pub(crate) fn robustness(
     let attacked = attack.map(|json| OverEpsilon::of(json, "attack", model)).transpose()?;
     let certified = certify.map(|json| OverEpsilon::of(json, "certify", model)).transpose()?;
     let Some(first) = attacked.as_ref().or(certified.as_ref()) else { return Ok(None) };
+    let norm = first.norm();
+    if let Some(other) = certified.as_ref().map(OverEpsilon::norm).filter(|other| *other != norm) {
+        anyhow::bail!("--attack and --certify: expected results in one norm, got {norm} and {other}");
+    }
     let mut curves = Vec::new();
     if let Some(results) = &attacked {
         let of = |whose: &str| -> Option<Vec<f64>> {
@@ -308,5 +320,5 @@ pub(crate) fn robustness(
     if let Some(results) = &certified {
         curves.extend(results.certified_accuracy.as_ref().map(|a| results.curve(RobustnessKind::Certified, a)));
     }
-    Ok(Some(Robustness { clean: first.clean_accuracy, curves }))
+    Ok(Some(Robustness { clean: first.clean_accuracy, curves, norm }))
 }

@@ -1,5 +1,7 @@
 //! Accuracy against the size of the perturbation: attacked, and certified.
 
+use simplicit::attack::Norm;
+
 use super::svg::{Axis, Plot, Point};
 use super::text::{escape, fixed, percent};
 use super::{Input, figure as framed};
@@ -11,6 +13,8 @@ pub struct Robustness {
     pub clean: f64,
     /// Curves in the order they are to be explained.
     pub curves: Vec<RobustnessCurve>,
+    /// How ε is measured.
+    pub norm: Norm,
 }
 
 /// One curve.
@@ -62,8 +66,11 @@ pub(super) fn figure(input: &Input) -> String {
     if points.count() == 0 || !robustness.clean.is_finite() {
         return String::new();
     }
-    let mut plot =
-        Plot::new(Axis::linear(0.0, widest, "largest change ε, in 1/255"), Axis::linear(0.0, 1.0, "accuracy"));
+    let (axis, change) = match robustness.norm {
+        Norm::Linf => ("largest change ε, in 1/255", "every value may change by ε"),
+        Norm::L2 => ("Euclidean length of the change ε, in 1/255", "the change may be ε long"),
+    };
+    let mut plot = Plot::new(Axis::linear(0.0, widest, axis), Axis::linear(0.0, 1.0, "accuracy"));
     plot.level(robustness.clean, "clean");
     let mut key = String::from("<ul class=\"key\">");
     let mut told = Vec::new();
@@ -89,7 +96,7 @@ pub(super) fn figure(input: &Input) -> String {
     }
     key += "</ul>";
     let caption = format!(
-        "Share of the samples still right when every value may change by ε and stays in [0, 1]. What attacks leave is an \
+        "Share of the samples still right when {change} and values stay in [0, 1]. What attacks leave is an \
          upper bound on what is safe, what is certified a lower bound. Without a change {}; {}.",
         percent(robustness.clean, 2),
         told.join(", ")

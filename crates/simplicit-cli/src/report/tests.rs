@@ -1,4 +1,5 @@
 use super::*;
+use simplicit::attack::Norm;
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::Csr;
 use simplicit::model::ModelParts;
@@ -110,9 +111,9 @@ fn degenerate_models_and_numbers_make_a_page_too() {
     let rows = [RowReport { relative_residual: nan, ..row(0, Some(infinite), true) }, row(1, Some(0.0), false)];
     let curve = |points: &[(f64, f64)]| RobustnessCurve { kind: RobustnessKind::Certified, points: points.to_vec() };
     let robustness = [
-        Robustness { clean: 0.9, curves: vec![curve(&[(nan, 0.5), (0.01, infinite), (0.02, 0.5)])] },
-        Robustness { clean: nan, curves: vec![curve(&[(0.01, 0.5)])] },
-        Robustness { clean: 0.5, curves: Vec::new() },
+        Robustness { clean: 0.9, curves: vec![curve(&[(nan, 0.5), (0.01, infinite), (0.02, 0.5)])], norm: Norm::Linf },
+        Robustness { clean: nan, curves: vec![curve(&[(0.01, 0.5)])], norm: Norm::L2 },
+        Robustness { clean: 0.5, ..Default::default() },
     ];
     for (turn, (n, p, q)) in [(0, 0, 0), (0, 3, 1), (2, 0, 1), (1, 1, 0), (0, 0, 2)].into_iter().enumerate() {
         let model = ImplicitModel::new(ModelParts {

@@ -75,7 +75,7 @@ impl Classifier for ModelClassifier {
     fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32]) -> Result<(Matrix<f32>, Matrix<f32>)> {
         let solution = self.gradient.equilibrium().run(u)?;
         let cotangent = cross_entropy_cotangent(&solution.y, labels, self.factor);
-        let gradient = self.gradient.at(&solution.z, &cotangent)?.gradient;
+        let gradient = self.gradient.at_inputs(u, &solution.z, &cotangent)?.gradient;
         Ok((solution.y, gradient))
     }
 }

@@ -1,4 +1,4 @@
-//! FGSM and PGD: along the sign of a gradient, inside the box.
+//! FGSM and PGD: along the sign of a gradient inside the box, or along the gradient itself inside the ball.
 
 use super::classifier::{Classifier, fooled};
 use super::region::{Part, pick, stream};
@@ -13,6 +13,9 @@ const START: u64 = 2;
 pub(super) struct Steps {
     /// Of every value, in its own units.
     size: Vec<f32>,
+    /// In raw·scale units: one step, and FGSM's.
+    step: f64,
+    epsilon: f64,
     /// 0 is FGSM.
     iterations: usize,
     restarts: usize,
@@ -27,7 +30,8 @@ impl Steps {
             Method::Pgd => (settings.iterations, settings.restarts),
             _ => (0, 1),
         };
-        Self { size: std.iter().map(|s| (step / s) as f32).collect(), iterations, restarts, seed: settings.seed, first }
+        let size = std.iter().map(|s| (step / s) as f32).collect();
+        Self { size, step, epsilon, iterations, restarts, seed: settings.seed, first }
     }
 }
 
@@ -45,6 +49,10 @@ pub(super) fn search(
     let (_, first) = climb(&part.u, &part.labels)?;
     let mut start = part.u.clone();
     for s in 0..start.rows() {
+        if part.ball.is_some() {
+            part.along(s, first.row(s), steps.epsilon, start.row_mut(s));
+            continue;
+        }
         for k in 0..start.cols() {
             start[(s, k)] = towards(first[(s, k)], part.low[(s, k)], part.u[(s, k)], part.high[(s, k)]);
         }
@@ -57,6 +65,7 @@ pub(super) fn search(
                     let (low, high) = (part.low[(s, k)], part.high[(s, k)]);
                     start[(s, k)] = (low + streams[s].uniform() as f32 * (high - low)).clamp(low, high);
                 }
+                part.into_ball(s, start.row_mut(s));
             }
         }
         let mut x = pick(&start, &open);
@@ -79,6 +88,10 @@ pub(super) fn search(
                 let mut next = pick(&x, &keep);
                 for (row, &i) in keep.iter().enumerate() {
                     let s = open[i];
+                    if part.ball.is_some() {
+                        part.along(s, gradient.row(i), steps.step, next.row_mut(row));
+                        continue;
+                    }
                     for k in 0..next.cols() {
                         let step = towards(gradient[(i, k)], -steps.size[k], 0.0, steps.size[k]);
                         next[(row, k)] = (next[(row, k)] + step).clamp(part.low[(s, k)], part.high[(s, k)]);

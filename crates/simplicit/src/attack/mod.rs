@@ -1,7 +1,7 @@
 //! Attacks: inputs that are hardly changed and classified wrongly.
 //!
-//! The threat model: every value of an input may move by at most ε, in raw·scale units (before mean and std), and stays
-//! in [0, 1]; `pixels` limits the attacker to a random share of the values of every image. FGSM and PGD climb the
+//! The threat model: every value of an input may move by at most ε, in raw·scale units (before mean and std), or all
+//! together by at most ε in the Euclidean norm, and stays in [0, 1]; `pixels` limits the attacker to a random share of the values of every image. FGSM and PGD climb the
 //! cross-entropy along its exact gradient, either that of the model itself (white box, through the equilibrium) or that
 //! of the baseline (transfer, the paper's setting); the square search needs no gradient and would see through one that
 //! is masked.
@@ -26,12 +26,31 @@ use crate::{Error, Result};
 /// Samples attacked together; part of no result.
 const BLOCK: usize = 64;
 
+/// How a perturbation is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Norm {
+    /// Every value changes by at most ε.
+    #[default]
+    Linf,
+    /// The Euclidean length of the change is at most ε.
+    L2,
+}
+
+impl std::fmt::Display for Norm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Norm::Linf => "linf",
+            Norm::L2 => "l2",
+        })
+    }
+}
+
 /// How a perturbation is looked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
-    /// One step of size ε along the sign of the gradient.
+    /// One step of size ε along the gradient: its sign, or its direction in the Euclidean norm.
     Fgsm,
-    /// Projected steps along the sign of the gradient, from FGSM's point and from random ones.
+    /// Projected steps of the same kind, from FGSM's point and from random ones.
     Pgd,
     /// Random search over squares of extreme values; needs outputs only.
     Square,
@@ -86,6 +105,8 @@ pub struct AttackSettings {
     pub queries: usize,
     /// Of masks, starts and squares. Default 0.
     pub seed: u64,
+    /// How ε is measured. Default: every value on its own.
+    pub norm: Norm,
 }
 
 impl Default for AttackSettings {
@@ -100,6 +121,7 @@ impl Default for AttackSettings {
             restarts: 2,
             queries: 300,
             seed: 0,
+            norm: Norm::Linf,
         }
     }
 }
@@ -312,7 +334,14 @@ fn attack_block(
     let wrong = classifier::fooled(&input.target.logits(&u)?, labels);
     let mut first = vec![vec![usize::MAX; u.rows()]; attacks.len()];
     for (e, &epsilon) in ascending.iter().enumerate() {
-        let region = Region::of_block(&u, input.per_feature, epsilon, settings.pixels, settings.seed, range.start);
+        let region = Region::of_block(
+            &u,
+            input.per_feature,
+            (epsilon, settings.norm),
+            settings.pixels,
+            settings.seed,
+            range.start,
+        );
         for (k, &(method, gradient)) in attacks.iter().enumerate() {
             cancel.check()?;
             // White box tries what transfer found; PGD what FGSM found, which is its first point.

@@ -1,5 +1,6 @@
-//! Where a perturbed input may lie: a box around every sample.
+//! Where a perturbed input may lie: a box around every sample, and with the Euclidean norm a ball that cuts it.
 
+use super::Norm;
 use crate::arrays::PerFeature;
 use crate::linalg::Matrix;
 use crate::random::Random;
@@ -25,6 +26,7 @@ const MASK: u64 = 1;
 pub(super) struct Region {
     low: Matrix<f32>,
     high: Matrix<f32>,
+    ball: Option<Ball>,
 }
 
 /// Some samples of a block with their boxes.
@@ -35,6 +37,58 @@ pub(super) struct Part {
     pub(super) low: Matrix<f32>,
     pub(super) high: Matrix<f32>,
     pub(super) labels: Vec<u32>,
+    pub(super) ball: Option<Ball>,
+}
+
+/// A ball in raw·scale units.
+#[derive(Clone)]
+pub(super) struct Ball {
+    pub(super) radius: f64,
+    /// From a value's own units to raw·scale units.
+    pub(super) std: Vec<f64>,
+}
+
+impl Part {
+    /// Draws a point of the box of sample s into the ball around it. The box holds the sample, so what is drawn towards
+    /// it stays inside.
+    pub(super) fn into_ball(&self, s: usize, x: &mut [f32]) {
+        let Some(ball) = &self.ball else { return };
+        let u = self.u.row(s);
+        let length = |x: &[f32]| {
+            let squares =
+                x.iter().zip(u).zip(&ball.std).map(|((x, u), std)| ((f64::from(*x) - f64::from(*u)) * std).powi(2));
+            squares.sum::<f64>().sqrt()
+        };
+        let long = length(x);
+        if long <= ball.radius {
+            return;
+        }
+        // Rounding to single precision must not lead out again.
+        let share = ball.radius / long * (1.0 - 1e-6);
+        for (x, u) in x.iter_mut().zip(u) {
+            *x = (f64::from(*u) + share * (f64::from(*x) - f64::from(*u))) as f32;
+        }
+        if length(x) > ball.radius {
+            x.copy_from_slice(u);
+        }
+    }
+
+    /// Moves a point of sample s by `size` (raw·scale units) along the gradient, all values together.
+    pub(super) fn along(&self, s: usize, gradient: &[f32], size: f64, x: &mut [f32]) {
+        let Some(ball) = &self.ball else { return };
+        // By raw·scale values the gradient is that by the values over std; values that may not move have no part in it.
+        let free = |k: usize| self.low[(s, k)] < self.high[(s, k)];
+        let raw = |k: usize| if free(k) { f64::from(gradient[k]) / ball.std[k] } else { 0.0 };
+        let length = (0..x.len()).map(|k| raw(k) * raw(k)).sum::<f64>().sqrt();
+        if !(length > 0.0 && length.is_finite()) {
+            return;
+        }
+        for (k, x) in x.iter_mut().enumerate() {
+            let moved = f64::from(*x) + size * raw(k) / (length * ball.std[k]);
+            *x = (moved as f32).clamp(self.low[(s, k)], self.high[(s, k)]);
+        }
+        self.into_ball(s, x);
+    }
 }
 
 impl Region {
@@ -42,13 +96,14 @@ impl Region {
     pub(super) fn of_block(
         u: &Matrix<f32>,
         per_feature: &PerFeature,
-        epsilon: f64,
+        (epsilon, norm): (f64, Norm),
         pixels: f64,
         seed: u64,
         first: usize,
     ) -> Self {
         let p = u.cols();
-        let mut region = Self { low: u.clone(), high: u.clone() };
+        let ball = (norm == Norm::L2).then(|| Ball { radius: epsilon, std: per_feature.std.clone() });
+        let mut region = Self { low: u.clone(), high: u.clone(), ball };
         let count = ((pixels * p as f64).round() as usize).clamp(1, p.max(1));
         let all: Vec<usize> = (0..p).collect();
         for s in 0..u.rows() {
@@ -70,6 +125,7 @@ impl Region {
             high: pick(&self.high, samples),
             labels: samples.iter().map(|&s| labels[s]).collect(),
             samples: samples.to_vec(),
+            ball: self.ball.clone(),
         }
     }
 }
@@ -102,7 +158,7 @@ mod tests {
         let raw: Vec<f64> =
             (0..200).map(|k| if k % 9 == 0 { -0.2 + random.uniform() * 1.5 } else { random.uniform() }).collect();
         let u = Matrix::from_fn(1, 200, |_, k| ((raw[k] - 0.3) / 0.7) as f32);
-        let region = Region::of_block(&u, &per_feature, 0.1, 1.0, 0, 0);
+        let region = Region::of_block(&u, &per_feature, (0.1, Norm::Linf), 1.0, 0, 0);
         for k in 0..200 {
             let back = |v: f32| f64::from(v) * 0.7 + 0.3;
             let (at, low, high) = (back(u[(0, k)]), back(region.low[(0, k)]), back(region.high[(0, k)]));
@@ -118,7 +174,7 @@ mod tests {
         let per_feature = PerFeature { scale: 1.0, mean: vec![0.0; 100], std: vec![1.0; 100] };
         let u = Matrix::from_fn(3, 100, |_, _| 0.5f32);
         let changed = |seed, first| -> Vec<Vec<usize>> {
-            let region = Region::of_block(&u, &per_feature, 0.1, 0.25, seed, first);
+            let region = Region::of_block(&u, &per_feature, (0.1, Norm::Linf), 0.25, seed, first);
             (0..3).map(|s| (0..100).filter(|&k| region.high[(s, k)] > 0.5).collect()).collect()
         };
         let masks = changed(1, 7);

@@ -1,55 +1,61 @@
 //! Certificates: inputs whose class no perturbation of size ε can change, proved.
 //!
-//! A perturbation moves every value of an input by at most ε in raw·scale units (before mean and std) and leaves it in
-//! [0, 1]. Three bounds, each tried where the one before it does not suffice, so that a later one never certifies less:
+//! A perturbation moves every value of an input by at most ε in raw·scale units (before mean and std), or all values
+//! together by at most ε in the Euclidean norm, and leaves them in [0, 1]. Four bounds, each tried where the one before it
+//! does not suffice, so that a later one never certifies less:
 //!
-//! - **global**: ŷ_i − ŷ_j > ε(|C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j|)|1/std| for all j. One number per pair of classes,
-//!   whatever the input.
-//! - **interval**: the states' box x* ± ε(I−|A|)⁻¹|B||1/std|, cut with its image under x ↦ φ(Ax + Bu + b) over the box
-//!   of inputs, again and again in a cycle. φ does not decrease, so every iterate contains the equilibria.
-//! - **linear**: each φ between two lines over its interval, and the difference of two outputs substituted back through
-//!   them to the inputs; in a cycle a few times, what is left then bounded by the box. The intervals of later layers
-//!   are narrowed the same way first.
+//! - **global**: every value of the model within its clean value ± what |weights| let an input change become; the same as
+//!   ŷ_i − ŷ_j > ε(|C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j|)|1/std| for all j, but for rounding.
+//! - **interval**: every value in the image of the intervals before it.
+//! - **linear**: each φ between two lines over its interval, each maximum between two of its values, and the difference
+//!   of two outputs substituted back through them to the inputs. The intervals of unstable units, and of what a maximum
+//!   reads, are narrowed the same way first.
+//! - **slopes**: the same with the slopes of the lower lines improved by gradient steps, for every difference of its own.
+//!
+//! One mechanism serves dense layers, convolutions, sums, poolings and operators that move values. The states of a cycle are substituted into themselves twelve times; what is
+//! left is bounded by the box x* ± ε(I−|A|)⁻¹|B||1/std|, narrowed by interval iteration.
 //!
 //! # Rounding
 //!
-//! A certificate holds for the model in exact arithmetic and for its single-precision run by
-//! [`Equilibrium`]. Both are covered by slacks that only make it harder to certify:
-//!
-//! - A row of t terms, summed in single precision in any order, is off by at most γ_t·(|A||x| + |B||u| + |b|),
-//!   γ_t = t·2⁻²⁴/(1 − t·2⁻²⁴), plus |A| times the errors of the states it reads; a ReLU that stays off has none. This
-//!   recursion, with |x| and |u| bounded over the box, bounds the run's error e of every output. An
-//!   exact difference above e_i + e_j over the box cannot be reversed by a run at any of its points.
-//! - The bounds themselves are computed in double precision. Every product in a back-substitution is one term of
-//!   (I−|A|)⁻¹(|A||x| + |B||u| + |b|), because slopes are at most 1; of N roundings on its way none is larger than 2⁻⁵³
-//!   of it, so N·2⁻⁵² times that sum covers them all.
-//! - Inputs are float32: ε is taken 2⁻²³ larger than asked.
-//! - Shared weights are entries here, one for each position that uses them; those behind a mean are rounded once more. A
-//!   run takes means first and sums block by block: both only add to t. Parts of an entry that cancel are rounded all
-//!   the same, so |A| and |B| are there the sums of their magnitudes.
+//! A certificate holds for the model in exact arithmetic and for its single-precision run by [`Equilibrium`]. A run
+//! computes z = Wx + b + δ with |δ| ≤ γ_n(|W||x| + |b|) in whatever order it sums its n terms, γ_n = n·u/(1 − n·u),
+//! u = 2⁻²⁴. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z takes
+//! |μ|·γ_n(|W||x| + |b|) from its constant, |x| bounded by its box. Its own coefficients are single precision too: where
+//! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, which summed over the units is the same expression
+//! with another n. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
+//! multiplied along paths. Constants are double precision; their roundings are below one more u. Inputs are float32: ε is
+//! taken 2⁻²³ larger than asked.
 
-mod interval;
-mod linear;
+mod block;
+mod boxes;
+mod graph;
 mod reach;
+mod region;
 mod relaxation;
+mod sample;
+mod slopes;
+mod substitution;
 
 pub use reach::{Sensitivity, sensitivity};
 
+use std::borrow::Cow;
+
 use crate::arrays::PerFeature;
-use crate::attack::check_epsilon;
+use crate::attack::{Norm, check_epsilon};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::evaluate::predictions;
 use crate::linalg::Matrix;
-use crate::model::{ImplicitModel, TapBlock};
+use crate::model::ImplicitModel;
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::InputSource;
 use crate::{Error, Result};
-use interval::{Boxes, Group, LANES};
-use linear::Substitution;
-use reach::{Reach, Stages};
+use graph::Graph;
+use reach::{Stages, reach};
+use sample::Sample;
+use substitution::Substitution;
 
 /// Samples certified together; part of no result.
-const BLOCK: usize = 64;
+const BLOCK: usize = 8;
 
 /// How hard to try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,6 +66,8 @@ pub enum Bound {
     Interval,
     /// And linear relaxation per input.
     Linear,
+    /// And slopes of its lines improved by gradient steps.
+    Slopes,
 }
 
 impl std::fmt::Display for Bound {
@@ -68,6 +76,7 @@ impl std::fmt::Display for Bound {
             Bound::Global => "global",
             Bound::Interval => "interval",
             Bound::Linear => "linear",
+            Bound::Slopes => "slopes",
         })
     }
 }
@@ -77,13 +86,17 @@ impl std::fmt::Display for Bound {
 pub struct CertifySettings {
     /// Largest changes, in raw·scale units.
     pub epsilon: Vec<f64>,
-    /// The tightest bound to try. Default: linear.
+    /// The tightest bound to try; [`Bound::Slopes`] takes `slopes` steps. Default: linear.
     pub bound: Bound,
+    /// Gradient steps on the slopes of lower lines, with [`Bound::Slopes`] alone. Default 0.
+    pub slopes: usize,
+    /// In which norm a perturbation is at most ε. Default: every value on its own.
+    pub norm: Norm,
 }
 
 impl Default for CertifySettings {
     fn default() -> Self {
-        Self { epsilon: vec![1.0 / 255.0, 2.0 / 255.0], bound: Bound::Linear }
+        Self { epsilon: vec![1.0 / 255.0, 2.0 / 255.0], bound: Bound::Linear, slopes: 0, norm: Norm::Linf }
     }
 }
 
@@ -134,41 +147,44 @@ pub fn certify(
             format!("{} values, preprocessing of {}", inputs.features(), per_feature.std.len()),
         ));
     }
-    let plain = model.unrolled("a certificate")?;
-    let mut certifier = Certifier::new(&plain, per_feature)?;
-    if !model.taps().is_empty() {
-        certifier.run_with(model)?;
+    if (settings.bound == Bound::Slopes) != (settings.slopes > 0) {
+        return Err(Error::setting(
+            "slopes",
+            "steps with the bound slopes, and none with another",
+            format!("{} with the bound {}", settings.slopes, settings.bound),
+        ));
     }
-    // Largest first: what holds there holds at every smaller ε.
+    let certifier = Certifier::new(model, per_feature, settings)?;
+    // Smallest first: a sample that is not certified there is certified at no larger ε.
     let mut order: Vec<usize> = (0..settings.epsilon.len()).collect();
-    order.sort_by(|&a, &b| settings.epsilon[b].total_cmp(&settings.epsilon[a]));
-    let descending: Vec<f64> = order.iter().map(|&k| settings.epsilon[k]).collect();
-    let bounds: Vec<Bound> =
-        [Bound::Global, Bound::Interval, Bound::Linear].into_iter().filter(|b| *b <= settings.bound).collect();
-    let mut counts = vec![vec![0usize; descending.len()]; bounds.len()];
+    order.sort_by(|&a, &b| settings.epsilon[a].total_cmp(&settings.epsilon[b]));
+    let ascending: Vec<f64> = order.iter().map(|&k| settings.epsilon[k]).collect();
+    let bounds: Vec<Bound> = [Bound::Global, Bound::Interval, Bound::Linear, Bound::Slopes]
+        .into_iter()
+        .filter(|b| *b <= settings.bound)
+        .collect();
+    let mut counts = vec![vec![0usize; ascending.len()]; bounds.len()];
     let (mut right, mut not_converged) = (0, 0);
     let mut certified = Vec::with_capacity(samples);
     parallel::fold(
         threads,
         samples.div_ceil(BLOCK),
         |block| {
-            cancel.check()?;
             let range = block * BLOCK..((block + 1) * BLOCK).min(samples);
             let u = inputs.rows(range.clone())?;
             u.require_finite("inputs", range.start)?;
-            certifier.block(&u, &labels[range], &descending, settings.bound)
+            certifier.block(&u, &labels[range], &ascending, cancel)
         },
         |_, verdicts: Vec<Verdict>| {
             for verdict in verdicts {
                 right += usize::from(verdict.right);
                 not_converged += usize::from(!verdict.converged);
-                for (count, bound) in counts.iter_mut().zip(&bounds) {
-                    for (c, by) in count.iter_mut().zip(&verdict.by) {
-                        *c += usize::from(by.is_some_and(|by| by <= *bound));
-                    }
+                for (count, reached) in counts.iter_mut().zip(&verdict.reached) {
+                    count[..*reached].iter_mut().for_each(|c| *c += 1);
                 }
-                let mut row = vec![false; descending.len()];
-                order.iter().zip(&verdict.by).for_each(|(&k, by)| row[k] = by.is_some());
+                let mut row = vec![false; ascending.len()];
+                let most = verdict.reached.last().copied().unwrap_or(0);
+                order[..most].iter().for_each(|&k| row[k] = true);
                 certified.push(row);
             }
             progress(certified.len());
@@ -198,152 +214,77 @@ pub fn certify(
 struct Verdict {
     right: bool,
     converged: bool,
-    /// At every ε, descending: the first bound that certifies it.
-    by: Vec<Option<Bound>>,
+    /// Of every bound: at how many ε, ascending, it or one before it certifies the sample.
+    reached: Vec<usize>,
 }
 
 /// A model and the data's range, made ready.
 struct Certifier<'a> {
-    model: &'a ImplicitModel,
     per_feature: &'a PerFeature,
+    settings: &'a CertifySettings,
     equilibrium: Equilibrium,
-    stages: Stages<'a>,
-    reach: Reach,
-    /// C and D, dense.
-    c: Matrix,
-    d: Matrix,
+    graph: Graph,
+    cycle: Option<Cycle<'a>>,
+}
+
+/// What a model with cycles needs beside its graph.
+struct Cycle<'a> {
+    model: Cow<'a, ImplicitModel>,
+    /// How far its states move when inputs move by one unit.
+    reach: Vec<f64>,
 }
 
 impl<'a> Certifier<'a> {
-    fn new(model: &'a ImplicitModel, per_feature: &'a PerFeature) -> Result<Self> {
-        let stages = Stages::new(model)?;
-        let inverse: Vec<f64> = per_feature.std.iter().map(|s| 1.0 / s).collect();
-        Ok(Self {
-            model,
-            per_feature,
-            equilibrium: Equilibrium::new(model, one_thread())?,
-            reach: Reach::new(&stages, &inverse),
-            stages,
-            c: model.c().to_dense().cast(),
-            d: model.d().to_dense().cast(),
-        })
+    fn new(model: &'a ImplicitModel, per_feature: &'a PerFeature, settings: &'a CertifySettings) -> Result<Self> {
+        let graph = Graph::new(model)?;
+        let mut cycle = None;
+        if let (Some(_), Some(plain)) = (&graph.turns, model.without_taps()) {
+            let inverse: Vec<f64> = per_feature.std.iter().map(|s| 1.0 / s).collect();
+            let reach = reach(&Stages::new(&plain)?, &inverse);
+            cycle = Some(Cycle { model: plain, reach });
+        }
+        Ok(Self { per_feature, settings, equilibrium: Equilibrium::new(model, one_thread())?, graph, cycle })
     }
 
-    /// What is run is the model before its shared weights became entries.
-    fn run_with(&mut self, model: &ImplicitModel) -> Result<()> {
-        self.equilibrium = Equilibrium::new(model, one_thread())?;
-        // Entries of several blocks may have become one, and a mean rounds before its weight does: no product of a row is
-        // rounded more often than in the longest block, its means, and once for every block.
-        let own = |b: &TapBlock| b.columns() + b.maps.iter().map(|m| m.terms() + 2).sum::<usize>();
-        let longest = model.taps().iter().map(own).max().unwrap_or(0);
-        self.stages.magnitudes = Some(model.unrolled_magnitudes());
-        self.stages.more_roundings = (longest + model.taps().len() + 4) as f64;
-        Ok(())
-    }
-
-    fn block(&self, u: &Matrix<f32>, labels: &[u32], descending: &[f64], bound: Bound) -> Result<Vec<Verdict>> {
-        let solution = self.equilibrium.run(u)?;
-        let right: Vec<bool> = predictions(&solution.y).iter().zip(labels).map(|(p, l)| p == l).collect();
-        let mut verdicts: Vec<Verdict> = (0..u.rows())
-            .map(|s| Verdict {
-                right: right[s],
-                converged: solution.diagnostics[s].converged,
-                by: vec![None; descending.len()],
-            })
-            .collect();
-        let mut substitution = None;
-        for first in (0..u.rows()).step_by(LANES) {
-            let lanes: Vec<usize> = (first..(first + LANES).min(u.rows())).collect();
-            for (e, &epsilon) in descending.iter().enumerate() {
-                let epsilon = widened(epsilon);
-                for &s in &lanes {
-                    // A sample certified at a larger ε is certified at this one.
-                    verdicts[s].by[e] = e.checked_sub(1).and_then(|before| verdicts[s].by[before]);
-                }
-                let better =
-                    |verdict: &Verdict| verdict.right && verdict.converged && verdict.by[e] != Some(Bound::Global);
-                if !lanes.iter().any(|&s| better(&verdicts[s])) {
-                    continue;
-                }
-                let group = Group::new(self, u, &solution, &lanes, epsilon);
-                let mut open = Vec::new();
-                for (lane, &s) in lanes.iter().enumerate() {
-                    if !better(&verdicts[s]) {
-                        continue;
-                    }
-                    let label = labels[s] as usize;
-                    let y = solution.y.row(s);
-                    if self.global(&group, lane, y, label, epsilon) {
-                        verdicts[s].by[e] = Some(Bound::Global);
-                    } else if verdicts[s].by[e] != Some(Bound::Interval) && !hopeless(&group, lane, y, label) {
-                        open.push((lane, s, label));
-                    }
-                }
-                if open.is_empty() || bound == Bound::Global {
-                    continue;
-                }
-                let boxes = Boxes::new(self, &group, u, &lanes, epsilon);
-                for (lane, s, label) in open {
-                    if self.interval(&group, &boxes, lane, label) {
-                        verdicts[s].by[e] = Some(Bound::Interval);
-                    } else if bound == Bound::Linear && verdicts[s].by[e].is_none() {
-                        let substitution = substitution.get_or_insert_with(|| Substitution::new(self));
-                        if substitution.certifies(&group, &boxes, lane, label) {
-                            verdicts[s].by[e] = Some(Bound::Linear);
-                        }
-                    }
-                }
+    fn block(&self, u: &Matrix<f32>, labels: &[u32], ascending: &[f64], cancel: &Cancel) -> Result<Vec<Verdict>> {
+        // Only cycles need their states.
+        let (y, x, diagnostics) = if self.cycle.is_some() {
+            let solution = self.equilibrium.run(u)?;
+            (solution.y, Some(solution.x), solution.diagnostics)
+        } else {
+            let solution = self.equilibrium.outputs(u)?;
+            (solution.y, None, solution.diagnostics)
+        };
+        let predicted = predictions(&y);
+        let stages = self.cycle.as_ref().map(|c| Stages::new(&c.model)).transpose()?;
+        let mut substitution = Substitution::new(&self.graph);
+        let mut verdicts = Vec::with_capacity(u.rows());
+        for s in 0..u.rows() {
+            let mut verdict = Verdict {
+                right: predicted[s] == labels[s],
+                converged: diagnostics[s].converged,
+                reached: vec![0; self.settings.bound as usize + 1],
+            };
+            if verdict.right && verdict.converged {
+                let states = x.as_ref().map(|x| x.row(s)).zip(stages.as_ref());
+                let mut sample = Sample {
+                    certifier: self,
+                    substitution: &mut substitution,
+                    u: u.row(s),
+                    label: labels[s] as usize,
+                    states,
+                    cancel,
+                };
+                verdict.reached = sample.reached(ascending)?;
             }
+            verdicts.push(verdict);
         }
         Ok(verdicts)
     }
-
-    /// The run's outputs are off by e at the clean input and by e at the perturbed one.
-    fn global(&self, group: &Group, lane: usize, y: &[f32], label: usize, epsilon: f64) -> bool {
-        (0..y.len()).filter(|&j| j != label).all(|j| {
-            let slack = 2.0 * (group.output_error[label][lane] + group.output_error[j][lane]);
-            f64::from(y[label]) - f64::from(y[j]) > epsilon * self.reach.of_pair(label, j) + slack
-        })
-    }
-
-    /// The smallest difference of two outputs over the box of states and inputs.
-    fn interval(&self, group: &Group, boxes: &Boxes, lane: usize, label: usize) -> bool {
-        let bias = self.model.output_bias();
-        (0..self.c.rows()).filter(|&j| j != label).all(|j| {
-            let mut least = f64::from(bias[label]) - f64::from(bias[j]);
-            for (rows, centre, radius) in [
-                (&self.c, &boxes.state_centre, &boxes.state_radius),
-                (&self.d, &boxes.input_centre, &boxes.input_radius),
-            ] {
-                for (k, (a, b)) in rows.row(label).iter().zip(rows.row(j)).enumerate() {
-                    let w = a - b;
-                    if w != 0.0 {
-                        least += w * centre[k][lane] - w.abs() * radius[k][lane];
-                    }
-                }
-            }
-            least > group.needed(label, j, lane)
-        })
-    }
-}
-
-/// Whether even the clean input's outputs are closer to each other than the slacks: no bound over a box can do better than
-/// at its centre. So it is in deep networks, whose slacks grow with every layer.
-fn hopeless(group: &Group, lane: usize, y: &[f32], label: usize) -> bool {
-    (0..y.len()).filter(|&j| j != label).any(|j| {
-        let most =
-            f64::from(y[label]) - f64::from(y[j]) + group.output_error[label][lane] + group.output_error[j][lane];
-        most * (1.0 + 1e-9) <= group.needed(label, j, lane)
-    })
 }
 
 fn one_thread() -> EquilibriumSettings {
     EquilibriumSettings { threads: Threads::one(), ..EquilibriumSettings::default() }
-}
-
-/// ε with the rounding of float32 inputs.
-fn widened(epsilon: f64) -> f64 {
-    epsilon + f64::from(f32::EPSILON)
 }
 
 #[cfg(test)]

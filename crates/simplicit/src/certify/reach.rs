@@ -1,38 +1,35 @@
-//! How far states can move: |A| summed over all paths, rounded outwards.
+//! How far the states of a model of plain entries can move: |A| summed over all paths, rounded outwards. Cycles start from
+//! it, and `--robust` prices weights by it.
 
-use super::interval::{LANES, Lane};
-use crate::equilibrium::Schedule;
+use crate::equilibrium::{EquilibriumSettings, Schedule};
 use crate::layout::Activation;
-use crate::linalg::{Csr, vectorised};
+use crate::linalg::Csr;
 use crate::model::{Contraction, ImplicitModel, component_contraction};
 use crate::{Error, Result};
 
+use super::boxes::gamma;
+
 /// Steps of x ← |A|x + w in a cycle before the rest is bounded by the contraction: for slacks, and for what is computed
 /// once for a model.
-pub(super) const FEW: usize = 40;
+const FEW: usize = 40;
 const MANY: usize = 5000;
 /// Steps that raise no sum by more than this share are enough.
 const SETTLED: f64 = 1e-9;
+/// Room for what is not yet known when a cycle's magnitudes are guessed.
+const ROOM: f64 = 1.0 / 16.0;
 
 /// States computed together, and how a cycle contracts.
-pub(super) struct Stage {
-    pub(super) units: Vec<usize>,
-    pub(super) cycle: Option<Contraction>,
+struct Stage {
+    units: Vec<usize>,
+    cycle: Option<Contraction>,
 }
 
 /// A model in the order its states are computed.
 pub(super) struct Stages<'a> {
-    pub(super) model: &'a ImplicitModel,
-    pub(super) stages: Vec<Stage>,
-    pub(super) activations: Vec<Activation>,
+    model: &'a ImplicitModel,
+    stages: Vec<Stage>,
     /// Stage of every state.
-    pub(super) stage_of: Vec<usize>,
-    /// Weights that a substitution from a stage passes.
-    pub(super) weights_passed: Vec<usize>,
-    /// What a run's rows round by, where that is more than the model's own magnitudes.
-    pub(super) magnitudes: Option<ImplicitModel>,
-    /// Roundings of a run's row beside those of its terms: where weights are shared and means are taken.
-    pub(super) more_roundings: f64,
+    stage_of: Vec<usize>,
 }
 
 impl<'a> Stages<'a> {
@@ -47,36 +44,7 @@ impl<'a> Stages<'a> {
         let stages = order(model.a())?;
         let mut stage_of = vec![0; model.shape().states];
         stages.iter().enumerate().for_each(|(k, stage)| stage.units.iter().for_each(|&i| stage_of[i] = k));
-        let layers = model.layout().layers();
-        let activations = layers.iter().flat_map(|l| std::iter::repeat_n(l.activation, l.size)).collect();
-        let length = |m: &Csr<f32>, i: usize| m.indptr()[i + 1] - m.indptr()[i];
-        let mut entries = 0;
-        let weights_passed = stages
-            .iter()
-            .map(|stage: &Stage| {
-                let own: usize = stage.units.iter().map(|&i| length(model.a(), i) + length(model.b(), i)).sum();
-                let before = entries;
-                entries += own;
-                // A cycle is substituted into itself.
-                before + if stage.cycle.is_some() { super::linear::TURNS * own } else { 0 }
-            })
-            .collect();
-        Ok(Self { model, stages, activations, stage_of, weights_passed, magnitudes: None, more_roundings: 0.0 })
-    }
-
-    /// Terms of state i's row.
-    pub(super) fn terms(&self, i: usize) -> f64 {
-        self.roundings(self.model.a(), self.model.b(), i)
-    }
-
-    /// Terms of output i's row.
-    pub(super) fn output_terms(&self, i: usize) -> f64 {
-        self.roundings(self.model.c(), self.model.d(), i)
-    }
-
-    fn roundings(&self, states: &Csr<f32>, inputs: &Csr<f32>, i: usize) -> f64 {
-        let length = |m: &Csr<f32>| m.indptr()[i + 1] - m.indptr()[i];
-        (length(states) + length(inputs) + 1) as f64 + self.more_roundings
+        Ok(Self { model, stages, stage_of })
     }
 
     /// Larger than one by more than any sum here can lose to rounding.
@@ -85,33 +53,32 @@ impl<'a> Stages<'a> {
     }
 
     /// x_i += Σ_j |A_ij| x_j for the units of a stage, from its own states or from the others.
-    pub(super) fn add_from_states(&self, stage: usize, own: bool, x: &[Lane], out: &mut [Lane]) {
+    fn add_from_states(&self, stage: usize, own: bool, x: &[f64], out: &mut [f64]) {
         add_magnitudes(self.model.a(), &self.stages[stage].units, |j| (self.stage_of[j] == stage) == own, x, out);
     }
 
     /// x ≥ |A|x + w, where `x` holds w of this stage on entry and what earlier stages give is already in it. More steps
     /// give a smaller x.
-    pub(super) fn close(&self, stage: usize, x: &mut [Lane], steps: usize) {
+    fn close(&self, stage: usize, x: &mut [f64], steps: usize) {
         let Stage { units, cycle } = &self.stages[stage];
         let up = self.outwards();
-        let scale = |x: &mut Lane| x.iter_mut().for_each(|v| *v *= up);
         let Some(cycle) = cycle else {
-            units.iter().for_each(|&i| scale(&mut x[i]));
+            units.iter().for_each(|&i| x[i] *= up);
             return;
         };
-        let w: Vec<Lane> = units.iter().map(|&i| x[i]).collect();
+        let w: Vec<f64> = units.iter().map(|&i| x[i]).collect();
         let mut image = x.to_vec();
-        let mut step = |x: &[Lane]| -> Vec<Lane> {
+        let mut step = |x: &[f64]| -> Vec<f64> {
             units.iter().zip(&w).for_each(|(&i, w)| image[i] = *w);
             self.add_from_states(stage, true, x, &mut image);
-            units.iter().for_each(|&i| scale(&mut image[i]));
+            units.iter().for_each(|&i| image[i] *= up);
             units.iter().map(|&i| image[i]).collect()
         };
         for _ in 0..steps {
             let next = step(x);
             let mut settled = true;
             for (&i, next) in units.iter().zip(next) {
-                settled &= next.iter().zip(&x[i]).all(|(next, x)| *next <= x * (1.0 + SETTLED));
+                settled &= next <= x[i] * (1.0 + SETTLED);
                 x[i] = next;
             }
             if settled {
@@ -120,15 +87,12 @@ impl<'a> Stages<'a> {
         }
         // |A|s ≤ ρs: adding s·max((Tx − x)/((1−ρ)s)) makes x a point that T does not raise.
         let next = step(x);
-        let mut lift: Lane = [0.0; LANES];
+        let mut lift = 0.0f64;
         for ((&i, next), s) in units.iter().zip(&next).zip(&cycle.scaling) {
-            for l in 0..LANES {
-                lift[l] = lift[l].max((next[l] - x[i][l]) / ((1.0 - cycle.rho) * s));
-            }
+            lift = lift.max((next - x[i]) / ((1.0 - cycle.rho) * s));
         }
         for (&i, s) in units.iter().zip(&cycle.scaling) {
-            (0..LANES).for_each(|l| x[i][l] += lift[l] * s * up);
-            scale(&mut x[i]);
+            x[i] = (x[i] + lift * s * up) * up;
         }
     }
 }
@@ -161,91 +125,75 @@ fn outwards(terms: usize) -> f64 {
 }
 
 /// out_i += Σ_j |m_ij| x_j over columns to `keep`, for some rows.
-pub(super) fn add_magnitudes(m: &Csr<f32>, rows: &[usize], keep: impl Fn(usize) -> bool, x: &[Lane], out: &mut [Lane]) {
-    vectorised(
-        #[inline(always)]
-        || {
-            for &i in rows {
-                let mut sum = out[i];
-                for (j, w) in m.row(i) {
-                    if keep(j) {
-                        let (w, x) = (f64::from(w.abs()), &x[j]);
-                        for l in 0..LANES {
-                            sum[l] += w * x[l];
-                        }
-                    }
-                }
-                out[i] = sum;
-            }
-        },
-    );
+fn add_magnitudes(m: &Csr<f32>, rows: &[usize], keep: impl Fn(usize) -> bool, x: &[f64], out: &mut [f64]) {
+    for &i in rows {
+        out[i] += m.row(i).filter(|(j, _)| keep(*j)).map(|(j, w)| f64::from(w.abs()) * x[j]).sum::<f64>();
+    }
 }
 
-/// What inputs that move by one unit in raw·scale units can do.
-pub(super) struct Reach {
-    /// No pre-activation (and no state) moves further.
-    pub(super) states: Vec<f64>,
-    pairs: Vec<f64>,
-    classes: usize,
+/// How far every state moves at most when inputs move by one unit in raw·scale units; `inverse` is 1/std of every input.
+pub(super) fn reach(stages: &Stages, inverse: &[f64]) -> Vec<f64> {
+    let model = stages.model;
+    let mut reach = vec![0.0; model.shape().states];
+    for (k, stage) in stages.stages.iter().enumerate() {
+        let mut sums = reach.clone();
+        add_magnitudes(model.b(), &stage.units, |_| true, inverse, &mut sums);
+        stages.add_from_states(k, false, &reach, &mut sums);
+        stages.close(k, &mut sums, MANY);
+        stage.units.iter().for_each(|&i| reach[i] = sums[i]);
+    }
+    reach
 }
 
-impl Reach {
-    /// `inverse` is 1/std of every input.
-    pub(super) fn new(stages: &Stages, inverse: &[f64]) -> Self {
+/// Boxes of the equilibria of all inputs within reach of a sample.
+pub(super) struct CycleBox {
+    pub(super) low: Vec<f64>,
+    pub(super) high: Vec<f64>,
+    /// No computed state is further from its exact value.
+    pub(super) error: Vec<f64>,
+}
+
+impl CycleBox {
+    /// `x` are the computed states, `moved` how far the exact ones may move, `inputs` bounds of |u|. Errors are infinite
+    /// where they cannot be bounded.
+    pub(super) fn new(stages: &Stages, x: &[f32], moved: &[f64], inputs: &[f64]) -> Self {
         let model = stages.model;
-        let shape = model.shape();
-        let inputs: Vec<Lane> = inverse.iter().map(|v| [*v; LANES]).collect();
-        let mut reach: Vec<Lane> = vec![[0.0; LANES]; shape.states];
-        for (k, stage) in stages.stages.iter().enumerate() {
-            let mut sums = reach.clone();
-            add_magnitudes(model.b(), &stage.units, |_| true, &inputs, &mut sums);
-            stages.add_from_states(k, false, &reach, &mut sums);
-            stages.close(k, &mut sums, MANY);
-            stage.units.iter().for_each(|&i| reach[i] = sums[i]);
-        }
-        let states: Vec<f64> = reach.iter().map(|r| r[0]).collect();
-        let q = shape.outputs;
-        let up = stages.outwards();
-        let mut pairs = vec![0.0; q * q];
-        for i in 0..q {
-            for j in 0..i {
-                let total = difference(model.c(), i, j, &states) + difference(model.d(), i, j, inverse);
-                pairs[i * q + j] = total * up;
-                pairs[j * q + i] = total * up;
-            }
-        }
-        Self { states, pairs, classes: q }
-    }
-
-    /// ŷ_i − ŷ_j changes by at most this.
-    pub(super) fn of_pair(&self, i: usize, j: usize) -> f64 {
-        self.pairs[i * self.classes + j]
-    }
-}
-
-/// Σ_k |m_ik − m_jk| x_k.
-fn difference(m: &Csr<f32>, i: usize, j: usize, x: &[f64]) -> f64 {
-    let (mut a, mut b) = (m.row(i).peekable(), m.row(j).peekable());
-    let mut total = 0.0;
-    loop {
-        let (k, w) = match (a.peek().copied(), b.peek().copied()) {
-            (None, None) => return total,
-            (Some((k, v)), other) if other.is_none_or(|(l, _)| k < l) => {
-                a.next();
-                (k, f64::from(v))
-            }
-            (Some((k, v)), Some((l, w))) if k == l => {
-                a.next();
-                b.next();
-                (k, f64::from(v) - f64::from(w))
-            }
-            (_, Some((l, w))) => {
-                b.next();
-                (l, f64::from(w))
-            }
-            (Some(_), None) => return total,
+        let n = x.len();
+        let all: Vec<usize> = (0..n).collect();
+        let sizes: Vec<f64> = x.iter().zip(moved).map(|(x, m)| f64::from(x.abs()) + m).collect();
+        let guess: Vec<f64> = sizes.iter().map(|v| v + ROOM * (1.0 + v)).collect();
+        let mut magnitude: Vec<f64> = model.state_bias().iter().map(|b| f64::from(b.abs())).collect();
+        add_magnitudes(model.b(), &all, |_| true, inputs, &mut magnitude);
+        add_magnitudes(model.a(), &all, |_| true, &guess, &mut magnitude);
+        let entries = |i: usize| {
+            let length = |m: &Csr<f32>| m.indptr()[i + 1] - m.indptr()[i];
+            (length(model.a()) + length(model.b()) + 3) as f64
         };
-        total += w.abs() * x[k];
+        // Cycles are iterated in double precision to a tolerance; everything is handed on in single precision, and what
+        // lies on no cycle is summed in it.
+        let largest = guess.iter().copied().fold(1.0, f64::max);
+        let tolerance = EquilibriumSettings::default().tolerance * largest;
+        let mut error = vec![0.0; n];
+        for (k, stage) in stages.stages.iter().enumerate() {
+            for &i in &stage.units {
+                let single = if stage.cycle.is_some() { 2.0 * entries(i) * f64::EPSILON } else { gamma(entries(i)) };
+                error[i] = single * magnitude[i] + entries(i) * f64::from(f32::MIN_POSITIVE);
+            }
+            let known = error.clone();
+            stages.add_from_states(k, false, &known, &mut error);
+            stages.close(k, &mut error, FEW);
+            for &i in &stage.units {
+                error[i] += tolerance + gamma(8.0) * (1.0 + magnitude[i]);
+            }
+        }
+        for i in 0..n {
+            // The guess must have left room for what was found.
+            if 2.0 * error[i] > 0.999 * (guess[i] - sizes[i]) {
+                error[i] = f64::INFINITY;
+            }
+        }
+        let side = |sign: f64| (0..n).map(|i| f64::from(x[i]) + sign * (moved[i] + error[i])).collect();
+        Self { low: side(-1.0), high: side(1.0), error }
     }
 }
 
@@ -268,7 +216,7 @@ pub fn sensitivity(model: &ImplicitModel, std: &[f64]) -> Result<Sensitivity> {
     }
     let stages = Stages::new(model)?;
     let inverse: Vec<f64> = std.iter().map(|s| 1.0 / s).collect();
-    let reach = Reach::new(&stages, &inverse);
+    let reach = reach(&stages, &inverse);
     let q = shape.outputs;
     // Mean of |C_i − C_j| over pairs, then back along every path: the same sums on the transposed model.
     let c = model.c().to_dense();
@@ -298,6 +246,6 @@ pub fn sensitivity(model: &ImplicitModel, std: &[f64]) -> Result<Sensitivity> {
         }
     }
     rows.extend(std::iter::repeat_n(2.0 / q.max(1) as f64, q));
-    let columns = reach.states.iter().copied().chain(inverse).collect();
+    let columns = reach.into_iter().chain(inverse).collect();
     Ok(Sensitivity { rows, columns })
 }

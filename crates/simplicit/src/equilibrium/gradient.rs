@@ -90,9 +90,14 @@ impl InputGradient {
     }
 
     /// Pulls the cotangents `v` (m × q) back to the inputs, at pre-activations `z` (m × n) already computed. Where a maximum
-    /// of the inputs themselves is taken, `z` does not tell at which of them, and [`InputGradient::run`] is to be used.
+    /// of the inputs themselves is taken, `z` does not tell at which of them: see [`InputGradient::at_inputs`].
     pub fn at(&self, z: &Matrix<f32>, v: &Matrix<f32>) -> Result<GradientSolution> {
         self.pull(z, None, v)
+    }
+
+    /// As [`InputGradient::at`], also where a maximum or another operator reads the inputs `u` themselves.
+    pub fn at_inputs(&self, u: &Matrix<f32>, z: &Matrix<f32>, v: &Matrix<f32>) -> Result<GradientSolution> {
+        self.pull(z, Some(u), v)
     }
 
     /// The derivative of Σ v·y by every pre-activation, m × n, at pre-activations `z` of the inputs `u`; of any model.

@@ -15,6 +15,7 @@ mod run;
 mod schedule;
 
 pub use gradient::{GradientSolution, InputGradient};
+pub(crate) use operand::Packing;
 pub use prepared::{BlockKernel, LayerSum, Prepared, Workspace};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};

@@ -9,7 +9,7 @@ use crate::network::Window;
 
 /// How an operand is laid out for its taps.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Packing {
+pub(crate) struct Packing {
     input: MapShape,
     window: Window,
     /// Phases along each axis: rows or columns that differ by less than a stride.
@@ -21,7 +21,7 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    pub(super) fn new(input: MapShape, window: Window, output: MapShape) -> Self {
+    pub(crate) fn new(input: MapShape, window: Window, output: MapShape) -> Self {
         let output = [output.height, output.width];
         // Checked when the block was made.
         let extent = window.extent().unwrap_or(window.kernel);
@@ -36,14 +36,14 @@ impl Packing {
     }
 
     /// Whether the operand as it is already is what the taps read.
-    pub(super) fn is_plain(&self) -> bool {
+    pub(crate) fn is_plain(&self) -> bool {
         self.window.stride == [1, 1]
             && self.window.padding == [0; 4]
             && self.grid == [self.input.height, self.input.width]
     }
 
     /// Values of one sample.
-    pub(super) fn size(&self) -> usize {
+    pub(crate) fn size(&self) -> usize {
         self.input.channels * self.phases[0] * self.phases[1] * self.grid[0] * self.grid[1]
     }
 
@@ -74,8 +74,24 @@ impl Packing {
         }
     }
 
-    /// Adds the packed cotangent to the operand's.
-    pub(super) fn unpack_add(&self, packed: &[f32], dx: &mut [f32], lanes: usize) {
+    /// Lays the operand out; both units × lanes.
+    pub(crate) fn pack(&self, x: &[f32], packed: &mut [f32], lanes: usize) {
+        packed.fill(0.0);
+        let stride = self.window.stride[1];
+        self.for_runs(|to, from, run| {
+            if stride == 1 {
+                packed[to * lanes..(to + run) * lanes].copy_from_slice(&x[from * lanes..(from + run) * lanes]);
+            } else {
+                for k in 0..run {
+                    let from = (from + k * stride) * lanes;
+                    packed[(to + k) * lanes..(to + k + 1) * lanes].copy_from_slice(&x[from..from + lanes]);
+                }
+            }
+        });
+    }
+
+    /// The transpose of [`Packing::pack`]: adds the packed cotangent to the operand's.
+    pub(crate) fn unpack_add(&self, packed: &[f32], dx: &mut [f32], lanes: usize) {
         let stride = self.window.stride[1];
         self.for_runs(|to, from, run| {
             for k in 0..run {
@@ -93,6 +109,18 @@ impl Packing {
         ((c * self.phases[0] + dy % sy) * self.phases[1] + dx % sx, [dy / sy, dx / sx])
     }
 
+    /// The taps over the packed operand.
+    pub(crate) fn stencil(&self, taps: &Csr<f32>) -> Stencil {
+        let [height, width] = self.grid;
+        let offset = |column: usize| {
+            let (phase, [down, right]) = self.place(column);
+            (phase * height + down) * width + right
+        };
+        let offsets: Vec<usize> = (0..taps.cols()).map(offset).collect();
+        let rows: Vec<Vec<(usize, f32)>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
+        Stencil::with_offsets(self.output, width, &offsets, self.window.area(), &rows)
+    }
+
     /// The shape in which [`Packing::transposed`] reads the cotangent of the result: so many rows and columns of zeros
     /// above and to the left, so many rows and columns in all.
     fn margins(&self) -> ([usize; 2], [usize; 2]) {
@@ -101,13 +129,13 @@ impl Packing {
     }
 
     /// Values of one sample of the cotangent of the result in that shape.
-    pub(super) fn cotangent_size(&self, channels: usize) -> usize {
+    pub(crate) fn cotangent_size(&self, channels: usize) -> usize {
         let (_, [height, width]) = self.margins();
         channels * height * width
     }
 
     /// Lays the cotangent of the result out for the transpose.
-    pub(super) fn pack_cotangent(&self, dout: &[f32], packed: &mut [f32], lanes: usize) {
+    pub(crate) fn pack_cotangent(&self, dout: &[f32], packed: &mut [f32], lanes: usize) {
         let ([above, left], [height, width]) = self.margins();
         let [rows, columns] = self.output;
         packed.fill(0.0);
@@ -118,7 +146,7 @@ impl Packing {
     }
 
     /// The transpose: one row per channel and phase of the packed operand, reading the packed cotangent.
-    pub(super) fn transposed(&self, taps: &Csr<f32>) -> Stencil {
+    pub(crate) fn transposed(&self, taps: &Csr<f32>) -> Stencil {
         let ([above, left], [height, width]) = self.margins();
         let mut rows = vec![Vec::new(); self.input.channels * self.phases[0] * self.phases[1]];
         for o in 0..taps.rows() {

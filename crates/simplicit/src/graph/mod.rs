@@ -9,4 +9,5 @@ pub(crate) mod error_function;
 mod ops;
 
 pub use dims::Dims;
+pub(crate) use ops::bounds::Shape as BoundShape;
 pub use ops::{Binary, Pooling, Reduction, Structure, Unary, Value};

@@ -15,9 +15,6 @@ mod taps;
 mod unroll;
 mod well_posedness;
 
-#[cfg(test)]
-pub(crate) use unroll::tests as unrolled_tests;
-
 pub use components::{Components, components};
 pub use factorise::Factorised;
 pub use layered::{Block, DenseLayer, Target};

@@ -173,9 +173,12 @@ impl FixedMap {
         rows
     }
 
-    /// Values that one result reads.
-    pub(crate) fn window_size(self) -> usize {
-        self.geometry().1.area()
+    /// For every position out of a channel: the positions in that it reads.
+    pub(crate) fn windows(self) -> Vec<Vec<usize>> {
+        let (_, _, height, width) = self.geometry();
+        let mut windows = vec![Vec::new(); height * width];
+        self.for_taps(|from, to| windows[to].push(from));
+        windows
     }
 
     /// Values summed for one result.

@@ -3,6 +3,7 @@
 //! Every operator has its shape rule, its forward pass and its adjoint in one file of this folder. All attributes are
 //! resolved when a network is read (axes are non-negative, paddings explicit), so running needs no decisions.
 
+pub(crate) mod bounds;
 mod elementwise;
 mod loops;
 mod normalise;

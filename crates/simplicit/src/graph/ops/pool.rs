@@ -120,6 +120,26 @@ impl Pooling {
         }
     }
 
+    /// For every result: what it reads, and the factor of a mean.
+    pub(super) fn windows(&self, x: Dims) -> Option<Vec<(Vec<u32>, f64)>> {
+        let [rows, columns] = self.plane(x)?;
+        let plane = rows.size * columns.size;
+        let mut windows = Vec::new();
+        for first in (0..x.size()).step_by(plane.max(1)) {
+            for i in 0..rows.out {
+                for j in 0..columns.out {
+                    let mut window = Vec::new();
+                    for k in rows.inside(i) {
+                        let row = first + rows.at(i, k) * columns.size;
+                        window.extend(columns.inside(j).map(|l| (row + columns.at(j, l)) as u32));
+                    }
+                    windows.push((window, 1.0 / self.count([rows, columns], [i, j])));
+                }
+            }
+        }
+        Some(windows)
+    }
+
     fn count(&self, [rows, columns]: [Axis; 2], [i, j]: [usize; 2]) -> f64 {
         (rows.counted(i, self.count_padding) * columns.counted(j, self.count_padding)) as f64
     }

@@ -1,0 +1,193 @@
+//! Intervals of every value of one sample, forwards, with the slacks for rounding.
+
+use super::block::Packed;
+use super::graph::{Graph, Kind, Node};
+use super::relaxation::{Largest, Lines, image};
+use crate::layout::Activation;
+
+/// γ_n = n·u/(1 − n·u) of single precision: no sum of n rounded terms, in whatever order, is further off, relative to
+/// the sum of magnitudes.
+pub(super) fn gamma(n: f64) -> f64 {
+    let share = n / (1u64 << 24) as f64;
+    if share < 0.5 { share / (1.0 - share) } else { f64::INFINITY }
+}
+
+/// What is known about one node.
+#[derive(Default, Clone)]
+pub(super) struct Bounds {
+    /// Of pre-activations; of the values themselves where there is no activation.
+    pub(super) low: Vec<f64>,
+    pub(super) high: Vec<f64>,
+    /// Of the values.
+    pub(super) x_low: Vec<f64>,
+    pub(super) x_high: Vec<f64>,
+    /// Of a sum.
+    pub(super) lines: Vec<Lines>,
+    /// Of a maximum.
+    pub(super) largest: Vec<Largest>,
+    /// How far rounding moves a pre-activation, and a coefficient times what it reads: per unit of coefficient.
+    pub(super) slack: Vec<f64>,
+    /// How far a value is moved after its activation; empty for nowhere.
+    pub(super) moved: Vec<f64>,
+    /// Centres, and radius and largest magnitude side by side, rounded outwards.
+    centre: Vec<f32>,
+    spans: Vec<f32>,
+    /// One where a value may differ from zero, and zero elsewhere.
+    live: Vec<f32>,
+}
+
+/// How values follow from pre-activations.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Rule {
+    /// φ of the interval.
+    Interval,
+    /// φ of the centre; the radius as it was, because no activation expands it.
+    Lipschitz,
+}
+
+impl Bounds {
+    /// Values in these intervals.
+    pub(super) fn of_values(low: Vec<f64>, high: Vec<f64>) -> Self {
+        let mut bounds = Self { x_low: low.clone(), x_high: high.clone(), low, high, ..Self::default() };
+        bounds.round_outwards();
+        bounds
+    }
+
+    fn round_outwards(&mut self) {
+        self.centre.clear();
+        self.spans.clear();
+        self.live.clear();
+        for (&low, &high) in self.x_low.iter().zip(&self.x_high) {
+            let centre = f64::midpoint(low, high) as f32;
+            let radius = (high - f64::from(centre)).max(f64::from(centre) - low).max(0.0);
+            self.centre.push(centre);
+            self.live.push(f32::from(u8::from(low != 0.0 || high != 0.0)));
+            self.spans.push(upwards(radius));
+            self.spans.push(upwards(low.abs().max(high.abs())));
+        }
+    }
+
+    /// Intervals of the pre-activations of node k from those of what it reads, and its slacks.
+    pub(super) fn sum(graph: &Graph, k: usize, all: &[Bounds], room: &mut Packed) -> Self {
+        let node = &graph.nodes[k];
+        let size = node.size;
+        let (mut centre, mut spans, mut counts) = (vec![0.0f32; size], vec![0.0f32; 2 * size], vec![0.0f32; size]);
+        for term in &node.terms {
+            let source = &all[term.source];
+            term.map.forward(&source.centre, &mut centre, 1, room);
+            term.map.magnitudes(&source.spans, &mut spans, 2, room);
+            term.map.count(&source.live, &mut counts, room);
+        }
+        let substitution = gamma(node.substitution_terms);
+        let mut bounds = Self::default();
+        for i in 0..size {
+            // Products that are not zero, bias, the factor of a mean, and once for every block.
+            let terms = f64::from(counts[i]) + (node.terms.len() + 3) as f64;
+            let own = gamma(terms);
+            let run = if node.rounds { own } else { 0.0 };
+            // Underflow of products.
+            let tiny = terms * f64::from(f32::MIN_POSITIVE);
+            let bias = node.bias_of(i);
+            let radius = f64::from(spans[2 * i]) * (1.0 + own);
+            let magnitude = (f64::from(spans[2 * i + 1]) + bias.abs()) * (1.0 + own);
+            let far = radius + (own + run) * magnitude + tiny;
+            let centre = f64::from(centre[i]) + bias;
+            bounds.low.push(centre - far);
+            bounds.high.push(centre + far);
+            bounds.slack.push((run + substitution) * magnitude + tiny);
+        }
+        bounds
+    }
+
+    /// Lines and values from pre-activations.
+    pub(super) fn activate(&mut self, node: &Node, rule: Rule) {
+        let size = node.size;
+        self.lines.clear();
+        self.lines.resize(size, Lines::over(Activation::Identity, 0.0, 0.0));
+        (self.x_low, self.x_high) = (self.low.clone(), self.high.clone());
+        self.moved.clear();
+        for (range, activation) in &node.activations {
+            if *activation == Activation::Identity {
+                continue;
+            }
+            let rounds = !matches!(activation, Activation::Relu | Activation::Clip { .. });
+            if rounds {
+                self.moved.resize(size, 0.0);
+            }
+            for i in range.clone() {
+                let (low, high) = (self.low[i], self.high[i]);
+                self.lines[i] = Lines::over(*activation, low, high);
+                let (mut x_low, mut x_high) = match rule {
+                    Rule::Interval => image(*activation, low, high),
+                    Rule::Lipschitz => {
+                        let (at, radius) = (activation.apply_f64(f64::midpoint(low, high)), 0.5 * (high - low));
+                        let room = 8.0 * f64::EPSILON * (1.0 + at.abs() + radius);
+                        (at - radius - room, at + radius + room)
+                    }
+                };
+                if rounds {
+                    // A run's φ is a few units in the last place off.
+                    self.moved[i] = gamma(8.0) * (1.0 + x_low.abs().max(x_high.abs()));
+                    x_low -= self.moved[i];
+                    x_high += self.moved[i];
+                }
+                (self.x_low[i], self.x_high[i]) = (x_low, x_high);
+            }
+        }
+        self.round_outwards();
+    }
+
+    /// A maximum over windows.
+    pub(super) fn maximum(node: &Node, windows: &[Vec<u32>], source: &Bounds) -> Self {
+        let (low, high) = (&source.x_low, &source.x_high);
+        let mut bounds = Self::default();
+        for window in windows {
+            let largest = Largest::of(window, low, high);
+            let at = |k: u32, ends: &[f64]| ends.get(k as usize).copied().unwrap_or(0.0);
+            let (least, low, high) = (at(largest.above, low), at(largest.below, low), at(largest.above, high));
+            let most = least.abs().max(low.abs()).max(high.abs());
+            bounds.slack.push(gamma(node.substitution_terms) * most);
+            bounds.x_low.push(low);
+            bounds.x_high.push(high);
+            bounds.largest.push(largest);
+        }
+        bounds.round_outwards();
+        bounds
+    }
+
+    /// Hands values on with errors of their own.
+    pub(super) fn move_by(&mut self, errors: &[f64]) {
+        self.moved.resize(self.x_low.len(), 0.0);
+        for (i, e) in errors.iter().enumerate() {
+            self.moved[i] += e;
+            self.x_low[i] -= e;
+            self.x_high[i] += e;
+        }
+        self.round_outwards();
+    }
+
+    /// Cuts the values with other intervals that hold them too.
+    pub(super) fn cut(&mut self, low: &[f64], high: &[f64]) {
+        self.x_low.iter_mut().zip(low).for_each(|(a, b)| *a = a.max(*b));
+        self.x_high.iter_mut().zip(high).for_each(|(a, b)| *a = a.min(*b));
+        self.round_outwards();
+    }
+}
+
+/// The smallest float32 above.
+fn upwards(value: f64) -> f32 {
+    (value as f32).next_up()
+}
+
+/// Bounds of node k that needs no substitution, from those before it.
+pub(super) fn of_node(graph: &Graph, k: usize, all: &[Bounds], rule: Rule, room: &mut Packed) -> Bounds {
+    let node = &graph.nodes[k];
+    match &node.kind {
+        Kind::Maximum { source, windows } => Bounds::maximum(node, windows, &all[*source]),
+        Kind::Input | Kind::Free | Kind::Sum => {
+            let mut bounds = Bounds::sum(graph, k, all, room);
+            bounds.activate(node, rule);
+            bounds
+        }
+    }
+}

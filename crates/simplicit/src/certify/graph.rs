@@ -1,0 +1,335 @@
+//! A model as nodes that bounds are carried through: sums with an activation, maxima, the input.
+//!
+//! Poolings between layers are nodes of their own; operators that only move, add or scale values are sums. A cycle has no
+//! order: its states are one node for every turn of the iteration, the first turn reading a box that is known to hold
+//! the equilibrium.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::block::{Linear, Select};
+use crate::graph::{BoundShape, Dims};
+use crate::layout::{Activation, Operator, Source};
+use crate::linalg::Csr;
+use crate::model::{ImplicitModel, TapBlock, Target};
+use crate::network::FixedMap;
+use crate::{Error, Result};
+
+/// Turns of a cycle before its box takes over.
+pub(super) const TURNS: usize = 12;
+
+/// One summand of a node.
+pub(super) struct Term {
+    /// The node it reads.
+    pub(super) source: usize,
+    pub(super) map: Arc<Linear>,
+}
+
+pub(super) enum Kind {
+    /// The sample.
+    Input,
+    /// The states of a cycle before its first turn: only their box is known.
+    Free,
+    /// φ(Σ terms + bias).
+    Sum,
+    /// The maximum over windows of the one source.
+    Maximum { source: usize, windows: Vec<Vec<u32>> },
+}
+
+pub(super) struct Node {
+    pub(super) kind: Kind,
+    pub(super) size: usize,
+    pub(super) terms: Vec<Term>,
+    /// One per unit of a sum.
+    pub(super) bias: Vec<f32>,
+    /// Which units have which activation.
+    pub(super) activations: Vec<(Range<usize>, Activation)>,
+    /// Whether a run rounds its sums to single precision.
+    pub(super) rounds: bool,
+    /// Roundings of a substitution on the way to one coefficient of what the node reads.
+    pub(super) substitution_terms: f64,
+    /// Whether everything it reads is the input itself.
+    pub(super) first: bool,
+    /// Whether a maximum reads it.
+    pub(super) before_maximum: bool,
+    /// Multiply-adds of a substitution from here to the input, per lane.
+    pub(super) work: u64,
+}
+
+/// The nodes in an order in which each reads only earlier ones; the last one is the output.
+pub(super) struct Graph {
+    pub(super) nodes: Vec<Node>,
+    /// The turns of a cycle; node `start − 1` is its box.
+    pub(super) turns: Option<Range<usize>>,
+    /// Where the states of the model's layers are: layer, node.
+    pub(super) outputs: usize,
+    /// Whether every activation is non-expansive.
+    pub(super) non_expansive: bool,
+}
+
+const INPUT: usize = 0;
+
+impl Graph {
+    pub(super) fn new(model: &ImplicitModel) -> Result<Self> {
+        let layers = model.layout().layers();
+        for layer in layers.iter().filter(|l| l.operator.is_none()) {
+            if !layer.activation.is_non_decreasing() {
+                return Err(Error::unsupported(
+                    format!("a certificate through layer {:?} with activation {}", layer.name, layer.activation),
+                    "its bounds need activations that are non-decreasing, such as relu, clip or tanh",
+                ));
+            }
+        }
+        let mut graph = Self {
+            nodes: vec![Node::new(Kind::Input, model.shape().inputs)],
+            turns: None,
+            outputs: model.shape().outputs,
+            non_expansive: layers.iter().all(|l| l.activation.is_non_expansive()),
+        };
+        if model.layers_are_acyclic() {
+            graph.add_layers(model)?;
+        } else {
+            graph.add_cycle(model)?;
+        }
+        graph.count_roundings();
+        Ok(graph)
+    }
+
+    pub(super) fn output(&self) -> usize {
+        self.nodes.len() - 1
+    }
+
+    fn push(&mut self, node: Node) -> usize {
+        self.nodes.push(node);
+        self.nodes.len() - 1
+    }
+
+    fn add_layers(&mut self, model: &ImplicitModel) -> Result<()> {
+        let layout = model.layout();
+        let mut places = Places { of_layer: vec![usize::MAX; layout.layers().len()], pooled: HashMap::new() };
+        for k in model.layer_order() {
+            let layer = &layout.layers()[k];
+            let node = match &layer.operator {
+                None => {
+                    let each = layer.map.map_or(1, |m| m.positions());
+                    let bias = &model.state_bias()[layout.row_range(k)];
+                    let mut node = self.sum(&mut places, &model.summands(Target::Layer(k)), layer.size)?;
+                    node.bias = bias.iter().flat_map(|b| std::iter::repeat_n(*b, each)).collect();
+                    node.activations = vec![(0..layer.size, layer.activation)];
+                    node
+                }
+                Some(operator) => self.operator(&places, operator, layer.size, &layer.name)?,
+            };
+            places.of_layer[k] = self.push(node);
+        }
+        let mut output = self.sum(&mut places, &model.summands(Target::Output), self.outputs)?;
+        output.bias = model.output_bias().to_vec();
+        self.push(output);
+        Ok(())
+    }
+
+    /// A sum of blocks; poolings in front of them become nodes.
+    fn sum(&mut self, places: &mut Places, blocks: &[TapBlock], size: usize) -> Result<Node> {
+        let mut node = Node::new(Kind::Sum, size);
+        for block in blocks {
+            let mut source = places.of(block.source);
+            for (k, map) in block.maps.iter().enumerate() {
+                let key = (block.source, block.maps[..=k].to_vec());
+                source = match places.pooled.get(&key) {
+                    Some(known) => *known,
+                    None => {
+                        let pooled = self.push(pooling(*map, source)?);
+                        places.pooled.insert(key, pooled);
+                        pooled
+                    }
+                };
+            }
+            node.terms.push(Term { source, map: Arc::new(Linear::of_block(block)) });
+        }
+        Ok(node)
+    }
+
+    fn operator(&self, places: &Places, operator: &Operator, size: usize, name: &str) -> Result<Node> {
+        let mut node = Node::new(Kind::Sum, size);
+        let (structure, operands) = match operator {
+            Operator::Constant { values, .. } => {
+                node.bias = values.to_vec();
+                return Ok(node);
+            }
+            Operator::Structure { structure, operands } => (structure, operands),
+        };
+        let refused = || {
+            Error::unsupported(
+                format!("a certificate through layer {name:?}, {}", structure.name()),
+                "bounds are known for sums, convolutions, poolings, and operators that move, add or scale values",
+            )
+        };
+        let sources: Vec<usize> = operands.iter().map(|o| places.of(o.source)).collect();
+        let dims: Vec<Dims> = operands.iter().map(|o| o.dims).collect();
+        // A node without terms is a constant.
+        let constant = |&s: &usize| {
+            let node = &self.nodes[s];
+            (matches!(node.kind, Kind::Sum) && node.terms.is_empty()).then_some(&node.bias[..])
+        };
+        let known: Vec<Option<&[f32]>> = sources.iter().map(constant).collect();
+        match structure.shape_for_bounds(&dims, &known).ok_or_else(refused)? {
+            BoundShape::Affine { parts, constant } => {
+                node.bias = constant;
+                for (operand, from, factor) in parts {
+                    let source = sources[operand];
+                    let map = Linear::Select(Select::new(from, factor, self.nodes[source].size));
+                    node.terms.push(Term { source, map: Arc::new(map) });
+                }
+            }
+            BoundShape::Sum(windows) => {
+                let source = *sources.first().ok_or_else(refused)?;
+                let rows = windows.into_iter().map(|(window, factor)| {
+                    let mut row: Vec<(usize, f32)> = window.into_iter().map(|j| (j as usize, factor as f32)).collect();
+                    row.sort_unstable_by_key(|(j, _)| *j);
+                    row
+                });
+                let entries = Csr::from_rows(self.nodes[source].size, rows);
+                node.terms.push(Term { source, map: Arc::new(Linear::of_entries(&entries)) });
+            }
+            BoundShape::Maximum(windows) => {
+                let source = *sources.first().ok_or_else(refused)?;
+                node.kind = Kind::Maximum { source, windows };
+            }
+        }
+        Ok(node)
+    }
+
+    /// All states as one node, once for every turn.
+    fn add_cycle(&mut self, model: &ImplicitModel) -> Result<()> {
+        // Models with shared weights have no cycles.
+        let plain = model.without_taps().ok_or_else(|| {
+            Error::unsupported(
+                "a certificate of a cycle through tap blocks",
+                "only models without them may have cycles",
+            )
+        })?;
+        let n = plain.shape().states;
+        let map = |m: &Csr<f32>| Arc::new(Linear::of_entries(m));
+        let (a, b, c, d) = (map(plain.a()), map(plain.b()), map(plain.c()), map(plain.d()));
+        let layout = plain.layout();
+        let mut previous = self.push(Node::new(Kind::Free, n));
+        let first = previous + 1;
+        for _ in 0..TURNS {
+            let mut node = Node::new(Kind::Sum, n);
+            node.terms.push(Term { source: previous, map: Arc::clone(&a) });
+            node.terms.push(Term { source: INPUT, map: Arc::clone(&b) });
+            node.bias = plain.state_bias().to_vec();
+            node.activations =
+                layout.layers().iter().enumerate().map(|(k, l)| (layout.range(k), l.activation)).collect();
+            previous = self.push(node);
+        }
+        self.turns = Some(first..previous + 1);
+        let mut output = Node::new(Kind::Sum, self.outputs);
+        output.terms.push(Term { source: previous, map: c });
+        output.terms.push(Term { source: INPUT, map: d });
+        output.bias = plain.output_bias().to_vec();
+        self.push(output);
+        Ok(())
+    }
+
+    fn count_roundings(&mut self) {
+        let mut received = vec![0usize; self.nodes.len()];
+        for node in &self.nodes {
+            node.terms.iter().for_each(|t| received[t.source] += t.map.column_terms());
+            if let Kind::Maximum { source, windows } = &node.kind {
+                let mut reads = vec![0usize; self.nodes[*source].size];
+                windows.iter().flatten().for_each(|&j| reads[j as usize] += 1);
+                received[*source] += reads.into_iter().max().unwrap_or(0);
+            }
+        }
+        for k in 0..self.nodes.len() {
+            let node = &self.nodes[k];
+            let sources = node.terms.iter().map(|t| t.source);
+            let maximum = match node.kind {
+                Kind::Maximum { source, .. } => Some(source),
+                _ => None,
+            };
+            let most = sources.chain(maximum).map(|s| received[s]).max().unwrap_or(0);
+            let first = node.terms.iter().all(|t| t.source == INPUT) && maximum.is_none_or(|s| s == INPUT);
+            let node = &mut self.nodes[k];
+            // Beside the sum: bias, slope, the factor of a mean, and double precision's share.
+            node.substitution_terms = (most + 6) as f64;
+            node.rounds = !node.terms.is_empty();
+            node.first = first;
+            if let Some(source) = maximum {
+                self.nodes[source].before_maximum = true;
+            }
+        }
+        let mut work = 0;
+        for node in &mut self.nodes {
+            work += node.terms.iter().map(|t| t.map.multiply_adds(node.size)).sum::<u64>() + node.size as u64;
+            node.work = work;
+        }
+        // A cycle is iterated in double precision; what it hands on is accounted for apart.
+        for k in self.turns.clone().into_iter().flatten() {
+            self.nodes[k].rounds = false;
+        }
+    }
+}
+
+/// Where values are among the nodes.
+struct Places {
+    of_layer: Vec<usize>,
+    pooled: HashMap<(Source, Vec<FixedMap>), usize>,
+}
+
+impl Places {
+    fn of(&self, source: Source) -> usize {
+        match source {
+            Source::Input => INPUT,
+            Source::Layer(k) => self.of_layer[k],
+        }
+    }
+}
+
+fn pooling(map: FixedMap, source: usize) -> Result<Node> {
+    let (input, output) = (map.input(), map.output()?);
+    if !map.is_linear() {
+        let windows = map.windows();
+        let windows = (0..input.channels)
+            .flat_map(|c| windows.iter().map(move |w| w.iter().map(|k| (c * input.positions() + k) as u32).collect()))
+            .collect();
+        return Ok(Node::new(Kind::Maximum { source, windows }, output.size()));
+    }
+    let means = map.means();
+    let rows = (0..input.channels).flat_map(|c| {
+        let first = c * input.positions();
+        means.iter().map(move |mean| {
+            let mut row: Vec<(usize, f32)> = mean.iter().map(|(k, w)| (first + k, *w as f32)).collect();
+            row.sort_unstable_by_key(|(j, _)| *j);
+            row
+        })
+    });
+    let entries = Csr::from_rows(input.size(), rows);
+    let mut node = Node::new(Kind::Sum, output.size());
+    node.terms.push(Term { source, map: Arc::new(Linear::of_entries(&entries)) });
+    Ok(node)
+}
+
+impl Node {
+    fn new(kind: Kind, size: usize) -> Self {
+        Self {
+            kind,
+            size,
+            terms: Vec::new(),
+            bias: Vec::new(),
+            activations: Vec::new(),
+            rounds: false,
+            substitution_terms: 0.0,
+            first: false,
+            before_maximum: false,
+            work: 0,
+        }
+    }
+
+    /// b of a unit.
+    pub(super) fn bias_of(&self, i: usize) -> f64 {
+        self.bias.get(i).map_or(0.0, |b| f64::from(*b))
+    }
+}

@@ -1,0 +1,236 @@
+//! One sample: which ε each bound certifies.
+
+use super::boxes::{self, Bounds, Rule};
+use super::graph::Kind;
+use super::reach::{CycleBox, Stages};
+use super::region::InputSet;
+use super::relaxation::Lines;
+use super::slopes::Slopes;
+use super::substitution::{LANES, Substitution, Until};
+use super::{Bound, Certifier};
+use crate::Result;
+use crate::parallel::Cancel;
+
+/// Multiply-adds spent on narrowing the intervals of one sample at one ε: a minute or so. Beyond it the sample is given up.
+const WORK: u64 = 1 << 40;
+
+pub(super) struct Sample<'a, 'g> {
+    pub(super) certifier: &'a Certifier<'a>,
+    pub(super) substitution: &'a mut Substitution<'g>,
+    pub(super) u: &'a [f32],
+    pub(super) label: usize,
+    /// The states of a model with cycles.
+    pub(super) states: Option<(&'a [f32], &'a Stages<'a>)>,
+    pub(super) cancel: &'a Cancel,
+}
+
+/// What is narrowed.
+#[derive(Clone, Copy, PartialEq)]
+enum Narrow {
+    Nothing,
+    Unstable,
+}
+
+impl Sample<'_, '_> {
+    /// Of every bound up to the one asked for: at how many ε, ascending, it or one before it holds.
+    pub(super) fn reached(&mut self, ascending: &[f64]) -> Result<Vec<usize>> {
+        let settings = self.certifier.settings;
+        let mut reached = Vec::new();
+        let mut count = 0;
+        if self.certifier.graph.non_expansive {
+            while count < ascending.len() && self.cheap(ascending[count], Rule::Lipschitz) {
+                count += 1;
+            }
+        }
+        reached.push(count);
+        if settings.bound >= Bound::Interval {
+            while count < ascending.len() && self.cheap(ascending[count], Rule::Interval) {
+                count += 1;
+            }
+            reached.push(count);
+        }
+        if settings.bound >= Bound::Linear {
+            let mut linear = count;
+            for (e, &epsilon) in ascending.iter().enumerate().skip(count) {
+                let Some(by) = self.linear(epsilon)? else { break };
+                // A bound that fails at some ε is not tried at larger ones.
+                if by == Bound::Linear && linear == e {
+                    linear = e + 1;
+                }
+                count = e + 1;
+            }
+            reached.push(linear);
+            if settings.bound == Bound::Slopes {
+                reached.push(count);
+            }
+        }
+        Ok(reached)
+    }
+
+    fn input(&self, epsilon: f64) -> InputSet {
+        InputSet::new(self.u, self.certifier.per_feature, epsilon, self.certifier.settings.norm)
+    }
+
+    /// Boxes alone, and one step from the outputs.
+    fn cheap(&mut self, epsilon: f64, rule: Rule) -> bool {
+        let input = self.input(epsilon);
+        match self.boxes(&input, epsilon, rule, Narrow::Nothing) {
+            Ok(Some(all)) => self.margins(&all, &input, Until::Next).iter().all(|(_, least)| *least > 0.0),
+            _ => false,
+        }
+    }
+
+    /// Which of the linear bounds certifies the sample.
+    fn linear(&mut self, epsilon: f64) -> Result<Option<Bound>> {
+        let input = self.input(epsilon);
+        let Some(all) = self.boxes(&input, epsilon, Rule::Interval, Narrow::Unstable)? else { return Ok(None) };
+        let margins = self.margins(&all, &input, Until::Input);
+        // Not a number is not above zero.
+        let open: Vec<usize> = margins.iter().filter(|(_, least)| !(*least > 0.0)).map(|(j, _)| *j).collect();
+        if open.is_empty() {
+            return Ok(Some(Bound::Linear));
+        }
+        let steps = self.certifier.settings.slopes;
+        Ok((steps > 0 && self.improved(&all, &input, &open, steps)).then_some(Bound::Slopes))
+    }
+
+    /// The smallest difference of the label's output and every other, each as far as the bound proves.
+    fn margins(&mut self, all: &[Bounds], input: &InputSet, until: Until) -> Vec<(usize, f64)> {
+        let graph = &self.certifier.graph;
+        let others: Vec<usize> = (0..graph.outputs).filter(|j| *j != self.label).collect();
+        let mut out = Vec::with_capacity(others.len());
+        for part in others.chunks(LANES) {
+            let functions = differences(self.label, part);
+            let least = self.substitution.lower(graph.output(), &functions, all, input, until, None);
+            out.extend(part.iter().copied().zip(least));
+        }
+        out
+    }
+
+    /// Whether better slopes prove what is open.
+    fn improved(&mut self, all: &[Bounds], input: &InputSet, open: &[usize], steps: usize) -> bool {
+        let graph = &self.certifier.graph;
+        open.chunks(LANES).all(|part| {
+            let functions = differences(self.label, part);
+            let mut slopes = Slopes::new(graph, all, graph.output());
+            let mut proved = vec![false; part.len()];
+            for step in 0..=steps {
+                let top = graph.output();
+                let least = self.substitution.lower(top, &functions, all, input, Until::Input, Some(&mut slopes));
+                proved.iter_mut().zip(least).for_each(|(p, least)| *p |= least > 0.0);
+                if proved.iter().all(|p| *p) {
+                    return true;
+                }
+                if step < steps {
+                    self.substitution.improve(&mut slopes, all, input, part.len());
+                }
+            }
+            false
+        })
+    }
+
+    /// Bounds of every node; nothing where they would cost too much.
+    fn boxes(&mut self, input: &InputSet, epsilon: f64, rule: Rule, narrow: Narrow) -> Result<Option<Vec<Bounds>>> {
+        let graph = &self.certifier.graph;
+        let mut all: Vec<Bounds> = Vec::with_capacity(graph.nodes.len());
+        let mut spent = 0;
+        let mut error = Vec::new();
+        for (k, node) in graph.nodes.iter().enumerate() {
+            self.cancel.check()?;
+            let turn = graph.turns.as_ref().filter(|t| t.contains(&k));
+            let last = turn.is_some_and(|t| k + 1 == t.end);
+            let bounds = match &node.kind {
+                Kind::Input => Bounds::of_values(input.low.clone(), input.high.clone()),
+                Kind::Free => {
+                    let found = self.cycle_box(input, epsilon);
+                    error = found.error;
+                    Bounds::of_values(found.low, found.high)
+                }
+                Kind::Sum if turn.is_some() && rule == Rule::Lipschitz => {
+                    let before = &all[k - 1];
+                    Bounds::of_values(before.x_low.clone(), before.x_high.clone())
+                }
+                Kind::Sum if narrow == Narrow::Unstable && (turn.is_none() || last) => {
+                    let mut bounds = Bounds::sum(graph, k, &all, &mut self.substitution.packed);
+                    if !self.narrow(k, &mut bounds, &mut all, input, &mut spent)? {
+                        return Ok(None);
+                    }
+                    bounds.activate(node, rule);
+                    bounds
+                }
+                Kind::Sum | Kind::Maximum { .. } => boxes::of_node(graph, k, &all, rule, &mut self.substitution.packed),
+            };
+            all.push(bounds);
+            if turn.is_some() {
+                // All turns are the same states.
+                let (before, own) = all.split_at_mut(k);
+                own[0].cut(&before[k - 1].x_low, &before[k - 1].x_high);
+            }
+            if last && let Some(turns) = &graph.turns {
+                let states = all[k].clone();
+                all[turns.start - 1] = Bounds::of_values(states.x_low.clone(), states.x_high.clone());
+                turns.clone().for_each(|t| all[t] = states.clone());
+                all[k].move_by(&error);
+            }
+        }
+        Ok(Some(all))
+    }
+
+    /// Narrows the intervals of the units of node k that gain by it; false where that would cost too much.
+    fn narrow(
+        &mut self,
+        k: usize,
+        bounds: &mut Bounds,
+        all: &mut Vec<Bounds>,
+        input: &InputSet,
+        spent: &mut u64,
+    ) -> Result<bool> {
+        let graph = &self.certifier.graph;
+        let node = &graph.nodes[k];
+        // Over a box the first layer's intervals are as narrow as can be.
+        if k == graph.output() || (node.first && input.is_box()) {
+            return Ok(true);
+        }
+        let mut open: Vec<usize> = Vec::new();
+        for (range, activation) in &node.activations {
+            open.extend(range.clone().filter(|&i| {
+                let (low, high) = (bounds.low[i], bounds.high[i]);
+                let bent = !Lines::over(*activation, low, high).exact();
+                bent || (node.before_maximum && high > 0.0 && high > low)
+            }));
+        }
+        *spent += open.len() as u64 * 2 * node.work;
+        if *spent > WORK {
+            return Ok(false);
+        }
+        // The substitution starts at the node itself, which needs its slacks.
+        all.push(bounds.clone());
+        for part in open.chunks(LANES / 2) {
+            self.cancel.check()?;
+            let functions: Vec<Vec<(usize, f32)>> =
+                part.iter().flat_map(|&i| [vec![(i, 1.0)], vec![(i, -1.0)]]).collect();
+            let least = self.substitution.lower(k, &functions, all, input, Until::Input, None);
+            for (r, &i) in part.iter().enumerate() {
+                bounds.low[i] = bounds.low[i].max(least[2 * r]);
+                bounds.high[i] = bounds.high[i].min(-least[2 * r + 1]);
+            }
+        }
+        all.pop();
+        Ok(true)
+    }
+
+    fn cycle_box(&self, input: &InputSet, epsilon: f64) -> CycleBox {
+        let n = self.states.map_or(0, |(x, _)| x.len());
+        let (Some((x, stages)), Some(cycle)) = (self.states, &self.certifier.cycle) else {
+            return CycleBox { low: vec![f64::NEG_INFINITY; n], high: vec![f64::INFINITY; n], error: Vec::new() };
+        };
+        let moved: Vec<f64> = cycle.reach.iter().map(|r| r * (epsilon + 2.0 * f64::from(f32::EPSILON))).collect();
+        let sizes: Vec<f64> = input.low.iter().zip(&input.high).map(|(l, h)| l.abs().max(h.abs())).collect();
+        CycleBox::new(stages, x, &moved, &sizes)
+    }
+}
+
+/// Output `label` minus every one of `others`.
+fn differences(label: usize, others: &[usize]) -> Vec<Vec<(usize, f32)>> {
+    others.iter().map(|&j| vec![(label, 1.0), (j, -1.0)]).collect()
+}

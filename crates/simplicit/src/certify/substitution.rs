@@ -1,0 +1,214 @@
+//! Back-substitution: linear functions of a node's values become functions of earlier values, and at last of the input.
+//!
+//! Coefficients are single precision, constants double. Where a coefficient of a pre-activation z_i was rounded, or a run
+//! rounded z_i itself, the function is off by at most |coefficient|·slack_i, which is taken from its constant at once:
+//! errors never travel along paths.
+
+use super::block::Packed;
+use super::boxes::Bounds;
+use super::graph::{Graph, Kind};
+use super::region::InputSet;
+use super::relaxation::Lines;
+use super::slopes::Slopes;
+use crate::linalg::vectorised;
+
+/// Functions substituted side by side.
+pub(super) const LANES: usize = 32;
+
+/// One number per function.
+pub(super) type Lane = [f64; LANES];
+
+/// Room for the coefficients of `LANES` functions.
+pub(super) struct Substitution<'a> {
+    graph: &'a Graph,
+    /// Per node: coefficients of its values, units × lanes.
+    coefficients: Vec<Vec<f32>>,
+    touched: Vec<bool>,
+    pub(super) constant: Lane,
+    pub(super) packed: Packed,
+}
+
+/// Where a substitution ends.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Until {
+    /// At the values that the first node reads, bounded by their boxes.
+    Next,
+    /// At the input.
+    Input,
+}
+
+impl<'a> Substitution<'a> {
+    pub(super) fn new(graph: &'a Graph) -> Self {
+        let count = graph.nodes.len();
+        Self {
+            graph,
+            coefficients: vec![Vec::new(); count],
+            touched: vec![false; count],
+            constant: [0.0; LANES],
+            packed: Packed::default(),
+        }
+    }
+
+    /// Lower bounds of `functions` (unit, coefficient of it) of the pre-activations of node `top`, one per lane.
+    pub(super) fn lower(
+        &mut self,
+        top: usize,
+        functions: &[Vec<(usize, f32)>],
+        all: &[Bounds],
+        input: &InputSet,
+        until: Until,
+        slopes: Option<&mut Slopes>,
+    ) -> Lane {
+        self.constant = [0.0; LANES];
+        let size = self.graph.nodes[top].size;
+        let mut start = std::mem::take(&mut self.coefficients[top]);
+        start.clear();
+        start.resize(size * LANES, 0.0);
+        for (lane, function) in functions.iter().enumerate() {
+            function.iter().for_each(|&(unit, w)| start[unit * LANES + lane] = w);
+        }
+        self.pass_on(top, &start, all);
+        self.coefficients[top] = start;
+        let mut slopes = slopes;
+        for k in (0..top).rev() {
+            if !std::mem::take(&mut self.touched[k]) {
+                continue;
+            }
+            let mut own = std::mem::take(&mut self.coefficients[k]);
+            match &self.graph.nodes[k].kind {
+                Kind::Input => input.close(&mut self.constant, &own),
+                _ if until == Until::Next => close(&mut self.constant, &own, &all[k]),
+                Kind::Free => close(&mut self.constant, &own, &all[k]),
+                Kind::Sum => {
+                    if let Some(slopes) = slopes.as_deref_mut() {
+                        slopes.keep(k, &own);
+                    }
+                    self.through_activation(k, &mut own, &all[k], slopes.as_deref());
+                    self.pass_on(k, &own, all);
+                }
+                Kind::Maximum { source, .. } => {
+                    if let Some(slopes) = slopes.as_deref_mut() {
+                        slopes.keep(k, &own);
+                    }
+                    self.through_maximum(*source, &own, &all[k]);
+                }
+            }
+            self.coefficients[k] = own;
+        }
+        self.constant
+    }
+
+    /// One step of the slopes, at the input coefficients of the last substitution.
+    pub(super) fn improve(&mut self, slopes: &mut Slopes, all: &[Bounds], input: &InputSet, lanes: usize) {
+        let at_input = self.coefficients.first().map_or(&[][..], |c| c);
+        if !at_input.is_empty() {
+            slopes.step(self.graph, all, (input, at_input), lanes, &mut self.packed);
+        }
+    }
+
+    /// Coefficients of a node's values, all zero where it is reached first.
+    fn reach(&mut self, k: usize) {
+        if !std::mem::replace(&mut self.touched[k], true) {
+            let size = self.graph.nodes[k].size * LANES;
+            let own = &mut self.coefficients[k];
+            own.clear();
+            own.resize(size, 0.0);
+        }
+    }
+
+    /// Coefficients of pre-activations become those of what the node reads.
+    fn pass_on(&mut self, k: usize, own: &[f32], all: &[Bounds]) {
+        let graph = self.graph;
+        let node = &graph.nodes[k];
+        let (constant, slack) = (&mut self.constant, &all[k].slack);
+        vectorised(
+            #[inline(always)]
+            || {
+                for (i, row) in own.as_chunks::<LANES>().0.iter().enumerate() {
+                    if row.iter().all(|v| *v == 0.0) {
+                        continue;
+                    }
+                    let (bias, slack) = (node.bias_of(i), slack[i]);
+                    for l in 0..LANES {
+                        let v = f64::from(row[l]);
+                        constant[l] += v * bias - v.abs() * slack;
+                    }
+                }
+            },
+        );
+        for term in &node.terms {
+            self.reach(term.source);
+            let into = &mut self.coefficients[term.source];
+            term.map.transposed(own, into, LANES, &mut self.packed);
+        }
+    }
+
+    /// Coefficients of values become those of pre-activations: each takes the line that bounds its product from below.
+    fn through_activation(&mut self, k: usize, own: &mut [f32], bounds: &Bounds, slopes: Option<&Slopes>) {
+        let constant = &mut self.constant;
+        let moved = |i: usize| bounds.moved.get(i).copied().unwrap_or(0.0);
+        vectorised(
+            #[inline(always)]
+            || {
+                for (i, row) in own.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                    let lines: &Lines = &bounds.lines[i];
+                    let moved = moved(i);
+                    if lines.exact() && moved == 0.0 && lines.below == 0.0 {
+                        if lines.lower != 1.0 {
+                            row.iter_mut().for_each(|v| *v *= lines.lower);
+                        }
+                        continue;
+                    }
+                    if row.iter().all(|v| *v == 0.0) {
+                        continue;
+                    }
+                    let lower: [f32; LANES] = match slopes.and_then(|s| s.of_unit(k, i)) {
+                        Some(own) => *own,
+                        None => [lines.lower; LANES],
+                    };
+                    for l in 0..LANES {
+                        let v = row[l];
+                        let positive = v >= 0.0;
+                        let offset = if positive { lines.below } else { lines.above };
+                        let slope = if positive { lower[l] } else { lines.upper };
+                        let wide = f64::from(v);
+                        constant[l] += wide * offset - wide.abs() * moved;
+                        row[l] = v * slope;
+                    }
+                }
+            },
+        );
+    }
+
+    fn through_maximum(&mut self, source: usize, own: &[f32], bounds: &Bounds) {
+        self.reach(source);
+        let (constant, into) = (&mut self.constant, &mut self.coefficients[source]);
+        for (i, row) in own.as_chunks::<LANES>().0.iter().enumerate() {
+            if row.iter().all(|v| *v == 0.0) {
+                continue;
+            }
+            let (largest, slack) = (&bounds.largest[i], bounds.slack[i]);
+            for (l, &v) in row.iter().enumerate() {
+                let wide = f64::from(v);
+                constant[l] -= wide.abs() * slack;
+                if v >= 0.0 {
+                    into[largest.below as usize * LANES + l] += v;
+                } else {
+                    into[largest.above as usize * LANES + l] += v * largest.slope;
+                    constant[l] += wide * largest.offset;
+                }
+            }
+        }
+    }
+}
+
+/// The smallest value over the boxes of a node's values goes to the constants.
+fn close(constant: &mut Lane, own: &[f32], bounds: &Bounds) {
+    let ends = bounds.x_low.iter().zip(&bounds.x_high);
+    for (row, (&low, &high)) in own.as_chunks::<LANES>().0.iter().zip(ends) {
+        for l in 0..LANES {
+            let v = f64::from(row[l]);
+            constant[l] += if v >= 0.0 { v * low } else { v * high };
+        }
+    }
+}
