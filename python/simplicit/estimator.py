@@ -19,6 +19,7 @@ from simplicit.model import ImplicitModel
 from simplicit.network import Network
 from simplicit.report import Report, TrainReport, table
 from simplicit.states import States
+from simplicit.statistics import Statistics, fit_statistics
 
 #: Settings that the command line spells on|off.
 _SWITCHES = ("normalize", "output_aware", "bias", "refit", "cascade")
@@ -229,8 +230,8 @@ class SIM:
 
         Parameters
         ----------
-        X : array, m × p or m × C × H × W; or States or path-like
-            Raw inputs of the network that the constructor was given; or states to match, or a file of them.
+        X : array, m × p or m × C × H × W; or States, Statistics or path-like
+            Raw inputs of the network that the constructor was given; or states to match, a file of them, or their sums.
         y : optional
             Labels, for scikit-learn: never read. Deprecated: where `X` is a network or model, its inputs.
 
@@ -244,6 +245,8 @@ class SIM:
                 raise SettingError("X: expected inputs beside the network that the constructor was given, got another network")
             warnings.warn("fit(network, U) is deprecated; use SIM(network=network).fit(U)", DeprecationWarning, stacklevel=2)
             return self._fit(_baseline(X, y), y, None)
+        if isinstance(X, Statistics):
+            return self._finish(*fit_statistics(self, X))
         if isinstance(X, (States, str, os.PathLike)):
             return self._fit(_baseline(X, None), None, None)
         if self.network is None:
@@ -258,12 +261,14 @@ class SIM:
         if callable(self.penalty):
             from simplicit.custom import fit_custom
 
-            self.model_, self.report_ = fit_custom(self, baseline, U)
-        else:
-            self.model_, self.report_ = self._train(baseline, U, engine)
+            return self._finish(*fit_custom(self, baseline, U))
+        return self._finish(*self._train(baseline, U, engine))
+
+    def _finish(self, model: ImplicitModel, report: TrainReport) -> SIM:
+        self.model_, self.report_ = model, report
         self.n_features_in_ = self.model_.n_inputs
         for notice in self.report_.notices:
-            warnings.warn(notice, ConvergenceWarning, stacklevel=3)
+            warnings.warn(notice, ConvergenceWarning, stacklevel=4)
         return self
 
     def _train(self, baseline: States | Network | ImplicitModel, U: Any, engine: Any) -> tuple[ImplicitModel, TrainReport]:

@@ -85,6 +85,26 @@ def test_collect_into_statistics_does_not_depend_on_batches(mlp):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-4)
 
 
+def test_statistics_are_fitted_as_their_states_are(mlp):
+    loader = batches(9)
+    sums, states = st.collect(mlp, loader, into="statistics"), st.collect(mlp, loader)
+    how = {"penalty": "l1", "beta": 2e-3, "connectivity": "baseline", "bias": True, "progress": "none"}
+    ours = SIM(**how).fit(sums)
+    theirs = SIM(cascade=False, output_refit=0, **how).fit(states)
+    # One convex problem a row; where it starts makes no difference.
+    for letter in "ABCD":
+        np.testing.assert_allclose(getattr(ours.model_, letter).toarray(), getattr(theirs.model_, letter).toarray(), atol=2e-4)
+    np.testing.assert_allclose(ours.model_.b, theirs.model_.b, atol=2e-4)
+    assert ours.model_.sparsity().nonzeros < sums.baseline_nonzeros
+    half = SIM(target_sparsity=0.4, bias=True, progress="none").fit(sums)
+    assert half.model_.sparsity().sparsity == pytest.approx(0.4, abs=0.01)
+    assert half.report_.sparsity == pytest.approx(float(half.model_.sparsity().sparsity))
+    with pytest.raises(simplicit.SettingError, match="connectivity"):
+        SIM(connectivity="full").fit(sums)
+    with pytest.raises(simplicit.SettingError, match="target_sparsity.*bias=True"):
+        SIM(target_sparsity=0.4).fit(sums)
+
+
 def test_a_plain_mlp_is_the_same_network(mlp):
     u = torch.randn(50, 3, 3)
     network = st.network(mlp, u)

@@ -14,6 +14,7 @@ from simplicit import _core
 from simplicit._arrays import Array
 from simplicit.errors import SettingError, ShapeError, UnsupportedError
 from simplicit.states import States
+from simplicit.statistics import Statistics
 from simplicit.torch._activations import FUNCTIONS
 
 
@@ -81,8 +82,8 @@ def collect(module: nn.Module, loader: Iterable[Any], *, into: str = "states") -
 
     Returns
     -------
-    States, or (m, G, H, e)
-        The statistics of features [X U 1] and targets [Z Y], one target a row of H.
+    States or Statistics
+        Statistics are (m, G, H, e) of features [X U 1] and targets [Z Y], one target a row of H; ``SIM.fit`` takes either.
     """
     if into not in ("states", "statistics"):
         raise SettingError(f"into: expected states or statistics, got {into!r}")
@@ -114,10 +115,10 @@ def collect(module: nn.Module, loader: Iterable[Any], *, into: str = "states") -
             sums.push(features, np.hstack([z_, y_]))
     if layout is None:
         raise ShapeError("loader: expected at least one batch, got none")
-    if sums is not None:
-        return sums.finish()
-    arrays = [np.concatenate(a) for a in zip(*parts, strict=True)]
     nonzeros = sum(int(torch.count_nonzero(p)) for p in module.parameters())
+    if sums is not None:
+        return Statistics(sums.finish(), layout, nonzeros)
+    arrays = [np.concatenate(a) for a in zip(*parts, strict=True)]
     return States(*arrays, layout=layout, baseline_nonzeros=nonzeros)
 
 
