@@ -23,7 +23,7 @@ TORCHVISION = {
     "mobilenet_v2": (32, ["features.0", "features.1", "features.2", "classifier"]),
     "mobilenet_v3_small": (32, ["features.0", "features.1", "features.4", "classifier"]),
     "mnasnet1_0": (32, ["layers.0", "layers.3", "layers.8.0", "classifier"]),
-    "shufflenet_v2_x0_5": (32, None),
+    "shufflenet_v2_x0_5": (32, ["conv1", "stage2", "fc"]),
     "regnet_y_400mf": (32, ["stem", "trunk_output.block1", "fc"]),
     "efficientnet_b0": (32, ["features.0", "features.1", "features.2.0", "classifier"]),
     "convnext_tiny": (32, ["features.0", "features.1.0", "classifier"]),
@@ -47,7 +47,7 @@ def required(sparse, module, names):
     before, after = module.state_dict(), sparse.module.state_dict()
     changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
     for name in changed:
-        assert names is None or any(name.startswith(n) for n in names) or "running_mean" in name, name
+        assert any(name.startswith(n) for n in names) or "running_mean" in name, name
     assert len(changed) >= len(trained)
 
 
@@ -71,13 +71,10 @@ def test_torchvision(name):
         u = next(iter(loader))[0]
         y = module(u)
         assert (again(u) - y).norm() < 1e-4 * y.norm()
-    # One price for all rows, and where there are few of them the search for a target.
-    how = {"target_sparsity": 0.6} if include is None else {"mu": 1e-4, "output_aware": False}
-    sparse = st.compress(module, loader, cascade="block", include=include, positions=16, **how, **FAST)
+    # One price for all rows: the search for a target has its tests elsewhere.
+    sparse = st.compress(module, loader, mu=1e-4, output_aware=False, cascade="block", include=include, positions=16, **FAST)
     total = source.fixed_nonzeros() + sum(source.count(block) for block in source.trained)
     assert sparse.report.baseline_nonzeros == total
-    if include is None:
-        assert sparse.report.sparsity == pytest.approx(0.6, abs=0.01)
     aux = sum(rows_of(getattr(module, a)) for a in ("aux1", "aux2") if getattr(module, a, None) is not None)
     assert len(sparse.report.layers) == rows_of(module) - aux
     required(sparse, module, include)
