@@ -27,7 +27,7 @@ TORCHVISION = {
     "regnet_y_400mf": (32, ["stem", "trunk_output.block1", "fc"]),
     "efficientnet_b0": (32, ["features.0", "features.1", "features.2.0", "classifier"]),
     "convnext_tiny": (32, ["features.0", "features.1.0", "classifier"]),
-    "vit_b_16": (32, ["conv_proj", "encoder.layers.encoder_layer_0.self_attention.out_proj", "heads"]),
+    "vit_b_16": (32, ["encoder.layers.encoder_layer_0.self_attention.out_proj", "heads"]),
     "swin_t": (64, ["features.0", "features.1.0", "head"]),
 }
 
