@@ -37,6 +37,12 @@ impl Measured {
         not_converged(&self.diagnostics).len() as u64
     }
 
+    /// The largest certified error of an output, in units of the outputs; nothing where some sample has no bound.
+    pub(crate) fn certified_error(&self) -> Option<f64> {
+        let largest = self.diagnostics.iter().map(|d| d.output_error).reduce(f64::max)?;
+        largest.is_finite().then_some(largest)
+    }
+
     /// Milliseconds for 1,000 samples.
     pub(crate) fn milliseconds(&self) -> f64 {
         1e6 * self.seconds / self.outputs.rows().max(1) as f64
@@ -52,7 +58,12 @@ pub(crate) enum Runner<'a> {
 
 impl<'a> Runner<'a> {
     pub(crate) fn of_model(model: &ImplicitModel, threads: Threads) -> Result<Self> {
-        let equilibrium = Equilibrium::new(model, EquilibriumSettings { threads, ..Default::default() })?;
+        Self::of_certified_model(model, threads, false)
+    }
+
+    /// Of a model; with `certified` the error of every sample is bounded.
+    pub(crate) fn of_certified_model(model: &ImplicitModel, threads: Threads, certified: bool) -> Result<Self> {
+        let equilibrium = Equilibrium::new(model, EquilibriumSettings { threads, certified, ..Default::default() })?;
         Ok(Runner::Model(Box::new(equilibrium), model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs)))
     }
 
@@ -80,6 +91,7 @@ impl<'a> Runner<'a> {
                 if *factor != 1.0 {
                     let outputs = solution.y.as_mut_slice();
                     outputs.iter_mut().for_each(|y| *y = (f64::from(*y) * factor) as f32);
+                    solution.diagnostics.iter_mut().for_each(|d| d.output_error *= factor.abs());
                 }
                 Ok((solution.y, solution.diagnostics))
             }

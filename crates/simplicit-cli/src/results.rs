@@ -57,6 +57,8 @@ pub(crate) struct Results {
     /// What the refit in the output metric minimises, at its start and at its end.
     pub(crate) output_refit_before: Option<f64>,
     pub(crate) output_refit_after: Option<f64>,
+    /// The largest distance of an output from that of exact arithmetic, bounded (`--certified`).
+    pub(crate) certified_error: Option<f64>,
     /// Milliseconds per 1,000 samples.
     pub(crate) milliseconds: Option<f64>,
     pub(crate) baseline_milliseconds: Option<f64>,

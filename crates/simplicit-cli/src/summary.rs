@@ -3,6 +3,18 @@
 use crate::results::Results;
 use crate::table::{Table, bytes, count, or_dash, percent};
 
+/// What `--certified` says.
+pub(crate) fn certified(error: Option<f64>) -> String {
+    match error {
+        Some(error) => format!("outputs within {error:.1e} of exact arithmetic"),
+        None => {
+            "no bound on the outputs' error: a layer that an operator computes, an expansive activation or a cycle \
+                 without contraction"
+                .to_string()
+        }
+    }
+}
+
 /// Whatever is known; unknown cells are dashes, rows without anything known are left out.
 pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String {
     let r = results;

@@ -55,6 +55,14 @@ fn json_has_every_key_and_null_where_it_does_not_apply() {
     assert_eq!(evaluated["baseline_accuracy"], 0.8798);
     assert_eq!(evaluated["nonzeros"], trained["nonzeros"]);
     assert!(evaluated["equilibrium_error"].as_f64().unwrap() > 0.0);
+    // No bound unless it is asked for, and the same outputs with it.
+    assert_eq!(evaluated["certified_error"], Value::Null);
+    run(d, &format!("evaluate --model m.safetensors {test} --certified --json c.json")).expect(0);
+    let certified = json(d, "c.json");
+    assert_eq!(certified["accuracy"], evaluated["accuracy"]);
+    let bound = certified["certified_error"].as_f64().unwrap();
+    assert!(bound > 0.0, "{bound}");
+    run(d, &format!("evaluate --network @fashion_fc.onnx {test} --certified")).expect(2);
     let alone = run(d, &format!("evaluate --network @fashion_fc.onnx {test} --json -")).expect(0);
     let alone: Value = serde_json::from_str(&alone.stdout).unwrap();
     require_keys(&alone);

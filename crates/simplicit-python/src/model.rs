@@ -238,7 +238,8 @@ impl Model {
         max_iterations: usize,
         memory: usize,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let settings = EquilibriumSettings { tolerance, max_iterations, memory, threads: door::threads(threads) };
+        let settings =
+            EquilibriumSettings { tolerance, max_iterations, memory, threads: door::threads(threads), certified: true };
         let inputs = self.inputs(&u, preprocess)?;
         let factor = self.output_factor();
         let ran = enter(py, None, |inside| {

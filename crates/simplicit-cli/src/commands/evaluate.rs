@@ -19,7 +19,7 @@ use crate::measure::{Measured, Runner};
 use crate::operands::ModelOrNetwork;
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch, require_writable};
-use crate::summary::summary;
+use crate::summary::{certified, summary};
 
 const HELP: &str = "\
 Give a model, a network, or both: with both, the table also says how often they agree and how far
@@ -42,6 +42,9 @@ pub(crate) struct EvaluateArgs {
     labels: Option<PathBuf>,
     #[command(flatten)]
     names: NameArgs,
+    /// Bound how far outputs are from those of exact arithmetic, and say the largest bound
+    #[arg(long)]
+    certified: bool,
     #[command(flatten)]
     data: InputArgs,
     #[command(flatten)]
@@ -64,6 +67,9 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     if args.labels.is_none() && (model.is_none() || baseline.is_none()) {
         bail!("--labels: expected a file with the labels, or both a model and a network to compare; got neither");
     }
+    if args.certified && model.is_none() {
+        bail!("--certified: expected a model, whose errors can be bounded; got a network alone");
+    }
     if args.report.is_some() && model.is_none() {
         bail!("--report: expected a model, which the page is about; got a network alone");
     }
@@ -83,7 +89,7 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     watcher.phase("model");
     let of_model = match &model {
         Some(model) => {
-            let runner = Runner::of_model(model, threads)?;
+            let runner = Runner::of_certified_model(model, threads, args.certified)?;
             results.milliseconds = Some(runner.milliseconds(&inputs, cancel)?);
             Some(runner.run(&inputs, cancel, &watcher)?)
         }
@@ -108,6 +114,7 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
         let scores = score(measured)?.unwrap_or_default();
         (results.accuracy, results.top5_accuracy, results.mean_squared_error) = scores.into_parts();
         results.not_converged = Some(measured.not_converged());
+        results.certified_error = measured.certified_error();
     }
     if let Some(measured) = &of_baseline {
         let scores = score(measured)?.unwrap_or_default();
@@ -131,7 +138,11 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
         write_bytes_atomically(path, page.as_bytes())?;
     }
     watcher.finish();
-    results.deliver(&args.json, &summary(&results, baseline.as_ref().and_then(|b| b.bytes)))?;
+    let mut text = summary(&results, baseline.as_ref().and_then(|b| b.bytes));
+    if args.certified {
+        text.push_str(&format!("{}\n", certified(results.certified_error)));
+    }
+    results.deliver(&args.json, &text)?;
     Ok(Outcome::with_notices(&results.notices()))
 }
 

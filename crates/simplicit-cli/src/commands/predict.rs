@@ -9,12 +9,13 @@ use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
 use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
-use crate::baseline::Baseline;
+use crate::baseline::{Baseline, Kind};
 use crate::exit::Outcome;
 use crate::measure::Runner;
 use crate::operands::ModelOrNetwork;
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch, require_writable};
+use crate::summary::certified;
 use crate::table::count;
 
 const HELP: &str = "\
@@ -36,6 +37,9 @@ pub(crate) struct PredictArgs {
     /// The outputs to write, a float32 .npy with one sample a row
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    /// Bound how far outputs are from those of exact arithmetic, and say the largest bound
+    #[arg(long)]
+    certified: bool,
     #[command(flatten)]
     data: InputArgs,
     #[command(flatten)]
@@ -65,17 +69,28 @@ pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     watcher.phase("outputs");
     stopwatch.lap("load");
     let threads = args.run.threads();
-    let measured = Runner::of_baseline(&baseline, threads)?.run(&inputs, cancel, &watcher)?;
+    let runner = match (&baseline.kind, args.certified) {
+        (Kind::Model(model, _), certified) => Runner::of_certified_model(model, threads, certified)?,
+        (Kind::Network(_), true) => {
+            bail!(
+                "--certified: expected a model, whose errors can be bounded; got a network (convert makes it a model)"
+            )
+        }
+        (Kind::Network(_), false) => Runner::of_baseline(&baseline, threads)?,
+    };
+    let measured = runner.run(&inputs, cancel, &watcher)?;
     write_npy(&args.out, &measured.outputs)?;
     watcher.finish();
     stopwatch.lap("outputs");
     let line = format!(
-        "wrote {}: {} samples of {} outputs, {:.2} ms per 1,000 samples\n",
+        "wrote {}: {} samples of {} outputs, {:.2} ms per 1,000 samples{}\n",
         args.out.display(),
         count(measured.outputs.rows() as u64),
         measured.outputs.cols(),
-        measured.milliseconds()
+        measured.milliseconds(),
+        if args.certified { format!(", {}", certified(measured.certified_error())) } else { String::new() }
     );
+    results.certified_error = measured.certified_error();
     results.samples = Some(measured.outputs.rows());
     results.not_converged = Some(measured.not_converged());
     results.milliseconds = Some(measured.milliseconds());

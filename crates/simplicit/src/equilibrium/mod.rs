@@ -47,6 +47,7 @@ const CHUNK: usize = 64;
 /// | `max_iterations` | 2000 | steps per cycle; a sample that needs more is reported, not an error |
 /// | `memory` | 5 | steps that Anderson acceleration remembers, at most 16; 0 is plain Picard |
 /// | `threads` | all | threads for a batch |
+/// | `certified` | yes | bound the error of every sample; without it a model without cycles runs a little faster |
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EquilibriumSettings {
     /// Certified distance from the equilibrium at which a cycle stops, relative to max(1, ‖x‖∞).
@@ -57,11 +58,13 @@ pub struct EquilibriumSettings {
     pub memory: usize,
     /// Threads for a batch.
     pub threads: Threads,
+    /// Whether the error of every sample is bounded; without it errors of models without cycles are given as infinite.
+    pub certified: bool,
 }
 
 impl Default for EquilibriumSettings {
     fn default() -> Self {
-        Self { tolerance: 1e-6, max_iterations: 2000, memory: 5, threads: Threads::available() }
+        Self { tolerance: 1e-6, max_iterations: 2000, memory: 5, threads: Threads::available(), certified: true }
     }
 }
 
@@ -113,6 +116,7 @@ pub struct Equilibrium {
     shape: StateShape,
     limits: Limits,
     threads: Threads,
+    certified: bool,
     engine: Engine,
 }
 
@@ -177,15 +181,22 @@ impl Equilibrium {
                 outputs: (!all).then(|| Box::new(Runner::new(Program::new(&equation, |i| live[i]), "U"))),
             }
         };
-        Ok(Self { layout: model.layout().clone(), shape: model.shape(), limits, threads: settings.threads, engine })
+        Ok(Self {
+            layout: model.layout().clone(),
+            shape: model.shape(),
+            limits,
+            threads: settings.threads,
+            certified: settings.certified,
+            engine,
+        })
     }
 
     /// The equilibrium of every sample (one a row), its outputs, and how far both are from exact.
     pub fn run(&self, u: &Matrix<f32>) -> Result<EquilibriumSolution> {
-        self.run_on(u, self.threads)
+        self.run_on(u, self.threads, self.certified)
     }
 
-    fn run_on(&self, u: &Matrix<f32>, threads: Threads) -> Result<EquilibriumSolution> {
+    fn run_on(&self, u: &Matrix<f32>, threads: Threads, certified: bool) -> Result<EquilibriumSolution> {
         self.require_inputs(u)?;
         let (n, q) = (self.shape.states, self.shape.outputs);
         let mut solution = EquilibriumSolution {
@@ -214,7 +225,7 @@ impl Equilibrium {
                 states.batch(u, None, true, self.limits, threads, take)?;
             }
             Engine::Layered(layered) => {
-                layered.of(u.rows(), true)?.batch(u, threads, true, |first, part| take(None, first, part))?;
+                layered.of(u.rows(), true)?.batch(u, threads, certified, |first, part| take(None, first, part))?;
             }
         }
         Ok(solution)
@@ -230,7 +241,7 @@ impl Equilibrium {
             solution.diagnostics.extend_from_slice(&part.diagnostics);
         };
         match &self.engine {
-            Engine::Layered(layered) => layered.of(u.rows(), false)?.batch(u, self.threads, true, take)?,
+            Engine::Layered(layered) => layered.of(u.rows(), false)?.batch(u, self.threads, self.certified, take)?,
             Engine::Scheduled { states, outputs } => {
                 let runner = outputs.as_ref().unwrap_or(states);
                 runner.batch(u, None, false, self.limits, self.threads, |first, part| take(first, &part))?;
@@ -262,7 +273,8 @@ impl StateMap for Equilibrium {
 
     /// Z, X and Y at the equilibrium; a sample that does not converge is an error, since its states would be wrong.
     fn states(&self, u: &Matrix<f32>) -> Result<StateBlock> {
-        let solution = self.run_on(u, Threads::one())?;
+        // Nobody sees how far states are from exact; that they are numbers is checked all the same.
+        let solution = self.run_on(u, Threads::one(), false)?;
         let samples = not_converged(&solution.diagnostics);
         if !samples.is_empty() {
             return Err(Error::NotConverged { samples });

@@ -70,7 +70,7 @@ pub struct Workspace {
 }
 
 /// What a block of samples gives, one sample a row: pre-activations and states only where the model was prepared for
-/// them, what is known about each sample only where it was asked for.
+/// them, errors that are bounded only where that was asked for.
 #[derive(Debug, Default)]
 pub(super) struct Part {
     pub(super) z: Vec<f32>,
@@ -295,8 +295,8 @@ impl Prepared {
             values.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = 0.0);
         }
         part.diagnostics.clear();
+        part.diagnostics.resize(count, SampleDiagnostics::of_one_pass(self.multiply_adds));
         if certified {
-            part.diagnostics.resize(count, SampleDiagnostics::of_one_pass(self.multiply_adds));
             bounds.begin(room, self.input, lanes);
         }
         let states = self.states.unwrap_or(0);
@@ -319,6 +319,14 @@ impl Prepared {
             }
         }
         self.output.write_rows(&room.values, &mut part.y, self.outputs, (lanes, count));
+        if !certified {
+            // What can be seen must be finite; how far it is from exact is not known.
+            for (k, sample) in part.diagnostics.iter_mut().enumerate() {
+                let row = |values: &[f32], width: usize| all_finite(&values[k * width..(k + 1) * width]);
+                sample.converged = row(&part.y, self.outputs) && row(&part.x, states) && row(&part.z, states);
+                (sample.state_error, sample.output_error) = (f64::INFINITY, f64::INFINITY);
+            }
+        }
         Ok(())
     }
 

@@ -110,26 +110,22 @@ fn written_out(activation: Activation, z: &str, s: &mut Steps<'_>) {
             s.of("Add", &[&above, &scaled]);
         }
         Activation::Softplus => {
-            // max(z, 0) + ln(1 + e^−|z|): no power overflows.
-            let above = s.with("Max", z, 0.0);
-            let size = s.of("Abs", &[z]);
-            let away = s.of("Neg", &[&size]);
-            let power = s.of("Exp", &[&away]);
-            let sum = s.with("Add", &power, 1.0);
-            let log = s.of("Log", &[&sum]);
-            s.of("Add", &[&above, &log]);
+            softplus(z, s);
         }
         Activation::Softsign => {
             let size = s.of("Abs", &[z]);
             let sum = s.with("Add", &size, 1.0);
             s.of("Div", &[z, &sum]);
         }
-        Activation::Elu { alpha } => exponential(z, f64::from(alpha), 1.0, s),
-        Activation::Celu { alpha } => exponential(z, f64::from(alpha), f64::from(alpha), s),
+        Activation::Elu { alpha } => {
+            exponential(z, f64::from(alpha), 1.0, s);
+        }
+        Activation::Celu { alpha } => {
+            exponential(z, f64::from(alpha), f64::from(alpha), s);
+        }
         Activation::Selu => {
-            exponential(z, 1.673_263_2, 1.0, s);
-            let last = s.nodes.last().map_or(String::new(), |n| n.output[0].clone());
-            s.with("Mul", &last, 1.050_701);
+            let unit = exponential(z, 1.673_263_2, 1.0, s);
+            s.with("Mul", &unit, 1.050_701);
         }
         Activation::HardSigmoid { alpha, beta } => {
             let scaled = s.with("Mul", z, f64::from(alpha));
@@ -161,8 +157,10 @@ fn written_out(activation: Activation, z: &str, s: &mut Steps<'_>) {
             s.of("Mul", &[z, &gate]);
         }
         Activation::Mish => {
-            written_out(Activation::Softplus, z, s);
-            let softplus = s.nodes.last().map_or(String::new(), |n| n.output[0].clone());
+            let softplus = match s.precision {
+                Precision::Single => s.of("Softplus", &[z]),
+                Precision::Double => softplus(z, s),
+            };
             let tanh = s.of("Tanh", &[&softplus]);
             s.of("Mul", &[z, &tanh]);
         }
@@ -172,13 +170,24 @@ fn written_out(activation: Activation, z: &str, s: &mut Steps<'_>) {
 }
 
 /// max(z, 0) + alpha·(e^(min(z, 0)/width) − 1).
-fn exponential(z: &str, alpha: f64, width: f64, s: &mut Steps<'_>) {
+fn exponential(z: &str, alpha: f64, width: f64, s: &mut Steps<'_>) -> String {
     let (above, below) = (s.with("Max", z, 0.0), s.with("Min", z, 0.0));
     let scaled = s.with("Div", &below, width);
     let power = s.of("Exp", &[&scaled]);
     let less = s.with("Sub", &power, 1.0);
     let share = s.with("Mul", &less, alpha);
-    s.of("Add", &[&above, &share]);
+    s.of("Add", &[&above, &share])
+}
+
+/// max(z, 0) + ln(1 + e^−|z|): no power overflows.
+fn softplus(z: &str, s: &mut Steps<'_>) -> String {
+    let above = s.with("Max", z, 0.0);
+    let size = s.of("Abs", &[z]);
+    let away = s.of("Neg", &[&size]);
+    let power = s.of("Exp", &[&away]);
+    let sum = s.with("Add", &power, 1.0);
+    let log = s.of("Log", &[&sum]);
+    s.of("Add", &[&above, &log])
 }
 
 /// z·(1 + f)/2.

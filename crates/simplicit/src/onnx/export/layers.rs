@@ -15,8 +15,8 @@ pub(super) struct Value {
     pub(super) tensor: String,
     /// Its dimensions for a batch of one.
     pub(super) dims: Vec<usize>,
-    /// Whether the first of them is the batch; a constant is the same for all samples.
-    pub(super) batched: bool,
+    /// Which of them is the batch; a constant has none.
+    pub(super) batch: Option<usize>,
 }
 
 struct Graph<'a> {
@@ -45,7 +45,7 @@ pub(super) fn write(model: &ImplicitModel, writer: &mut Writer) -> Result<ValueI
     let dims = by_blocks.or_else(by_operators).unwrap_or(vec![1, model.shape().inputs]);
     let mut graph = Graph {
         model,
-        input: Value { tensor: "u".into(), dims: dims.clone(), batched: true },
+        input: Value { tensor: "u".into(), dims: dims.clone(), batch: Some(0) },
         layers: vec![None; order.len()],
         writer,
     };
@@ -79,26 +79,44 @@ pub(super) fn write(model: &ImplicitModel, writer: &mut Writer) -> Result<ValueI
 }
 
 impl Writer {
-    /// The same numbers under other dimensions.
-    pub(super) fn shaped(&mut self, value: &Value, dims: &[usize]) -> Value {
+    /// The same numbers under other dimensions. The batch becomes an axis of size one in front of which there are as many
+    /// numbers as before; an error where there is none.
+    pub(super) fn shaped(&mut self, value: &Value, dims: &[usize]) -> Result<Value> {
         if value.dims == dims {
-            return value.clone();
+            return Ok(value.clone());
         }
-        let out = |tensor: &str| Value { tensor: tensor.to_string(), dims: dims.to_vec(), batched: value.batched };
-        if value.batched && dims.len() == 2 {
+        let batch = match value.batch {
+            None => None,
+            Some(axis) => {
+                let before = |dims: &[usize], axis: usize| dims[..axis].iter().product::<usize>();
+                let fits = |&new: &usize| dims.get(new) == Some(&1) && before(dims, new) == before(&value.dims, axis);
+                let found = [axis].into_iter().chain(0..dims.len()).find(fits);
+                Some(found.ok_or_else(|| {
+                    Error::unsupported(
+                        format!(
+                            "export of a reshape of {:?} to {dims:?}, which mixes the samples of a batch",
+                            value.dims
+                        ),
+                        "write it in the form of its network (export --like)",
+                    )
+                })?)
+            }
+        };
+        let out = |tensor: &str| Value { tensor: tensor.to_string(), dims: dims.to_vec(), batch };
+        if value.batch == Some(0) && batch == Some(0) && dims.len() == 2 {
             let tensor = format!("{}_flat", value.tensor);
             self.make("Flatten", &[&value.tensor], &tensor, vec![]);
-            return out(&tensor);
+            return Ok(out(&tensor));
         }
         let sizes: Vec<String> = dims.iter().map(usize::to_string).collect();
         let tensor = format!("{}_{}", value.tensor, sizes.join("x"));
         let mut shape: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
-        if let (true, Some(batch)) = (value.batched, shape.first_mut()) {
-            *batch = -1;
+        if let Some(axis) = batch {
+            shape[axis] = -1;
         }
         let shape = self.store(constant_ints(&format!("{tensor}_shape"), &shape));
         self.make("Reshape", &[&value.tensor, &shape], &tensor, vec![]);
-        out(&tensor)
+        Ok(out(&tensor))
     }
 }
 
@@ -148,13 +166,13 @@ impl Graph<'_> {
                 let tensor = format!("{name}_values");
                 let dims = layer.map.map_or(vec![1, layer.size], dims_of);
                 let tensor = self.writer.store(floats(&tensor, &dims, values));
-                Ok(Value { tensor, dims, batched: false })
+                Ok(Value { tensor, dims, batch: None })
             }
             Operator::Structure { structure, operands } => {
                 let mut values = Vec::with_capacity(operands.len());
                 for operand in operands {
                     let value = self.source(operand.source)?;
-                    values.push(self.writer.shaped(&value, operand.dims.sizes()));
+                    values.push(self.writer.shaped(&value, operand.dims.sizes())?);
                 }
                 let dims = structure.dims(&operands.iter().map(|o| o.dims).collect::<Vec<_>>())?;
                 self.writer
@@ -168,7 +186,7 @@ impl Graph<'_> {
     fn operand(&mut self, block: &TapBlock) -> Result<Value> {
         let mut value = self.source(block.source)?;
         for map in &block.maps {
-            value = self.writer.shaped(&value, &dims_of(map.input()));
+            value = self.writer.shaped(&value, &dims_of(map.input()))?;
             let (operator, window, counted) = match map {
                 FixedMap::AveragePool { window, count_padding, .. } => ("AveragePool", Some(window), *count_padding),
                 FixedMap::MaxPool { window, .. } => ("MaxPool", Some(window), false),
@@ -185,7 +203,7 @@ impl Graph<'_> {
                 }
             }
             self.writer.make(operator, &[&value.tensor], &tensor, attributes);
-            value = Value { tensor, dims: dims_of(map.output()?), batched: value.batched };
+            value = Value { tensor, dims: dims_of(map.output()?), batch: value.batch };
         }
         Ok(value)
     }
@@ -206,22 +224,22 @@ impl Graph<'_> {
             let operand = self.operand(block)?;
             let term = format!("{name}_t{k}");
             let value = match &block.weights {
-                TapWeights::Taps(_) => self.taps(block, operand, &term, &mut bias, map.is_none().then_some(units)),
+                TapWeights::Taps(_) => self.taps(block, operand, &term, &mut bias, map.is_none().then_some(units))?,
                 TapWeights::Identity => operand,
                 TapWeights::Diagonal(factors) => {
-                    let value = self.writer.shaped(&operand, &dims_of(block.output));
+                    let value = self.writer.shaped(&operand, &dims_of(block.output))?;
                     let weights = self.writer.store(floats(&format!("{term}_w"), &[factors.len(), 1, 1], factors));
                     self.writer.make("Mul", &[&value.tensor, &weights], &term, vec![]);
                     Value { tensor: term.clone(), ..value }
                 }
             };
-            let value = self.writer.shaped(&value, &dims);
+            let value = self.writer.shaped(&value, &dims)?;
             sum = Some(match sum {
                 None => value,
                 Some(before) => {
                     let next = format!("{name}_s{k}");
                     self.writer.make("Add", &[&before.tensor, &value.tensor], &next, vec![]);
-                    Value { tensor: next, dims: dims.clone(), batched: before.batched || value.batched }
+                    Value { tensor: next, dims: dims.clone(), batch: before.batch.or(value.batch) }
                 }
             });
         }
@@ -237,14 +255,14 @@ impl Graph<'_> {
             // Only the bias: the batch still has to come from somewhere.
             (None, rest) => {
                 let p = self.model.shape().inputs;
-                let u = self.writer.shaped(&self.input, &[1, p]);
+                let u = self.writer.shaped(&self.input, &[1, p])?;
                 let z = format!("{name}_z");
                 let w = self.writer.store(floats(&format!("{name}_u"), &[units, p], &vec![0.0; units * p]));
                 let each = |b: &[f32]| b.iter().flat_map(|v| std::iter::repeat_n(*v, units / b.len())).collect();
                 let bias: Vec<f32> = rest.map_or(vec![0.0; units], |(b, _)| each(b));
                 let b = self.writer.store(floats(&format!("{name}_b"), &[units], &bias));
                 self.writer.make("Gemm", &[&u.tensor, &w, &b], &z, vec![integer("transB", 1)]);
-                Ok(self.writer.shaped(&Value { tensor: z, dims: vec![1, units], batched: true }, &dims))
+                self.writer.shaped(&Value { tensor: z, dims: vec![1, units], batch: Some(0) }, &dims)
             }
         }
     }
@@ -258,14 +276,14 @@ impl Graph<'_> {
         term: &str,
         bias: &mut Option<&[f32]>,
         vector: Option<usize>,
-    ) -> Value {
-        let TapWeights::Taps(taps) = &block.weights else { return operand };
+    ) -> Result<Value> {
+        let TapWeights::Taps(taps) = &block.weights else { return Ok(operand) };
         let weights = format!("{term}_w");
         // A product with a vector, unless the result is a map.
         let plain = block.output.positions() == 1 && taps.cols() == block.input.size() && block.groups == 1;
         let plain = plain && vector == Some(block.output.size());
         let dims = if plain { vec![1, block.input.size()] } else { dims_of(block.input) };
-        let operand = self.writer.shaped(&operand, &dims);
+        let operand = self.writer.shaped(&operand, &dims)?;
         let mut inputs = vec![operand.tensor.clone(), weights.clone()];
         // One bias per row of the block, or it is added below.
         if let Some(b) = bias.filter(|b| b.len() == block.output.channels) {
@@ -284,7 +302,7 @@ impl Graph<'_> {
         if plain {
             self.writer.store(floats(&weights, &[taps.rows(), width], &values));
             self.writer.make("Gemm", &inputs, term, vec![integer("transB", 1)]);
-            return Value { tensor: term.to_string(), dims: vec![1, block.output.size()], batched: operand.batched };
+            return Ok(Value { tensor: term.to_string(), dims: vec![1, block.output.size()], batch: operand.batch });
         }
         let dims = [taps.rows(), block.input.channels / block.groups.max(1), w.kernel[0], w.kernel[1]];
         self.writer.store(floats(&weights, &dims, &values));
@@ -293,6 +311,6 @@ impl Graph<'_> {
             attributes.push(integer("group", block.groups as i64));
         }
         self.writer.make("Conv", &inputs, term, attributes);
-        Value { tensor: term.to_string(), dims: dims_of(block.output), batched: operand.batched }
+        Ok(Value { tensor: term.to_string(), dims: dims_of(block.output), batch: operand.batch })
     }
 }

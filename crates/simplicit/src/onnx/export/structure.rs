@@ -1,5 +1,5 @@
-//! Operators without weights as nodes. Their dimensions are those of a batch of one; the graph has a batch of any size, so
-//! an operator that moves or sums over the first axis of a value that depends on the sample cannot be written.
+//! Operators without weights as nodes. Their dimensions are those of a batch of one; the graph has a batch of any size, so it
+//! is followed which axis of a value is the batch, and an operator that sums over it cannot be written.
 
 use super::layers::Value;
 use super::writer::{Writer, constant_ints, float, floats, integer, integers};
@@ -8,36 +8,45 @@ use crate::onnx::nodes::{binary_name, reduction_name, unary_name};
 use crate::onnx::proto::data_type;
 use crate::{Error, Result};
 
-fn batch_axis(structure: &Structure) -> Error {
-    Error::unsupported(
-        format!("export of {} over the samples of a batch", structure.name()),
-        "write it in the form of its network (export --like)",
-    )
-}
-
-/// Whether the operator keeps samples apart: `depends` says of every operand whether it has the batch as its first axis.
-fn keeps_samples_apart(structure: &Structure, operands: &[Value], dims: &[usize]) -> bool {
-    let sampled = || operands.iter().filter(|o| o.batched);
-    if sampled().next().is_none() {
-        return true;
-    }
-    if dims.first() != Some(&1) || sampled().any(|o| o.dims.first() != Some(&1)) {
-        return false;
-    }
-    // Operands are aligned by their last axes.
-    let aligned = sampled().all(|o| o.dims.len() == dims.len());
-    match structure {
-        Structure::Unary(_) | Structure::Reshape { .. } => true,
-        Structure::Binary(_) | Structure::Expand { .. } => aligned,
-        Structure::MatMul => aligned && (dims.len() > 2 || !operands[1].batched),
-        Structure::Softmax { axis } | Structure::Normalise { axis, .. } | Structure::Concat { axis } => *axis > 0,
-        Structure::Slice { axis, .. } | Structure::Gather { axis, .. } => *axis > 0,
-        Structure::Reduce { axes, .. } => !axes.contains(&0),
-        Structure::Pool(pooling) => operands[0].dims.len() == pooling.kernel.len() + 2,
-        Structure::Pad { padding, .. } => padding.first() == Some(&[0, 0]),
-        Structure::Lookup => !operands[0].batched,
-        Structure::Transpose { order } => order.first() == Some(&0),
-    }
+/// The axis of the result that is the batch, `Some(None)` where no operand depends on the sample; nothing where the operator
+/// would mix samples.
+fn batch_axis(structure: &Structure, operands: &[Value], dims: &[usize]) -> Option<Option<usize>> {
+    let mut sampled = operands.iter().filter_map(|o| o.batch.map(|axis| (axis, o.dims.len())));
+    let Some((axis, rank)) = sampled.next() else { return Some(None) };
+    // Operands of several are aligned by their last axes.
+    let from_the_right = rank - axis;
+    let aligned = || {
+        let same = operands.iter().all(|o| o.batch.is_none_or(|axis| o.dims.len() - axis == from_the_right));
+        same.then(|| dims.len().checked_sub(from_the_right)).flatten()
+    };
+    let kept = |apart: bool| apart.then_some(axis);
+    let found = match structure {
+        Structure::Unary(_) => Some(axis),
+        Structure::Binary(_) | Structure::Expand { .. } => aligned(),
+        // The rows of the first may be samples; what is summed over may not.
+        Structure::MatMul => {
+            let rows = from_the_right == 2 && operands[1].batch.is_none();
+            aligned().filter(|_| from_the_right > 2 || rows)
+        }
+        Structure::Softmax { axis: along } => kept(axis != *along),
+        Structure::Concat { axis: along } => aligned().filter(|found| found != along),
+        Structure::Normalise { axis: along, .. } => kept(axis < *along),
+        Structure::Slice { axis: along, .. } => kept(axis != *along),
+        Structure::Gather { axis: along, dims, .. } => {
+            kept(axis != *along).map(|axis| if axis < *along { axis } else { axis + dims.rank() - 1 })
+        }
+        Structure::Reduce { axes, keep, .. } => {
+            let before = axes.iter().filter(|a| **a < axis).count();
+            kept(!axes.contains(&axis)).map(|axis| if *keep { axis } else { axis - before })
+        }
+        Structure::Pool(pooling) => kept(axis == 0 && rank == pooling.kernel.len() + 2),
+        Structure::Pad { padding, .. } => kept(padding.get(axis) == Some(&[0, 0])),
+        Structure::Lookup => kept(operands[0].batch.is_none()),
+        Structure::Transpose { order } => order.iter().position(|old| *old == axis),
+        // Found by the reshape itself.
+        Structure::Reshape { .. } => Some(axis),
+    };
+    found.map(Some)
 }
 
 impl Writer {
@@ -49,14 +58,13 @@ impl Writer {
         dims: &[usize],
         name: &str,
     ) -> Result<Value> {
-        if !keeps_samples_apart(structure, operands, dims) {
-            return Err(batch_axis(structure));
-        }
-        let out = Value {
-            tensor: name.to_string(),
-            dims: dims.to_vec(),
-            batched: operands.iter().any(|operand| operand.batched),
-        };
+        let batch = batch_axis(structure, operands, dims).ok_or_else(|| {
+            Error::unsupported(
+                format!("export of {} over the samples of a batch", structure.name()),
+                "write it in the form of its network (export --like)",
+            )
+        })?;
+        let out = Value { tensor: name.to_string(), dims: dims.to_vec(), batch };
         let axis = |axis: &usize| vec![integer("axis", *axis as i64)];
         let tensors: Vec<&str> = operands.iter().map(|o| o.tensor.as_str()).collect();
         let n = |part: &str| format!("{name}_{part}");
@@ -86,7 +94,10 @@ impl Writer {
             Structure::Concat { axis: a } => {
                 let parts: Vec<String> = operands
                     .iter()
-                    .map(|o| if out.batched && !o.batched { self.for_every_sample(o) } else { o.tensor.clone() })
+                    .map(|o| match (batch, o.batch) {
+                        (Some(axis), None) => self.for_every_sample(o, axis),
+                        _ => o.tensor.clone(),
+                    })
                     .collect();
                 let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
                 self.make("Concat", &parts, name, axis(a));
@@ -119,7 +130,7 @@ impl Writer {
                 self.make("Gather", &[tensors[0], &whole], name, axis(&0));
             }
             Structure::Transpose { order } => self.make("Transpose", &tensors, name, vec![integers("perm", order)]),
-            Structure::Reshape { .. } => return Ok(self.shaped(&operands[0], dims)),
+            Structure::Reshape { .. } => return self.shaped(&operands[0], dims),
             Structure::Expand { .. } => {
                 let shape: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
                 let shape = self.store(constant_ints(&n("shape"), &shape));
@@ -157,14 +168,19 @@ impl Writer {
         Ok(())
     }
 
-    /// A value that is the same for all samples, once for every sample of the batch.
-    fn for_every_sample(&mut self, value: &Value) -> String {
-        let name = format!("{}_each", value.tensor);
+    /// A value that is the same for all samples, once for every sample of the batch along an axis.
+    fn for_every_sample(&mut self, value: &Value, axis: usize) -> String {
+        let name = format!("{}_each{axis}", value.tensor);
         self.make("Shape", &["u"], "batch_shape", vec![integer("start", 0), integer("end", 1)]);
-        let rest: Vec<i64> = value.dims.iter().skip(1).map(|&d| d as i64).collect();
-        let rest = self.store(constant_ints(&format!("{name}_rest"), &rest));
+        let mut parts = vec!["batch_shape".to_string()];
+        let sides = [("front", 0, &value.dims[..axis]), ("rest", parts.len(), &value.dims[axis + 1..])];
+        for (side, place, dims) in sides.into_iter().rev().filter(|(_, _, dims)| !dims.is_empty()) {
+            let sizes: Vec<i64> = dims.iter().map(|&d| d as i64).collect();
+            parts.insert(place, self.store(constant_ints(&format!("{name}_{side}"), &sizes)));
+        }
         let shape = format!("{name}_shape");
-        self.make("Concat", &["batch_shape", &rest], &shape, vec![integer("axis", 0)]);
+        let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+        self.make("Concat", &parts, &shape, vec![integer("axis", 0)]);
         self.make("Expand", &[&value.tensor, &shape], &name, vec![]);
         name
     }
