@@ -246,9 +246,11 @@ class SIM:
             warnings.warn("fit(network, U) is deprecated; use SIM(network=network).fit(U)", DeprecationWarning, stacklevel=2)
             return self._fit(_baseline(X, y), y, None)
         if isinstance(X, Statistics):
+            if y is not None:
+                raise SettingError("y: expected None with statistics, which have their own targets")
             return self._finish(*fit_statistics(self, X))
         if isinstance(X, (States, str, os.PathLike)):
-            return self._fit(_baseline(X, None), None, None)
+            return self._fit(_baseline(X, y), None, None)
         if self.network is None:
             raise SettingError(
                 "network: expected a network, an implicit model or a file in the constructor beside inputs, got none "

@@ -56,7 +56,7 @@ def test_settings(network, U, settings, message):
 
 
 def test_wrong_kinds(network, U, states):
-    with pytest.raises(simplicit.SettingError, match="baseline: expected States"):
+    with pytest.raises(simplicit.SettingError, match="network: expected a network"):
         SIM().fit(3, U)
     with pytest.raises(simplicit.SettingError, match="U: expected the inputs"):
         SIM().fit(network)
