@@ -85,6 +85,9 @@ class SIM:
         All by default; no result depends on it.
     device : str, optional
         ``auto`` (the default: a GPU that is there), ``cpu``, ``cuda`` or ``cuda:N``.
+    memory : str or int, optional
+        Bytes to stay within, or a number with K, M or G such as ``"4G"``: layers of all samples go to files beyond it.
+        Half of what is free by default; no result depends on it.
     checkpoint : path-like, optional
         A directory that makes long work safe against anything.
     progress : str or callable, optional
@@ -154,6 +157,7 @@ class SIM:
         std: Any = None,
         threads: int | None = None,
         device: str | None = None,
+        memory: str | int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: str | Progress | None = None,
         solver: str | None = None,
@@ -195,6 +199,7 @@ class SIM:
         self.std = std
         self.threads = threads
         self.device = device
+        self.memory = memory
         self.checkpoint = checkpoint
         self.progress = progress
         self.solver = solver

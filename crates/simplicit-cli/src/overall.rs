@@ -53,6 +53,16 @@ pub(crate) struct Overall {
     within: f64,
     share: f64,
     begun: Instant,
+    /// Where training counts its own work: what is behind, and the pass in work with what comes after it.
+    counted: Option<Counted>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    behind: f64,
+    pass: f64,
+    left: f64,
+    within: f64,
 }
 
 impl Overall {
@@ -65,6 +75,7 @@ impl Overall {
             within: 0.0,
             share: 0.0,
             begun: Instant::now(),
+            counted: None,
         }
     }
 
@@ -88,7 +99,22 @@ impl Overall {
                 self.finished.clear();
                 self.within = 0.0;
             }
+            Progress::Pass { work, left } => {
+                let before = self.counted.unwrap_or_default();
+                self.counted =
+                    Some(Counted { behind: before.behind + before.pass, pass: *work, left: *left, within: 0.0 });
+            }
+            Progress::Group { share } => {
+                if let Some(counted) = &mut self.counted {
+                    counted.within = *share;
+                }
+            }
             _ => {}
+        }
+        if let Some(Counted { behind, pass, left, within }) = self.counted {
+            let share = (behind + within * pass) / (behind + pass + left).max(1.0);
+            self.share = self.share.max(TRAINING * share.min(1.0));
+            return self.share;
         }
         // A search that takes longer than expected has about one more model to go.
         let expected = self.expected.max(self.models as f64 + f64::from(u8::from(!self.finished.is_empty())));
@@ -120,6 +146,20 @@ fn left(share: f64, elapsed: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn work_that_is_counted_decides_where_it_is() {
+        let mut overall = Overall::new(Plan { groups: 9, searched: true, ..Plan::default() });
+        assert_eq!(overall.after(&Progress::Pass { work: 10.0, left: 90.0 }), 0.0);
+        assert!((overall.after(&Progress::Group { share: 0.5 }) - TRAINING * 0.05).abs() < 1e-12);
+        // Rows of single groups say nothing about the whole then.
+        assert!((overall.after(&rows("a", 8)) - TRAINING * 0.05).abs() < 1e-12);
+        overall.after(&Progress::Pass { work: 70.0, left: 20.0 });
+        assert!((overall.after(&Progress::Group { share: 1.0 }) - TRAINING * 0.8).abs() < 1e-12);
+        // No other pass was needed, or one more than expected: it never falls.
+        assert!((overall.after(&Progress::Pass { work: 70.0, left: 0.0 }) - TRAINING * 0.8).abs() < 1e-12);
+        assert!((overall.after(&Progress::Group { share: 1.0 }) - TRAINING).abs() < 1e-12);
+    }
 
     fn model() -> Progress {
         Progress::Model { strength: 1.0, sparsity: 0.5 }

@@ -8,6 +8,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
+use simplicit::memory::words;
 use simplicit::train::Progress;
 
 use crate::exit::{complain, is_quiet};
@@ -114,14 +115,35 @@ impl<'a> Watcher<'a> {
             listener(Event::Training(progress.clone()));
         }
         match self.show {
+            // Said once, above the bar, where there are layers that could lie in files.
+            Show::Bar if matches!(progress, Progress::Memory { needed, least, .. } if needed > least) => {
+                self.bar.println(step(progress).0);
+            }
             Show::Bar => self.draw(progress),
             Show::Lines => match progress {
+                Progress::Pass { .. } => self.follow(progress),
                 // Every group comes again with every model: a line for each model is enough to follow.
                 Progress::Samples { .. } | Progress::Rows { .. } => {}
+                // Groups of an expensive pass are few: what is left is worth a line each.
+                Progress::Group { .. } => {
+                    let mut overall = self.overall.lock().unwrap_or_else(PoisonError::into_inner);
+                    let text = overall.as_mut().map(|o| (o.after(progress), o.left()));
+                    drop(overall);
+                    if let Some((share, left)) = text.filter(|(_, left)| !left.is_empty()) {
+                        self.line(&format!("{:.0} %, {left}", 100.0 * share));
+                    }
+                }
                 other => self.line(&step(other).0),
             },
             Show::Json => complain(&line(progress).to_string()),
             Show::None => {}
+        }
+    }
+
+    /// Tells the estimate of the whole.
+    fn follow(&self, progress: &Progress) {
+        if let Some(overall) = self.overall.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            overall.after(progress);
         }
     }
 
@@ -177,7 +199,26 @@ fn step(progress: &Progress) -> (String, usize, usize) {
         Progress::Model { strength, sparsity } => {
             (format!("a model, {:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
         }
+        Progress::Pass { .. } => ("a model".to_string(), 0, STEPS as usize),
+        Progress::Group { share } => ("a model".to_string(), (share * STEPS as f64) as usize, STEPS as usize),
+        Progress::Memory { needed, least, budget } => (memory_words(*needed, *least, *budget), 0, 1),
         Progress::OutputRefit { round, rounds, .. } => ("refit in the output metric".to_string(), *round, *rounds),
+    }
+}
+
+/// What a training needs, before it begins.
+fn memory_words(needed: u64, least: u64, budget: Option<u64>) -> String {
+    let need = words(needed);
+    match budget {
+        Some(budget) if budget < needed => {
+            format!(
+                "memory: {need} needed, {} allowed: the rest lies in files; at least {}",
+                words(budget),
+                words(least)
+            )
+        }
+        Some(budget) => format!("memory: {need} needed, {} allowed", words(budget)),
+        None => format!("memory: {need} needed"),
     }
 }
 
@@ -191,6 +232,11 @@ fn line(progress: &Progress) -> serde_json::Value {
         }
         Progress::Model { strength, sparsity } => {
             json!({ "event": "model", "strength": strength, "sparsity": sparsity })
+        }
+        Progress::Pass { work, left } => json!({ "event": "pass", "work": work, "left": left }),
+        Progress::Group { share } => json!({ "event": "group", "share": share }),
+        Progress::Memory { needed, least, budget } => {
+            json!({ "event": "memory", "needed": needed, "least": least, "budget": budget })
         }
         Progress::OutputRefit { round, rounds, objective } => {
             json!({ "event": "output-refit", "done": round, "total": rounds, "objective": objective })

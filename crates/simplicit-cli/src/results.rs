@@ -127,13 +127,6 @@ impl From<RowDetails> for RowReport {
     }
 }
 
-/// VmHWM of this process.
-fn peak_memory_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| 1024 * kilobytes)
-}
-
 impl Results {
     /// Nothing known yet but the version.
     pub(crate) fn new() -> Self {
@@ -172,7 +165,7 @@ impl Results {
         self.output_refit_before = report.output_refit.map(|r| r.before);
         self.output_refit_after = report.output_refit.map(|r| r.after);
         self.agreement = report.agreement;
-        self.peak_memory_bytes = peak_memory_bytes();
+        self.peak_memory_bytes = simplicit::memory::peak();
         self.row_details = report.rows.iter().map(RowDetails::from).collect();
     }
 

@@ -174,6 +174,9 @@ pub(crate) struct Effective {
     pub(crate) activation: Option<String>,
     /// As the flag is written.
     pub(crate) device: String,
+    /// Bytes; no result depends on it, so neither recipe nor provenance has it.
+    #[serde(skip)]
+    pub(crate) memory: Option<u64>,
 }
 
 /// Decides everything that the flags leave open; refuses flags that would be ignored.
@@ -295,6 +298,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         bias: args.bias.unwrap_or(Switch::Off),
         activation: args.activation.clone(),
         device: args.device.unwrap_or_default().to_string(),
+        memory: args.memory,
     })
 }
 
@@ -425,6 +429,7 @@ impl Effective {
             }),
             seed: self.seed,
             device: self.device.parse()?,
+            memory: self.memory,
             ..usual
         })
     }

@@ -21,8 +21,10 @@ use crate::settings::{Effective, KAPPA};
 
 /// Draws from the baseline's softmax per sample: the row weights' own noise is then far below their spread.
 pub(crate) const DRAWS: usize = 4;
-/// Samples for the row weights of a network with feature maps: every one of them is an average over many positions.
+/// Samples for the row weights of a network with feature maps, and draws for each: every one of them is an average over
+/// many positions.
 const WEIGHED: usize = 1000;
+const MAP_DRAWS: usize = 2;
 /// Share of the samples that `--max-drop` judges on, and how many at least.
 pub(crate) const HELD_OUT_SHARE: usize = 10;
 pub(crate) const HELD_OUT_LEAST: usize = 100;
@@ -126,8 +128,9 @@ impl Job<'_> {
         self.watcher.phase("output-aware weights");
         let maps = network.layout().layers().iter().any(|l| l.map.is_some());
         let part = self.training_part(inputs.samples())?.end;
-        let part = Head(inputs, if maps { part.min(WEIGHED) } else { part });
-        let mut weights = importance(network, &part, DRAWS, self.effective.seed, self.threads, self.cancel)?;
+        let (part, draws) = if maps { (part.min(WEIGHED), MAP_DRAWS) } else { (part, DRAWS) };
+        let mut weights =
+            importance(network, &Head(inputs, part), draws, self.effective.seed, self.threads, self.cancel)?;
         if let Some((moved, scaling)) = moved.and_then(|m| Some((m, m.metadata().scaling.as_ref()?))) {
             // baseline = factor × stored, so a stored error counts factor² as much. A channel has one factor.
             let layers = moved.layout().layers().iter();

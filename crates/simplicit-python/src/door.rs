@@ -89,6 +89,11 @@ fn words(event: Event) -> (String, usize, usize) {
         Event::Training(Progress::Model { strength, sparsity }) => {
             (format!("{:.1} % sparse at {strength:.2e}", 100.0 * sparsity), 1, 1)
         }
+        Event::Training(Progress::Pass { .. }) => ("a model".to_string(), 0, 1000),
+        Event::Training(Progress::Group { share }) => ("a model".to_string(), (1000.0 * share) as usize, 1000),
+        Event::Training(Progress::Memory { needed, .. }) => {
+            (format!("memory: {} needed", simplicit::memory::words(needed)), 0, 1)
+        }
         Event::Training(Progress::OutputRefit { round, rounds, .. }) => {
             ("refit in the output metric".to_string(), round, rounds)
         }

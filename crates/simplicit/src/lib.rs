@@ -119,6 +119,7 @@ pub mod graph;
 pub mod kernels;
 pub mod layout;
 pub mod linalg;
+pub mod memory;
 pub mod model;
 pub mod network;
 pub mod onnx;

@@ -177,5 +177,6 @@ fn settings() -> Effective {
         activation: None,
         // The same figures on every machine.
         device: "cpu".to_string(),
+        memory: None,
     }
 }

@@ -194,8 +194,15 @@ pub(crate) struct TrainArgs {
     /// Who solves cardinality rows and gathers statistics of feature maps: auto, cpu, cuda or cuda:N; auto takes a GPU that is there [default: auto]
     #[arg(long, value_name = "WHERE", help_heading = "Running")]
     pub(crate) device: Option<Device>,
+    /// Memory to stay within, bytes or K, M, G of 1024: layers of all samples go to files beyond it, in the checkpoint's folder or that of temporary files; results do not depend on it [default: half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Running")]
+    pub(crate) memory: Option<u64>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    simplicit::memory::parse(text).map_err(|e| e.to_string())
 }
 
 impl TrainArgs {

@@ -19,6 +19,8 @@
 //! With fewer samples than features (m < 0.41·d) the samples themselves are kept instead of G: an m × d matrix is
 //! smaller, and solving with it costs less than with a d × d one. G is then made when somebody asks for it.
 
+mod wide;
+
 use std::sync::OnceLock;
 
 use crate::backend::cuda::Cuda;
@@ -26,6 +28,8 @@ use crate::linalg::{Matrix, gemm, gram_lower};
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::{StateBlock, StateSource};
 use crate::{Error, Result};
+
+pub(crate) use wide::{WIDE, bytes as wide_bytes};
 
 /// Samples in a leaf of the summation tree.
 pub const BLOCK: usize = 1024;
@@ -35,7 +39,7 @@ pub const BLOCK: usize = 1024;
 const FEW: f64 = 0.41;
 
 /// Whether so many samples are better kept as they are.
-fn are_few(samples: usize, features: usize) -> bool {
+pub(crate) fn are_few(samples: usize, features: usize) -> bool {
     (samples as f64) < FEW * features as f64
 }
 
@@ -404,6 +408,15 @@ impl Statistics {
             cross: Matrix::from_vec(targets, features, cross.to_vec()).ok()?,
             energy: energy.to_vec(),
         })
+    }
+
+    /// Bytes that it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let form = match &self.form {
+            Form::Gram(gram) => gram.as_slice().len(),
+            Form::Samples { features, .. } => features.as_slice().len(),
+        };
+        8 * (form + self.cross.as_slice().len()) as u64
     }
 
     /// Number of samples m.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::group::{Rows, Stored, bounds_of, entry_price, for_taps, weighed};
 use super::rough::{self, RoughModels};
 use super::search::{CLOSE, MAX_MODELS, PROMISED, Start, seek};
-use super::survey::Survey;
+use super::survey::{self, Survey};
 use super::{Bounds, Progress, RowReport, Run, TrainReport, TrainSettings, check_settings};
 use crate::linalg::Matrix;
 use crate::problem::{Connectivity, Matching, RowProblem};
@@ -217,6 +217,9 @@ fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Result<()> {
             return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
         }
     }
+    if let Some(bytes) = settings.memory {
+        return Err(Error::setting("memory", "none for linear blocks, whose source holds the samples", bytes));
+    }
     if settings.bias {
         return Err(Error::setting("bias", "off for linear blocks: a constant needs a place in the network", "on"));
     }
@@ -365,7 +368,7 @@ impl<'a> Fits<'a> {
             last: None,
             chosen: None,
         };
-        let start = rough::start(&mut models, &settings, target, run)?;
+        let (start, _) = rough::start(&mut models, &settings, target, run)?;
         let Fits { importance, kept, kept_bytes, .. } = models;
         self.importance = importance;
         if samples == self.samples {
@@ -601,15 +604,28 @@ impl RoughModels for Fits<'_> {
         self.groups.len()
     }
 
-    fn survey(&mut self, prices: &[f64], run: &mut Run) -> Result<Survey> {
-        let mut survey = Survey::new(prices);
+    fn survey(&mut self, wanted: f64, spread: &dyn Fn(f64) -> Vec<f64>, run: &mut Run) -> Result<Survey> {
+        let mut worth = Vec::new();
+        for part in self.parts(0..self.blocks.len()) {
+            for (number, statistics) in self.gather(part, false, 1.0, run)? {
+                let group = &self.groups[number];
+                let design = Design::new(&statistics)?;
+                let problems = self.problems(group, 1.0, &design);
+                worth.extend(
+                    Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems }.worth(),
+                );
+            }
+        }
+        let prices = spread(survey::middle(&mut worth, wanted).unwrap_or(self.settings.strength));
+        drop(worth);
+        let mut survey = Survey::new(&prices);
         for part in self.parts(0..self.blocks.len()) {
             for (number, statistics) in self.gather(part, false, 1.0, run)? {
                 let group = &self.groups[number];
                 let design = Design::new(&statistics)?;
                 let problems = self.problems(group, 1.0, &design);
                 let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
-                survey.push(rows.survey(&self.settings, number, prices, run)?);
+                survey.push(rows.survey(&self.settings, number, &prices, run)?);
             }
         }
         Ok(survey)

@@ -106,6 +106,11 @@ impl<'a> Build<'a> {
         })
     }
 
+    /// Stored non-zeros of a group.
+    pub(super) fn nonzeros(&self, group: &Group) -> usize {
+        self.reports[group.rows.clone()].iter().flatten().map(|(report, _)| report.nonzeros).sum()
+    }
+
     /// Notes that a group has nothing to solve.
     pub(super) fn skip(&mut self, group: &Group) {
         for i in group.rows.clone() {

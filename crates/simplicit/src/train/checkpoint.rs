@@ -72,6 +72,10 @@ impl Checkpoint {
 }
 
 impl Keep for Checkpoint {
+    fn folder(&self) -> Option<&Path> {
+        Some(&self.directory)
+    }
+
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
         let path = self.path(key);
         if !path.exists() {

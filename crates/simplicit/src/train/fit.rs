@@ -4,19 +4,22 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::budget;
 use super::build::{Build, Evidence, Row, RowReport, row_name};
 use super::emphasis::Emphasis;
 use super::gather::{self, Walks};
 use super::group::{Rows, bounds_of, for_taps};
 use super::plan::{Group, Plan};
 use super::problems::{problems, reads_states};
-use super::survey::Survey;
+use super::survey::{self, Steering, Survey};
+use super::work::{self, Kind, Meter};
 use super::{Bounds, Objective, OutputRefit, Run, TrainInput, TrainSettings, layout};
 use crate::layout::Layout;
 use crate::linalg::Matrix;
+use crate::memory::Room;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::Source;
-use crate::problem::{Connectivity, Mask};
+use crate::problem::{Connectivity, Mask, RowProblem};
 use crate::solver::Design;
 use crate::states::StateShape;
 use crate::statistics::Statistics;
@@ -33,6 +36,8 @@ pub(super) struct Fitted {
     pub(super) output_refit: Option<OutputRefit>,
     /// By the name of the group.
     pub(super) evidence: BTreeMap<String, Evidence>,
+    /// The strength of every group.
+    pub(super) strengths: Vec<f64>,
 }
 
 /// What stays the same from strength to strength.
@@ -44,6 +49,12 @@ pub(super) struct Workshop {
     inputs: Option<Arc<Statistics>>,
     /// What weights cost besides the penalty.
     pub(super) emphasis: Emphasis,
+    /// The account of what is kept.
+    room: Arc<Room>,
+    /// Prices of the next model's groups, where they are not all one.
+    pub(super) steering: Option<Steering>,
+    /// Work expected after the next pass.
+    pub(super) left: f64,
 }
 
 /// The connections that the settings allow between single units.
@@ -72,7 +83,7 @@ pub(super) fn mask(input: &TrainInput, settings: &TrainSettings) -> Result<Mask>
 }
 
 impl Workshop {
-    pub(super) fn new(input: &TrainInput, settings: &TrainSettings) -> Result<Self> {
+    pub(super) fn new(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Self> {
         let constant = constants(input, settings);
         let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
         // Residual sums alone do not stand in the way of cycles.
@@ -86,12 +97,26 @@ impl Workshop {
             }
             None => Plan::dense(layout(input), input.source.shape(), &mask(input, settings)?, &constant),
         };
-        Ok(Self { plan, kept: BTreeMap::new(), inputs: None, emphasis: Emphasis::default() })
+        let room = budget::room(&plan, input, settings, run)?;
+        Ok(Self {
+            plan,
+            kept: BTreeMap::new(),
+            inputs: None,
+            emphasis: Emphasis::default(),
+            room,
+            steering: None,
+            left: 0.0,
+        })
     }
 
     /// Whether samples are positions, and a whole model costs a walk over all of them.
     pub(super) fn has_taps(&self) -> bool {
         self.plan.has_taps()
+    }
+
+    /// The work of a whole model.
+    pub(super) fn work(&self, input: &TrainInput, settings: &TrainSettings) -> f64 {
+        work::of_groups(&self.plan, input, settings, Kind::Whole).iter().sum()
     }
 
     /// The rows of every group, in order.
@@ -176,20 +201,38 @@ pub(super) fn fit(
     certify: bool,
     run: &mut Run,
 ) -> Result<Fitted> {
-    let Workshop { plan, kept, inputs, emphasis } = workshop;
+    let Workshop { plan, kept, inputs, emphasis, room, steering, left } = workshop;
     emphasis.begin();
-    let key = format!("strength {strength:e}{}", emphasis.tag());
-    let mut pass = Pass { plan, kept, inputs, emphasis, input, settings, strength, walks: None };
+    let steered = if steering.is_some() { "steered " } else { "" };
+    let key = format!("{steered}strength {strength:e}{}", emphasis.tag());
+    let mut pass = Pass { plan, kept, inputs, emphasis, room, input, settings, strength, walks: None };
     let mut built = Build::new(plan);
     let cyclic = plan.cyclic;
     // Without a group to gather for there is nothing to walk for.
-    if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walks::new(input, settings, plan, run)?);
+    let mut meter = None;
+    if plan.has_taps() {
+        let known = pass.needs_no_walk(run)?;
+        if !known {
+            pass.walks = Some(Walks::new(input, settings, plan, room));
+        }
+        let kind = if known { Kind::Solve } else { Kind::Whole };
+        meter = Some(Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
     }
-    for layer in &plan.states {
-        pass.group(layer, &mut built, &key, settings.cascade && !cyclic, run)?;
+    let mut prices = Vec::new();
+    for group in plan.groups() {
+        if let Some(steering) = steering.as_ref() {
+            pass.strength = steering.price();
+        }
+        let outputs = group.target == Some(Target::Output);
+        pass.group(group, &mut built, &key, settings.cascade && (outputs || !cyclic), run)?;
+        if let Some(steering) = steering.as_mut() {
+            steering.passed(pass.strength, built.nonzeros(group));
+        }
+        prices.push(pass.strength);
+        if let Some(meter) = &mut meter {
+            meter.step(run);
+        }
     }
-    pass.group(&plan.outputs, &mut built, &key, settings.cascade, run)?;
     // Cyclic states were fitted to the baseline's; now to their own equilibrium, while that helps.
     for turn in 1..MAX_ALTERNATIONS {
         if !(cyclic && settings.cascade) {
@@ -209,7 +252,8 @@ pub(super) fn fit(
     let model = built.model(input, settings)?;
     let training_error = built.output_error();
     let rows = built.reports.into_iter().flatten().map(|(report, _)| report).collect();
-    let fitted = Fitted { model, rows, training_error, output_refit: None, evidence: built.evidence };
+    let fitted =
+        Fitted { model, rows, training_error, output_refit: None, evidence: built.evidence, strengths: prices };
     if certify { certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 
@@ -227,6 +271,7 @@ pub(super) fn certified(
     }
     for (number, group) in workshop.plan.groups().enumerate() {
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.name) else { continue };
+        let strength = found.strengths.get(number).copied().unwrap_or(strength);
         let design = Design::new(statistics)?;
         let problems = problems(&workshop.plan, input, settings, strength, group, &design, &workshop.emphasis);
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
@@ -239,24 +284,49 @@ pub(super) fn certified(
     Ok(found)
 }
 
-/// Expected non-zeros of every group at some prices (ascending), from rows drawn by the seed at the baseline's states, by
-/// the splitting alone.
+/// Expected non-zeros of every group at prices around the one that leaves about `wanted` of them, from rows drawn by the
+/// seed at the baseline's states, by the splitting alone. `spread` makes prices of a middle one, in ascending order.
 pub(super) fn survey(
     workshop: &mut Workshop,
     input: &TrainInput,
     settings: &TrainSettings,
-    prices: &[f64],
+    wanted: f64,
+    spread: impl Fn(f64) -> Vec<f64>,
     run: &mut Run,
 ) -> Result<Survey> {
-    let Workshop { plan, kept, inputs, emphasis } = workshop;
-    let mut pass = Pass { plan, kept, inputs, emphasis, input, settings, strength: 1.0, walks: None };
+    let Workshop { plan, kept, inputs, emphasis, room, left, .. } = workshop;
+    let mut pass = Pass { plan, kept, inputs, emphasis, room, input, settings, strength: 1.0, walks: None };
     let built = Build::new(plan);
+    let mut meter = Meter::start(work::of_groups(plan, input, settings, Kind::Survey(spread(1.0).len())), *left, run);
+    // What single weights are worth needs the features' sizes alone; the middle price follows from all of them.
+    let mut worth = Vec::new();
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walks::new(input, settings, plan, run)?);
+        pass.walks = Some(Walks::new(input, settings, plan, room));
     }
-    let mut survey = Survey::new(prices);
+    for group in plan.groups() {
+        pass.on_group(group, &built, run, |pass, statistics, _| {
+            let design = Design::new(statistics)?;
+            let problems = pass.unpriced(group, &design);
+            worth.extend(Rows { name: &group.name, statistics, design: &design, problems: &problems }.worth());
+            Ok(())
+        })?;
+    }
+    let prices = spread(survey::middle(&mut worth, wanted).unwrap_or(settings.strength));
+    drop(worth);
+    // Statistics that there was no room for are gathered again.
+    pass.walks = None;
+    if plan.has_taps() && !pass.needs_no_walk(run)? {
+        pass.walks = Some(Walks::new(input, settings, plan, room));
+    }
+    let mut survey = Survey::new(&prices);
     for (number, group) in plan.groups().enumerate() {
-        survey.push(pass.survey(group, number, &built, prices, run)?);
+        let mut counts = vec![0.0; prices.len()];
+        pass.on_group(group, &built, run, |pass, statistics, run| {
+            counts = pass.survey(group, number, statistics, &prices, run)?;
+            Ok(())
+        })?;
+        survey.push(counts);
+        meter.step(run);
     }
     Ok(survey)
 }
@@ -267,6 +337,7 @@ struct Pass<'a> {
     kept: &'a mut BTreeMap<String, Arc<Statistics>>,
     inputs: &'a mut Option<Arc<Statistics>>,
     emphasis: &'a mut Emphasis,
+    room: &'a Arc<Room>,
     input: &'a TrainInput<'a>,
     settings: &'a TrainSettings,
     strength: f64,
@@ -326,7 +397,7 @@ impl Pass<'_> {
             weights.push(row.weights);
         }
         if !own_states {
-            self.kept.insert(key, statistics.clone());
+            self.keep(key, &statistics);
         }
         // Large statistics that nobody looks at again are not kept.
         if bounds_of(settings, statistics.features(), group.rows.len()) != Bounds::Off {
@@ -338,40 +409,59 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Expected non-zeros of one group at every price.
-    fn survey(
+    /// Walks past a group of a survey with its statistics at the baseline's states, unless it has no rows to solve.
+    fn on_group(
         &mut self,
         group: &Group,
-        number: usize,
         built: &Build,
+        run: &mut Run,
+        work: impl FnOnce(&Self, &Statistics, &mut Run) -> Result<()>,
+    ) -> Result<()> {
+        let key = self.key(group, "", false);
+        if let Some(walks) = &mut self.walks {
+            walks.enter(self.settings, group, run)?;
+        }
+        if group.features() > 0 {
+            let statistics = match self.kept.get(&key) {
+                Some(statistics) => statistics.clone(),
+                None => Arc::new(self.gather(group, built, false, &key, run)?),
+            };
+            self.keep(key, &statistics);
+            work(self, &statistics, run)?;
+        }
+        match &mut self.walks {
+            Some(walks) => walks.leave(group, built, run),
+            None => Ok(()),
+        }
+    }
+
+    /// The problems of a group whose prices are one.
+    fn unpriced(&self, group: &Group, design: &Design) -> Vec<RowProblem> {
+        problems(self.plan, self.input, self.settings, 1.0, group, design, self.emphasis)
+    }
+
+    /// Expected non-zeros of one group at every price.
+    fn survey(
+        &self,
+        group: &Group,
+        number: usize,
+        statistics: &Statistics,
         prices: &[f64],
         run: &mut Run,
     ) -> Result<Vec<f64>> {
         let tuned = self.plan.has_taps().then(|| for_taps(self.settings));
         let settings = tuned.as_ref().unwrap_or(self.settings);
-        let key = self.key(group, "", false);
-        if let Some(walks) = &mut self.walks {
-            walks.enter(settings, group, run)?;
+        let design = Design::new(statistics)?;
+        let problems = self.unpriced(group, &design);
+        let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
+        rows.survey(settings, number, prices, run)
+    }
+
+    /// Keeps statistics for the next model as long as there is room for them.
+    fn keep(&mut self, key: String, statistics: &Arc<Statistics>) {
+        if !self.kept.contains_key(&key) && self.room.take(statistics.bytes()) {
+            self.kept.insert(key, statistics.clone());
         }
-        if group.features() == 0 {
-            if let Some(walks) = &mut self.walks {
-                walks.leave(group, built, run)?;
-            }
-            return Ok(vec![0.0; prices.len()]);
-        }
-        let statistics = match self.kept.get(&key) {
-            Some(statistics) => statistics.clone(),
-            None => Arc::new(self.gather(group, built, false, &key, run)?),
-        };
-        self.kept.insert(key, statistics.clone());
-        let design = Design::new(&statistics)?;
-        let problems = problems(self.plan, self.input, settings, 1.0, group, &design, self.emphasis);
-        let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
-        let counts = rows.survey(settings, number, prices, run)?;
-        if let Some(walks) = &mut self.walks {
-            walks.leave(group, built, run)?;
-        }
-        Ok(counts)
     }
 
     /// Whether the statistics of all groups are the baseline's and known, from an earlier strength or an earlier run.

@@ -1,22 +1,24 @@
 //! One pass over the samples for a group: its features against its targets, where a sample is an image or, for a
 //! feature map, a position in an image.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::build::Build;
 use super::delegate::StatisticsTask;
 use super::plan::{Group, Place, Plan, Segment};
-use super::walk::{SAMPLES, Walk, activated, operand};
+use super::walk::{Reader, SAMPLES, Walk, activated, operand};
 use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
 use crate::backend;
 use crate::equilibrium::LayerSum;
 use crate::layout::MapShape;
 use crate::linalg::Matrix;
+use crate::memory::{Pile, Room};
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
 use crate::random::Random;
-use crate::statistics::{BLOCK, Statistics};
+use crate::statistics::{BLOCK, Statistics, WIDE, are_few};
 
 /// Samples per feature that positions are added for where a few per image would not give as many.
 const SAMPLES_PER_FEATURE: usize = 20;
@@ -87,9 +89,10 @@ pub(super) struct Walks<'a> {
     input: &'a TrainInput<'a>,
     blocks: &'a [TapBlock],
     seed: u64,
-    baseline: Walk,
+    room: Arc<Room>,
+    baseline: Walk<'a>,
     /// `None` without a cascade: the baseline's states are the features.
-    own: Option<Walk>,
+    own: Option<Walk<'a>>,
     /// The group after which each layer is no longer read.
     last_reader: Vec<usize>,
     /// How many groups are done.
@@ -99,49 +102,55 @@ pub(super) struct Walks<'a> {
     /// The layer entered last, while it has groups left.
     entered: Option<Target>,
     /// The baseline's pre-activations of the present layer at the chosen positions, a block of samples each.
-    targets: Vec<Matrix<f32>>,
+    targets: Pile,
+}
+
+/// The group after which each layer is no longer read.
+pub(super) fn last_readers(plan: &Plan, input: &TrainInput) -> Vec<usize> {
+    let layout = layout(input);
+    let n = layout.size();
+    let mut last_reader = vec![0; layout.layers().len()];
+    for (at, group) in plan.groups().enumerate() {
+        let blocks = plan.blocks.iter().filter(|b| Some(b.target) == group.target);
+        let layers = blocks.filter_map(|b| match b.source {
+            Source::Layer(k) => Some(k),
+            Source::Input => None,
+        });
+        layers.for_each(|k| last_reader[k] = at);
+        if let Some(Target::Layer(own)) = group.target {
+            for operand in layout.layers()[own].operands() {
+                if let Source::Layer(k) = operand.source {
+                    last_reader[k] = at;
+                }
+            }
+        }
+        for segment in &group.segments {
+            if let Segment::Columns(columns) = segment {
+                let layers = columns.iter().filter(|&&j| j < n).filter_map(|&j| layout.layer_of(j));
+                layers.for_each(|k| last_reader[k] = at);
+            }
+        }
+    }
+    last_reader
 }
 
 impl<'a> Walks<'a> {
     /// At the first layer.
-    pub(super) fn new(input: &'a TrainInput<'a>, settings: &TrainSettings, plan: &'a Plan, run: &Run) -> Result<Self> {
-        let walk = || Walk::new(input.source, layout(input).layers().len(), run.threads, run.cancel);
-        let layout = layout(input);
-        let n = layout.size();
-        let mut last_reader = vec![0; layout.layers().len()];
-        for (at, group) in plan.groups().enumerate() {
-            let blocks = plan.blocks.iter().filter(|b| Some(b.target) == group.target);
-            let layers = blocks.filter_map(|b| match b.source {
-                Source::Layer(k) => Some(k),
-                Source::Input => None,
-            });
-            layers.for_each(|k| last_reader[k] = at);
-            if let Some(Target::Layer(own)) = group.target {
-                for operand in layout.layers()[own].operands() {
-                    if let Source::Layer(k) = operand.source {
-                        last_reader[k] = at;
-                    }
-                }
-            }
-            for segment in &group.segments {
-                if let Segment::Columns(columns) = segment {
-                    let layers = columns.iter().filter(|&&j| j < n).filter_map(|&j| layout.layer_of(j));
-                    layers.for_each(|k| last_reader[k] = at);
-                }
-            }
-        }
-        Ok(Self {
+    pub(super) fn new(input: &'a TrainInput<'a>, settings: &TrainSettings, plan: &'a Plan, room: &Arc<Room>) -> Self {
+        let walk = || Walk::new(input.source, layout(input).layers().len());
+        Self {
             input,
             blocks: &plan.blocks,
             seed: settings.seed,
-            baseline: walk()?,
-            own: if settings.cascade { Some(walk()?) } else { None },
-            last_reader,
+            room: room.clone(),
+            baseline: walk(),
+            own: settings.cascade.then(walk),
+            last_reader: last_readers(plan, input),
             done: 0,
             layers_done: 0,
             entered: None,
-            targets: Vec::new(),
-        })
+            targets: Pile::new(room),
+        }
     }
 
     /// Runs the baseline through the layer of the next group, unless a group before it did, and notes its targets.
@@ -164,22 +173,27 @@ impl<'a> Walks<'a> {
         };
         let positions = group.positions;
         let sum = LayerSum::new(model, target);
-        let blocks = self.baseline.sums(&sum, run.threads, run.cancel, |block, z| {
-            let mut targets = Vec::with_capacity(z.rows() * chosen.per_sample * rows);
-            for i in 0..z.rows() {
-                let z = z.row(i);
-                for at in chosen.of(block * SAMPLES + i) {
-                    targets.extend((0..rows).map(|k| z[k * positions + at]));
+        let (mut targets, mut states) = (Pile::new(&self.room), Pile::new(&self.room));
+        self.baseline.sums(
+            &sum,
+            run.threads,
+            run.cancel,
+            |block, z| {
+                let mut targets = Vec::with_capacity(z.rows() * chosen.per_sample * rows);
+                for i in 0..z.rows() {
+                    let z = z.row(i);
+                    for at in chosen.of(block * SAMPLES + i) {
+                        targets.extend((0..rows).map(|k| z[k * positions + at]));
+                    }
                 }
-            }
-            (targets, layer.map(|(_, activation)| activated(z, activation)))
-        })?;
-        let (mut all, mut states) = (Vec::with_capacity(blocks.len()), Vec::with_capacity(blocks.len()));
-        for (targets, x) in blocks {
-            all.push(Matrix::from_vec(targets.len() / rows.max(1), rows, targets)?);
-            states.extend(x);
-        }
-        self.targets = all;
+                (targets, layer.map(|(_, activation)| activated(z, activation)))
+            },
+            |(t, x)| {
+                targets.push(Matrix::from_vec(t.len() / rows.max(1), rows, t)?)?;
+                x.map_or(Ok(()), |x| states.push(x))
+            },
+        )?;
+        self.targets = targets;
         if let Some((k, _)) = layer {
             self.baseline.put(k, states);
         }
@@ -201,21 +215,27 @@ impl<'a> Walks<'a> {
             let mut features = Matrix::zeros(range.len(), d);
             let mut targets = Matrix::zeros(range.len(), rows);
             let mut room = Vec::new();
+            let mut values = walk.reader();
+            let mut known: Option<(usize, Cow<Matrix<f32>>)> = None;
             for image in range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample) {
                 let first = image * chosen.per_sample;
                 let positions = chosen.of(image);
                 let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
                 let here = &positions[span.start - first..span.end - first];
                 let at = span.start - range.start;
-                self.fill_features(walk, group, image, here, at, &mut features, &mut room);
-                let known = &self.targets[image / SAMPLES];
+                self.fill_features(&mut values, group, image, here, at, &mut features, &mut room)?;
+                let block = image / SAMPLES;
+                let known = match &mut known {
+                    Some((number, found)) if *number == block => found,
+                    other => &mut other.insert((block, self.targets.get(block)?)).1,
+                };
                 let start = (image % SAMPLES) * chosen.per_sample + span.start - first;
                 for k in 0..here.len() {
                     let row = targets.row_mut(at + k).iter_mut();
                     row.zip(&known.row(start + k)[group.first_row..]).for_each(|(t, z)| *t = f64::from(*z));
                 }
                 for block in &residuals {
-                    let x = operand(walk.sample(block.source, image), &block.maps, &mut room);
+                    let x = operand(values.sample(block.source, image)?, &block.maps, &mut room);
                     for (k, position) in here.iter().enumerate() {
                         let row = targets.row_mut(at + k).iter_mut().enumerate();
                         row.for_each(|(c, t)| {
@@ -235,6 +255,9 @@ impl<'a> Walks<'a> {
                 return Ok(statistics);
             }
         }
+        if d >= WIDE && !are_few(total, d) {
+            return Statistics::stream_wide(total, [d, rows], threads, cancel, read, progress);
+        }
         Statistics::stream(total, threads, cancel, read, progress)
     }
 
@@ -242,14 +265,14 @@ impl<'a> Walks<'a> {
     #[allow(clippy::too_many_arguments)]
     fn fill_features(
         &self,
-        walk: &Walk,
+        values: &mut Reader,
         group: &Group,
         image: usize,
         positions: &[usize],
         at: usize,
         features: &mut Matrix,
         room: &mut Vec<f32>,
-    ) {
+    ) -> Result<()> {
         let layout = layout(self.input);
         let n = layout.size();
         let mut first = 0;
@@ -264,7 +287,7 @@ impl<'a> Walks<'a> {
                             Some(k) => (Source::Layer(k), layout.range(k)),
                             None => (Source::Input, n..usize::MAX),
                         };
-                        let x = walk.sample(source, image);
+                        let x = values.sample(source, image)?;
                         let count = columns[from..].partition_point(|j| range.contains(j));
                         let own = &columns[from..from + count];
                         slots.by_ref().zip(own).for_each(|(slot, j)| *slot = f64::from(x[j - range.start]));
@@ -277,7 +300,7 @@ impl<'a> Walks<'a> {
                     let (area, positions_in) = (block.window.area(), block.input.positions());
                     let input = MapShape { channels: columns / area, ..block.input };
                     let geometry = Convolution { input, output: block.output, window: block.window };
-                    let x = operand(walk.sample(block.source, image), &block.maps, room);
+                    let x = operand(values.sample(block.source, image)?, &block.maps, room);
                     let x = &x[first_tap / area * positions_in..];
                     for (k, &position) in positions.iter().enumerate() {
                         geometry.window_at(x, position, &mut features.row_mut(at + k)[first..first + columns]);
@@ -290,6 +313,7 @@ impl<'a> Walks<'a> {
                 }
             }
         }
+        Ok(())
     }
 
     /// Runs the model built so far through the layer entered last, once all of its groups are done, and forgets what
@@ -302,8 +326,7 @@ impl<'a> Walks<'a> {
         if let (Some(own), Some(target @ Target::Layer(k))) = (&mut self.own, group.target) {
             let sum = built.layer_sum(self.input, target);
             let activation = layout(self.input).layers()[k].activation;
-            let blocks = own.sums(&sum, run.threads, run.cancel, |_, z| activated(z, activation))?;
-            own.put(k, blocks);
+            own.enter(k, &sum, activation, &self.room, run.threads, run.cancel)?;
         }
         for (k, _) in self.last_reader.iter().enumerate().filter(|(_, last)| **last == self.done) {
             self.baseline.forget(k);
@@ -311,7 +334,7 @@ impl<'a> Walks<'a> {
                 own.forget(k);
             }
         }
-        self.targets = Vec::new();
+        self.targets = Pile::new(&self.room);
         self.done += 1;
         self.layers_done += 1;
         self.entered = None;
@@ -327,15 +350,20 @@ struct Chosen {
     seed: u64,
 }
 
+/// Positions of all samples together that a group's statistics are made from.
+pub(super) fn samples_of(group: &Group, settings: &TrainSettings, samples: usize) -> usize {
+    samples * per_sample(group, settings, samples)
+}
+
+fn per_sample(group: &Group, settings: &TrainSettings, samples: usize) -> usize {
+    let wanted = (SAMPLES_PER_FEATURE * group.features()).div_ceil(samples.max(1));
+    settings.positions.max(wanted).min(group.positions)
+}
+
 impl Chosen {
     fn new(settings: &TrainSettings, group: &Group, samples: usize, seed: u64, layer: usize) -> Self {
-        let wanted = (SAMPLES_PER_FEATURE * group.features()).div_ceil(samples.max(1));
         let mut stream = Random::new(seed ^ (layer as u64).wrapping_mul(0x9e6c_63d0_876a_9a7b));
-        Self {
-            positions: group.positions,
-            per_sample: settings.positions.max(wanted).min(group.positions),
-            seed: stream.bits(),
-        }
+        Self { positions: group.positions, per_sample: per_sample(group, settings, samples), seed: stream.bits() }
     }
 
     fn of(&self, sample: usize) -> Vec<usize> {

@@ -19,7 +19,7 @@ const SAMPLED_BOUNDS: usize = 2048;
 /// Rows of a group that are bounded where not all are.
 const BOUND_STRATA: usize = 8;
 /// Rows of a group that a survey looks at.
-const SURVEY_STRATA: usize = 32;
+pub(super) const SURVEY_STRATA: usize = 32;
 /// Factor on the first ρ of cardinality over taps. Neighbouring taps are much alike, and a small ρ wanders off among
 /// them: on ResNet-20 at half of its weights, ρ = 0.05 left twice the divergence that larger ones do.
 const TAP_RHO: f64 = 3.0;
@@ -112,6 +112,18 @@ impl<'a> Rows<'a> {
         let weights: Vec<Vec<f64>> = rows.iter().map(|&k| answers[k].clone()).collect();
         let bounds = bound(self.design, settings, strength, &problems, &weights, self.name, run)?;
         Ok(rows.into_iter().zip(bounds).collect())
+    }
+
+    /// About what every weight of the baseline is worth, were it alone: where a row has no weights yet, nothing. The problems
+    /// are those at strength 1.
+    pub(super) fn worth(&self) -> Vec<f64> {
+        let mut out = Vec::new();
+        for problem in self.problems {
+            let (Some(start), Some(weights)) = (&problem.start, &problem.weights) else { continue };
+            let priced = start.iter().zip(weights).enumerate().filter(|(_, (_, w))| **w > 0.0 && w.is_finite());
+            out.extend(priced.map(|(j, (v, w))| problem.fit * (v * self.design.rms(j)).powi(2) / w));
+        }
+        out
     }
 
     /// Expected non-zeros of the group at every price, from rows drawn by the seed and by the splitting alone; the

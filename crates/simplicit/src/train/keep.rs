@@ -12,6 +12,10 @@ pub trait Keep: Sync {
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>>;
     /// Keeps a value.
     fn put(&self, key: &str, value: &[u8]) -> Result<()>;
+    /// A folder for what is too large for memory; by default that of the system's temporary files.
+    fn folder(&self) -> Option<&std::path::Path> {
+        None
+    }
     /// Whoever does the heavy steps elsewhere; by default nobody.
     fn delegate(&self) -> Option<&dyn Delegate> {
         None

@@ -37,7 +37,7 @@ pub fn train_to_max_drop(
     }
     require_judge(input, held_out)?;
     let least = 1.0 - max_drop / 100.0;
-    let mut workshop = Workshop::new(input, settings)?;
+    let mut workshop = Workshop::new(input, settings, run)?;
     let mut path = Vec::new();
     let mut strength = settings.strength;
     // In log strength: the last that agrees and the first that does not.

@@ -7,6 +7,7 @@
 //! Convolutions are no exception: a row is an output channel, its features are taps, its samples positions.
 
 mod blocks;
+mod budget;
 mod build;
 mod checkpoint;
 mod delegate;
@@ -32,6 +33,7 @@ mod solve;
 mod stages;
 mod survey;
 mod walk;
+mod work;
 
 pub use blocks::{BlockRows, BlockSource, LinearBlock, TrainedBlocks, train_blocks};
 pub use build::RowReport;
@@ -122,6 +124,9 @@ pub struct TrainSettings {
     /// Who gathers statistics of feature maps and solves cardinality rows. Default: the CPU, whose results are the same
     /// to the bit on every machine. Convex rows, bounds and everything else are the CPU's in any case.
     pub device: Device,
+    /// Bytes that this process may hold; layers of all samples go to a file beyond them, and bits do not depend on it.
+    /// Default: half of what is free when training begins. An error where the largest group of rows alone needs more.
+    pub memory: Option<u64>,
     /// When a row counts as solved.
     pub solver: SolverSettings,
     /// Which cardinality rows get a lower bound. Default: all of a group where that costs
@@ -155,6 +160,7 @@ impl Default for TrainSettings {
             positions: 64,
             seed: 0,
             device: Device::Cpu,
+            memory: None,
             solver: SolverSettings::default(),
             bounds: None,
             cardinality: CardinalitySettings::default(),
@@ -191,6 +197,27 @@ pub enum Progress {
         strength: f64,
         /// The sparsity it gave.
         sparsity: f64,
+    },
+    /// A pass over all groups begins, where each of them is expensive. Work is counted in one unit over a whole training.
+    Pass {
+        /// Work of this pass.
+        work: f64,
+        /// Work expected after it.
+        left: f64,
+    },
+    /// A group of that pass is done.
+    Group {
+        /// The share of the pass that is behind.
+        share: f64,
+    },
+    /// What the training to come holds in memory, in bytes, before it begins.
+    Memory {
+        /// With all layers of all samples in memory.
+        needed: u64,
+        /// With all of them in a file.
+        least: u64,
+        /// What is allowed; `None` where nothing is said and nobody knows what is free.
+        budget: Option<u64>,
     },
     /// A round of the refit in the output metric is done.
     OutputRefit {

@@ -93,10 +93,10 @@ pub(super) fn refitted(
     if !fitted.model.taps().is_empty() || fitted.model.layout().has_operators() {
         return Ok(fitted);
     }
-    let Fitted { model, mut rows, training_error, evidence, .. } = fitted;
+    let Fitted { model, mut rows, training_error, evidence, strengths, .. } = fitted;
     let (model, output_refit) = output_refit(model, input, settings, &format!("strength {strength:e}"), run)?;
     if output_refit.is_none_or(|r| r.rounds == 0) {
-        return Ok(Fitted { model, rows, training_error, output_refit, evidence });
+        return Ok(Fitted { model, rows, training_error, output_refit, evidence, strengths });
     }
     let n = model.shape().states;
     let mismatch = mismatch(&model, input, run)?;
@@ -109,7 +109,7 @@ pub(super) fn refitted(
     }
     let (residual, energy) = mismatch[n..].iter().fold((0.0, 0.0), |(r, e), m| (r + m.0, e + m.1));
     let training_error = if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
-    Ok(Fitted { model, rows, training_error, output_refit, evidence })
+    Ok(Fitted { model, rows, training_error, output_refit, evidence, strengths })
 }
 
 /// Squared mismatch and energy of every row's target, at the model's own states.

@@ -52,7 +52,7 @@ pub fn path(
         }
         return Ok(out);
     }
-    let mut workshop = Workshop::new(input, settings)?;
+    let mut workshop = Workshop::new(input, settings, run)?;
     let mut found = Found::default();
     for level in levels {
         let mut strength = found.nearest(level).map_or(settings.strength, |(strength, _)| strength);

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::fit::{self, Workshop};
 use super::joint_importance::joint_importance;
 use super::search::{Start, seek};
-use super::survey::Survey;
+use super::survey::{Steering, Survey};
 use super::{Forget, Objective, Run, TrainInput, TrainSettings, layout, metadata};
 use crate::Result;
 use crate::model::ImplicitModel;
@@ -16,11 +16,14 @@ use crate::states::StateSlice;
 const CLOSE: f64 = 0.01;
 /// Models of one search at most.
 const MAX_MODELS: usize = 8;
+/// Splitting steps of a rough model, and the inverses they share.
+const STEPS: usize = 90;
+const RUNGS: usize = 3;
 /// Samples a rough model sees.
 pub(super) const SAMPLES: usize = 500;
 /// Factor between two prices of a survey, and how many there are on each side of the middle.
 const SPACING: f64 = 3.0;
-const EACH_WAY: i32 = 4;
+const EACH_WAY: i32 = 3;
 /// Further surveys where the first has not got the target between its prices.
 const MAX_SURVEYS: usize = 4;
 /// Rough models after a survey at most, and the distance from the target at which the first will do.
@@ -35,8 +38,9 @@ pub(super) trait RoughModels {
     fn sizes(&self) -> (f64, f64);
     /// Number of groups.
     fn groups(&self) -> usize;
-    /// Expected non-zeros of every group at some prices, ascending.
-    fn survey(&mut self, prices: &[f64], run: &mut Run) -> Result<Survey>;
+    /// Expected non-zeros of every group at prices around the one that leaves about `wanted` of them; `spread` makes prices
+    /// of a middle one, in ascending order.
+    fn survey(&mut self, wanted: f64, spread: &dyn Fn(f64) -> Vec<f64>, run: &mut Run) -> Result<Survey>;
     /// A model at a strength: non-zeros of every group, and its sparsity.
     fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)>;
     /// The model fitted last is the one whose errors count.
@@ -50,45 +54,65 @@ pub(super) trait RoughModels {
 pub(super) fn settings_of(settings: &TrainSettings) -> TrainSettings {
     TrainSettings {
         cascade: false,
-        cardinality: CardinalitySettings { steps: 90, ..settings.cardinality.clone() },
+        cardinality: CardinalitySettings { steps: STEPS, rungs: RUNGS, ..settings.cardinality.clone() },
         ..settings.clone()
     }
 }
 
-/// The start of a search whose models are expensive, and the row weights of all that follows.
+/// What rough models say before the first whole one.
+pub(super) struct Rough {
+    pub(super) start: Start,
+    /// Row weights that count what errors do together.
+    pub(super) joint: Option<Vec<f64>>,
+    /// Prices group by group, where there was a survey.
+    pub(super) steering: Option<Steering>,
+}
+
+/// The start of a search whose models are expensive, and the row weights of all that follows. `after` is the work that comes
+/// after.
 pub(super) fn rough(
     input: &TrainInput,
     settings: &TrainSettings,
     target: f64,
+    after: f64,
     run: &mut Run,
-) -> Result<(Start, Option<Vec<f64>>)> {
+) -> Result<Rough> {
     let samples = input.source.samples().min(SAMPLES);
     let few = StateSlice::new(input.source, 0..samples)?;
     let input = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
     let settings = settings_of(settings);
-    let workshop = Workshop::new(&input, &settings)?;
+    // What it needs was said for the whole run.
+    let silent = &mut |_| {};
+    let mut workshop = Workshop::new(
+        &input,
+        &settings,
+        &mut Run { threads: run.threads, cancel: run.cancel, keep: &Forget, progress: silent },
+    )?;
+    workshop.left = after;
     let mut models = OfNetwork { workshop, input, settings: &settings, last: None, kept: None, joint: None };
-    let start = start(&mut models, &settings, target, run)?;
-    Ok((start, models.joint))
+    let (start, steering) = start(&mut models, &settings, target, run)?;
+    Ok(Rough { start, joint: models.joint, steering })
 }
 
-/// Where the search for a target begins, from rough models: by a survey for cardinality, by the same search otherwise.
-/// Where rows are weighted, rough errors are what the weights of all that follows are made from.
+/// Where the search for a target begins, from rough models: by a survey for cardinality, whose curves can steer the prices of
+/// whole models, by the same search otherwise. Where rows are weighted, rough errors are what the weights of all that follows
+/// are made from.
 pub(super) fn start(
     models: &mut dyn RoughModels,
     settings: &TrainSettings,
     target: f64,
     run: &mut Run,
-) -> Result<Start> {
+) -> Result<(Start, Option<Steering>)> {
     let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &Forget, progress: run.progress };
     if matches!(settings.objective, Objective::Cardinality) {
-        return surveyed(models, settings.strength, target, &mut run);
+        let (start, steering) = surveyed(models, target, &mut run)?;
+        return Ok((start, Some(steering)));
     }
     let start = Start { strength: settings.strength, slope: None };
     let start = rough_search(models, start, target, &mut run)?;
     match models.reweigh(&run)? {
-        Some(_) => rough_search(models, start, target, &mut run),
-        None => Ok(start),
+        Some(_) => Ok((rough_search(models, start, target, &mut run)?, None)),
+        None => Ok((start, None)),
     }
 }
 
@@ -113,8 +137,8 @@ impl RoughModels for OfNetwork<'_> {
         self.workshop.groups().count()
     }
 
-    fn survey(&mut self, prices: &[f64], run: &mut Run) -> Result<Survey> {
-        fit::survey(&mut self.workshop, &self.input, self.settings, prices, run)
+    fn survey(&mut self, wanted: f64, spread: &dyn Fn(f64) -> Vec<f64>, run: &mut Run) -> Result<Survey> {
+        fit::survey(&mut self.workshop, &self.input, self.settings, wanted, spread, run)
     }
 
     fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)> {
@@ -154,19 +178,19 @@ impl RoughModels for OfNetwork<'_> {
 /// The start for cardinality, where the price of a non-zero needs no search: a survey of some rows gives the curves of all
 /// groups, a rough model at the price they suggest gives their height and the row weights, and the curves moved by
 /// those weights give the price.
-fn surveyed(models: &mut dyn RoughModels, strength: f64, target: f64, run: &mut Run) -> Result<Start> {
+fn surveyed(models: &mut dyn RoughModels, target: f64, run: &mut Run) -> Result<(Start, Steering)> {
     let (all, fixed) = models.sizes();
     // Parameters that stay are non-zeros that no price removes.
     let wanted = ((1.0 - target) * all - fixed).max(1.0);
-    let mut middle = strength;
-    let mut survey = models.survey(&prices(middle), run)?;
+    let mut survey = models.survey(wanted, &prices, run)?;
     for _ in 0..MAX_SURVEYS {
-        middle *= match survey.brackets(wanted) {
+        let step = match survey.brackets(wanted) {
             Ordering::Equal => break,
             Ordering::Less => SPACING.powi(-2 * EACH_WAY),
             Ordering::Greater => SPACING.powi(2 * EACH_WAY),
         };
-        survey = models.survey(&prices(middle), run)?;
+        let middle = step * survey.middle();
+        survey = models.survey(wanted, &|_| prices(middle), run)?;
     }
     let unmoved = vec![0.0; models.groups()];
     for _ in 0..MAX_ROUGH {
@@ -182,7 +206,7 @@ fn surveyed(models: &mut dyn RoughModels, strength: f64, target: f64, run: &mut 
     let shifts = models.reweigh(run)?.unwrap_or(unmoved);
     let (strength, fall) = survey.price(wanted, &shifts);
     let slope = Some(fall / all.max(1.0)).filter(|s| SLOPES.contains(s));
-    Ok(Start { strength, slope })
+    Ok((Start { strength, slope }, Steering::new(survey, shifts, wanted)))
 }
 
 /// Prices of a survey.

@@ -4,6 +4,7 @@ use super::fit::{self, Fitted, Workshop};
 use super::output_refit::refitted;
 use super::rough::rough;
 use super::stages;
+use super::survey::Steering;
 use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
 use crate::Result;
 use crate::model::ImplicitModel;
@@ -12,6 +13,12 @@ use crate::model::ImplicitModel;
 pub(super) const CLOSE: f64 = 0.001;
 /// What is promised.
 pub(super) const PROMISED: f64 = 0.002;
+/// Accepted distance of a model that is a walk over all positions: within what is promised.
+const STEERED_CLOSE: f64 = 0.0015;
+/// Such models at most.
+const MAX_STEERED: usize = 4;
+/// Chance of another whole model after a steered one, for the estimate of what is left.
+const AGAIN: f64 = 0.25;
 /// Accepted distance of a stage that is not the last.
 const NEAR: f64 = 0.02;
 /// Whole models fitted at most for one target.
@@ -154,10 +161,13 @@ fn to_target(
     run: &mut Run,
     path: &mut Vec<(f64, f64)>,
 ) -> Result<Fitted> {
-    let mut workshop = Workshop::new(input, settings)?;
+    let mut workshop = Workshop::new(input, settings, run)?;
     let mut joint = None;
     if let Some(target) = target.filter(|_| workshop.has_taps() && settings.cascade) {
-        (*start, joint) = rough(input, settings, target, run)?;
+        let whole = workshop.work(input, settings);
+        let found = rough(input, settings, target, whole, run)?;
+        workshop.left = AGAIN * whole;
+        (*start, joint, workshop.steering) = (found.start, found.joint, found.steering);
     }
     let input = &TrainInput {
         importance: joint.as_deref().or(input.importance),
@@ -193,6 +203,9 @@ fn search_stage(
     let dear = workshop.has_taps() && last;
     let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
     let mut best: Option<(f64, f64, Fitted)> = None;
+    if let Some(steering) = workshop.steering.take() {
+        return steered(workshop, input, settings, start, target, last, steering, run, path);
+    }
     let tried = seek(target, *start, enough, MAX_MODELS, |strength| {
         let fitted = fit::fit(workshop, input, settings, strength, false, run)?;
         let sparsity = sparsity_reported(&fitted, strength, run);
@@ -203,6 +216,40 @@ fn search_stage(
         Ok(sparsity)
     })?;
     path.extend(tried);
+    // At least one model was fitted.
+    let Some((_, strength, fitted)) = best else { return Err(crate::Error::Cancelled) };
+    start.strength = strength;
+    if last { fit::certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
+}
+
+/// The same by prices that are steered within every model, so that the first one mostly is the last.
+#[allow(clippy::too_many_arguments)]
+fn steered(
+    workshop: &mut Workshop,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    start: &mut Start,
+    target: f64,
+    last: bool,
+    mut steering: Steering,
+    run: &mut Run,
+    path: &mut Vec<(f64, f64)>,
+) -> Result<Fitted> {
+    let mut best: Option<(f64, f64, Fitted)> = None;
+    for _ in 0..MAX_STEERED {
+        let strength = steering.common();
+        workshop.steering = Some(steering);
+        let fitted = fit::fit(workshop, input, settings, strength, false, run)?;
+        let sparsity = sparsity_reported(&fitted, strength, run);
+        path.push((strength, sparsity));
+        let distance = (sparsity - target).abs();
+        if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
+            best = Some((distance, strength, fitted));
+        }
+        let Some(passed) = workshop.steering.take().filter(|_| distance > STEERED_CLOSE) else { break };
+        steering = passed;
+        steering.again();
+    }
     // At least one model was fitted.
     let Some((_, strength, fitted)) = best else { return Err(crate::Error::Cancelled) };
     start.strength = strength;

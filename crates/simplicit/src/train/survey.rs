@@ -39,18 +39,24 @@ impl Survey {
         counts[right - 1] + share * (counts[right] - counts[right - 1])
     }
 
-    /// Non-zeros of all groups at a price, when the row weights of group g have grown by the factor e^shift(g).
-    pub(super) fn total(&self, log_price: f64, shifts: &[f64]) -> f64 {
-        (0..self.counts.len()).map(|g| self.count(g, log_price - shifts[g])).sum()
+    /// Non-zeros of all groups from `first` on at a price, when the row weights of group g have grown by the factor
+    /// e^shift(g).
+    fn total(&self, first: usize, log_price: f64, shifts: &[f64]) -> f64 {
+        (first..self.counts.len()).map(|g| self.count(g, log_price - shifts[g])).sum()
+    }
+
+    /// The price in the middle.
+    pub(super) fn middle(&self) -> f64 {
+        self.prices[self.prices.len() / 2].exp()
     }
 
     /// Whether the surveyed prices leave more than `wanted` non-zeros at one end and less at the other.
     pub(super) fn brackets(&self, wanted: f64) -> std::cmp::Ordering {
         let none = vec![0.0; self.counts.len()];
         let (first, last) = (self.prices[0], self.prices[self.prices.len() - 1]);
-        if self.total(first, &none) <= wanted {
+        if self.total(0, first, &none) <= wanted {
             std::cmp::Ordering::Less
-        } else if self.total(last, &none) >= wanted {
+        } else if self.total(0, last, &none) >= wanted {
             std::cmp::Ordering::Greater
         } else {
             std::cmp::Ordering::Equal
@@ -59,11 +65,16 @@ impl Survey {
 
     /// The price that leaves about `wanted` non-zeros, and how many fewer a unit of its logarithm leaves there.
     pub(super) fn price(&self, wanted: f64, shifts: &[f64]) -> (f64, f64) {
+        self.price_from(0, wanted, shifts)
+    }
+
+    /// The same for the groups from `first` on.
+    fn price_from(&self, first: usize, wanted: f64, shifts: &[f64]) -> (f64, f64) {
         let reach = shifts.iter().fold((0.0f64, 0.0f64), |(low, high), s| (low.min(*s), high.max(*s)));
         let (mut low, mut high) = (self.prices[0] + reach.0, self.prices[self.prices.len() - 1] + reach.1);
         for _ in 0..60 {
             let middle = f64::midpoint(low, high);
-            if self.total(middle, shifts) > wanted {
+            if self.total(first, middle, shifts) > wanted {
                 low = middle;
             } else {
                 high = middle;
@@ -71,19 +82,94 @@ impl Survey {
         }
         let at = f64::midpoint(low, high);
         const STEP: f64 = 0.25;
-        let fall = self.total(at - STEP, shifts) - self.total(at + STEP, shifts);
+        let fall = self.total(first, at - STEP, shifts) - self.total(first, at + STEP, shifts);
         (at.exp(), fall / (2.0 * STEP))
     }
 
     /// Scales every group's curve so that it goes through what was counted at a price.
     pub(super) fn calibrate(&mut self, price: f64, counted: &[usize]) {
-        for (group, &counted) in counted.iter().enumerate() {
-            let expected = self.count(group, price.ln());
-            if expected > 0.0 && counted > 0 {
-                self.counts[group].iter_mut().for_each(|c| *c *= counted as f64 / expected);
-            }
+        counted.iter().enumerate().for_each(|(group, &counted)| self.scale(group, price.ln(), counted));
+    }
+
+    /// Scales one group's curve.
+    fn scale(&mut self, group: usize, log_price: f64, counted: usize) {
+        let expected = self.count(group, log_price);
+        if expected > 0.0 && counted > 0 {
+            self.counts[group].iter_mut().for_each(|c| *c *= counted as f64 / expected);
         }
     }
+}
+
+/// Prices of the groups of one model on the way through it. What groups behind kept more or less than expected, those
+/// ahead make up for: a model then hits its target, where one price for all would need another model to correct it.
+/// Prices stay close to the common one, near which the allocation over layers is flat.
+#[derive(Debug, Clone)]
+pub(super) struct Steering {
+    survey: Survey,
+    shifts: Vec<f64>,
+    /// Non-zeros of all groups.
+    wanted: f64,
+    /// The price of all groups if all were as expected.
+    common: f64,
+    /// Price and non-zeros of the groups behind.
+    behind: Vec<(f64, usize)>,
+    /// What the groups behind were expected to keep at their prices.
+    expected: f64,
+}
+
+/// The furthest that a group's price may be from the common one, as a factor.
+const STEERED: f64 = 1.5;
+/// Groups behind tell about those ahead as if they stood beside this share of all, which was as expected.
+const CONFIDENCE: f64 = 0.25;
+
+impl Steering {
+    /// For so many non-zeros of all groups, when the row weights of group g have grown by the factor e^shift(g).
+    pub(super) fn new(survey: Survey, shifts: Vec<f64>, wanted: f64) -> Self {
+        let (common, _) = survey.price(wanted, &shifts);
+        Self { survey, shifts, wanted, common, behind: Vec::new(), expected: 0.0 }
+    }
+
+    /// The price of all groups if all were as expected.
+    pub(super) fn common(&self) -> f64 {
+        self.common
+    }
+
+    /// The price of the next group.
+    pub(super) fn price(&self) -> f64 {
+        let counted: f64 = self.behind.iter().map(|b| b.1 as f64).sum();
+        let before = CONFIDENCE * self.wanted;
+        let ratio = (counted + before) / (self.expected + before);
+        let left = ((self.wanted - counted) / ratio).max(1.0);
+        let (price, _) = self.survey.price_from(self.behind.len(), left, &self.shifts);
+        price.clamp(self.common / STEERED, self.common * STEERED)
+    }
+
+    /// What the next group kept at a price.
+    pub(super) fn passed(&mut self, price: f64, nonzeros: usize) {
+        let group = self.behind.len();
+        self.expected += self.survey.count(group, price.ln() - self.shifts[group]);
+        self.behind.push((price, nonzeros));
+    }
+
+    /// Back to the first group, with every group's curve through what it kept.
+    pub(super) fn again(&mut self) {
+        for (group, (price, counted)) in std::mem::take(&mut self.behind).into_iter().enumerate() {
+            self.survey.scale(group, price.ln() - self.shifts[group], counted);
+        }
+        self.expected = 0.0;
+        self.common = self.survey.price(self.wanted, &self.shifts).0;
+    }
+}
+
+/// What part of a weight's worth on its own is its own, the rest being made up for by its neighbours: a guess, which the
+/// prices around it need not share.
+const OWN: f64 = 0.1;
+
+/// The price that leaves about `wanted` weights, by what each would be worth were it alone. `None` without weights.
+pub(super) fn middle(worth: &mut [f64], wanted: f64) -> Option<f64> {
+    let kept = (wanted.max(0.0) as usize).min(worth.len().checked_sub(1)?);
+    let (_, at, _) = worth.select_nth_unstable_by(kept, |a, b| b.total_cmp(a));
+    Some(OWN * *at).filter(|price| *price > 0.0 && price.is_finite())
 }
 
 /// Rows that stand for all of a group, and how many each stands for: one of each of some strata of the row weight, drawn
@@ -128,6 +214,45 @@ mod tests {
         survey.calibrate(1e-6, &[400, 150]);
         let (price, _) = survey.price(450.0, &[0.0, 0.0]);
         assert!((line(800.0, price) + line(300.0, price) - 450.0).abs() < 1e-6, "{price}");
+    }
+
+    #[test]
+    fn groups_ahead_make_up_for_those_behind_and_a_second_pass_knows_their_curves() {
+        let prices: Vec<f64> = (-4..=4).map(|k| 1e-6 * 3f64.powi(k)).collect();
+        let line = |top: f64, price: f64| top * (0.5 - 0.1 * (price / 1e-6).ln());
+        let (tops, factors) = ([100.0, 300.0, 1000.0, 800.0], [1.2, 1.1, 1.08, 1.1]);
+        let mut survey = Survey::new(&prices);
+        tops.iter().for_each(|top| survey.push(prices.iter().map(|p| line(*top, *p)).collect()));
+        let shifts = [0.1, 0.0, 0.3, 0.0];
+        let mut steering = Steering::new(survey, shifts.to_vec(), 900.0);
+        // What groups keep in truth is more than the survey said.
+        let truth = |g: usize, price: f64| factors[g] * line(tops[g], price * (-shifts[g]).exp());
+        let walk = |steering: &mut Steering| {
+            let mut sum = 0.0;
+            for g in 0..4 {
+                let price = steering.price();
+                assert!((price / steering.common()).ln().abs() <= STEERED.ln() + 1e-12);
+                steering.passed(price, truth(g, price) as usize);
+                sum += truth(g, price);
+            }
+            sum
+        };
+        let unsteered: f64 = (0..4).map(|g| truth(g, steering.common())).sum();
+        let first = walk(&mut steering);
+        assert!((unsteered - 900.0).abs() > 60.0, "{unsteered}");
+        assert!((first - 900.0).abs() < 0.35 * (unsteered - 900.0).abs(), "{first} beside {unsteered}");
+        steering.again();
+        let second = walk(&mut steering);
+        assert!((second - 900.0).abs() < 5.0, "{second}");
+    }
+
+    #[test]
+    fn the_middle_price_leaves_the_weights_that_are_worth_more() {
+        let mut worth: Vec<f64> = (0..1000).map(|k| f64::from((k * 37) % 1000) * 1e-9).collect();
+        let price = middle(&mut worth, 200.0).unwrap();
+        assert_eq!(worth.iter().filter(|w| OWN * **w > price).count(), 200);
+        assert!(middle(&mut worth, 5000.0).is_none(), "the smallest is worth nothing");
+        assert!(middle(&mut [], 1.0).is_none() && middle(&mut [2.0], 1.0) == Some(2.0 * OWN));
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! States of a layered model with feature maps, for all samples at once and one layer at a time.
 //!
 //! A cascade that ran every sample through the whole model for every layer would cost the square of the depth. Here each
-//! layer is computed once from the layers it reads, which stay in memory (f32, in blocks of samples) until their last
-//! reader is done.
+//! layer is computed once from the layers it reads, which stay (f32, in blocks of samples, in memory or in a file) until
+//! their last reader is done.
+
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use crate::Result;
 use crate::equilibrium::LayerSum;
 use crate::layout::Activation;
 use crate::linalg::Matrix;
+use crate::memory::{Pile, Room};
 use crate::network::{FixedMap, Source};
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::StateSource;
@@ -15,67 +19,125 @@ use crate::states::StateSource;
 /// Samples in a block; fixed, so that sums do not depend on threads.
 pub(super) const SAMPLES: usize = 32;
 
-/// Values of the input and of some layers for all samples.
-pub(super) struct Walk {
-    /// By layer (last first), then the input: a matrix per block, one sample a row. Empty: not there yet, or no more.
-    values: Vec<Vec<Matrix<f32>>>,
-    samples: usize,
+/// Values of some layers for all samples; inputs are read where they came from.
+pub(super) struct Walk<'a> {
+    source: &'a dyn StateSource,
+    /// By layer, last first. None: not there yet, or no more.
+    layers: Vec<Option<Pile>>,
 }
 
-impl Walk {
-    /// The inputs of all samples.
-    pub(super) fn new(source: &dyn StateSource, layers: usize, threads: Threads, cancel: &Cancel) -> Result<Self> {
-        let samples = source.samples();
-        let inputs = parallel::map(threads, samples.div_ceil(SAMPLES), |block| {
-            cancel.check()?;
-            source.inputs(block * SAMPLES..((block + 1) * SAMPLES).min(samples))
-        })?;
-        let mut values = vec![Vec::new(); layers];
-        values.push(inputs);
-        Ok(Self { values, samples })
-    }
-
-    fn index(&self, source: Source) -> usize {
-        match source {
-            Source::Layer(k) => k,
-            Source::Input => self.values.len() - 1,
-        }
+impl<'a> Walk<'a> {
+    /// At the inputs.
+    pub(super) fn new(source: &'a dyn StateSource, layers: usize) -> Self {
+        Self { source, layers: (0..layers).map(|_| None).collect() }
     }
 
     /// Number of samples.
     pub(super) fn samples(&self) -> usize {
-        self.samples
+        self.source.samples()
     }
 
-    /// The values of one sample.
-    pub(super) fn sample(&self, source: Source, sample: usize) -> &[f32] {
-        self.values[self.index(source)][sample / SAMPLES].row(sample % SAMPLES)
+    /// Number of blocks.
+    fn blocks(&self) -> usize {
+        self.samples().div_ceil(SAMPLES)
     }
 
-    /// Pre-activations of all samples, a block at a time; `use_block` gets them with the number of the block.
+    /// The values of a block of samples, one a row.
+    fn block(&self, source: Source, block: usize) -> Result<Cow<'_, Matrix<f32>>> {
+        match source {
+            Source::Input => {
+                let range = block * SAMPLES..((block + 1) * SAMPLES).min(self.samples());
+                Ok(Cow::Owned(self.source.inputs(range)?))
+            }
+            Source::Layer(k) => match &self.layers[k] {
+                Some(pile) => pile.get(block),
+                None => Err(crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"))),
+            },
+        }
+    }
+
+    /// Whoever reads samples one after the other.
+    pub(super) fn reader(&self) -> Reader<'_> {
+        Reader { walk: self, found: Vec::new() }
+    }
+
+    /// Pre-activations of all samples, a block at a time: `work` gets them with the number of the block on any thread,
+    /// `take` what it makes of them in order.
     pub(super) fn sums<T: Send>(
         &self,
         sum: &LayerSum,
         threads: Threads,
         cancel: &Cancel,
-        use_block: impl Fn(usize, Matrix<f32>) -> T + Sync,
-    ) -> Result<Vec<T>> {
-        parallel::map(threads, self.samples.div_ceil(SAMPLES), |block| {
-            cancel.check()?;
-            let count = SAMPLES.min(self.samples - block * SAMPLES);
-            let z = sum.pre_activations(count, |source| &self.values[self.index(source)][block])?;
-            Ok(use_block(block, z))
-        })
+        work: impl Fn(usize, Matrix<f32>) -> T + Sync,
+        mut take: impl FnMut(T) -> Result<()>,
+    ) -> Result<()> {
+        let sources = sum.sources();
+        parallel::fold(
+            threads,
+            self.blocks(),
+            |block| {
+                cancel.check()?;
+                let count = SAMPLES.min(self.samples() - block * SAMPLES);
+                let values = sources.iter().map(|&s| self.block(s, block)).collect::<Result<Vec<_>>>()?;
+                let none = Matrix::default();
+                let of =
+                    |source: Source| sources.iter().position(|s| *s == source).map_or(&none, |at| values[at].as_ref());
+                Ok(work(block, sum.pre_activations(count, of)?))
+            },
+            |_, value| take(value),
+        )
+    }
+
+    /// Runs all samples through a layer.
+    pub(super) fn enter(
+        &mut self,
+        layer: usize,
+        sum: &LayerSum,
+        activation: Activation,
+        room: &Arc<Room>,
+        threads: Threads,
+        cancel: &Cancel,
+    ) -> Result<()> {
+        let mut pile = Pile::new(room);
+        self.sums(sum, threads, cancel, |_, z| activated(z, activation), |x| pile.push(x))?;
+        self.put(layer, pile);
+        Ok(())
     }
 
     /// Adds a layer.
-    pub(super) fn put(&mut self, layer: usize, blocks: Vec<Matrix<f32>>) {
-        self.values[layer] = blocks;
+    pub(super) fn put(&mut self, layer: usize, values: Pile) {
+        self.layers[layer] = Some(values);
     }
 
     /// Forgets a layer that nobody reads any more.
     pub(super) fn forget(&mut self, layer: usize) {
-        self.values[layer] = Vec::new();
+        self.layers[layer] = None;
+    }
+}
+
+/// Reads samples in their order, a block at a time.
+pub(super) struct Reader<'a> {
+    walk: &'a Walk<'a>,
+    /// The block read last, of every source.
+    found: Vec<(Source, usize, Cow<'a, Matrix<f32>>)>,
+}
+
+impl Reader<'_> {
+    /// The values of one sample.
+    pub(super) fn sample(&mut self, source: Source, sample: usize) -> Result<&[f32]> {
+        let block = sample / SAMPLES;
+        let at = match self.found.iter().position(|f| f.0 == source) {
+            Some(at) if self.found[at].1 == block => at,
+            Some(at) => {
+                self.found[at] = (source, block, self.walk.block(source, block)?);
+                at
+            }
+            None => {
+                self.found.push((source, block, self.walk.block(source, block)?));
+                self.found.len() - 1
+            }
+        };
+        Ok(self.found[at].2.row(sample % SAMPLES))
     }
 }
 

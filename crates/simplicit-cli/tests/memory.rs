@@ -1,0 +1,79 @@
+//! `--memory`: a budget that holds, and a model that does not depend on it.
+#![allow(missing_docs, clippy::unwrap_used)] // helpers of tests are tests
+
+mod program;
+
+use program::{names, run};
+use simplicit::arrays::write_npy;
+use simplicit::layout::Activation;
+use simplicit::linalg::Matrix;
+use simplicit::model::ImplicitModel;
+use simplicit::network::{Network, Shape, Window};
+use simplicit::random::Random;
+
+const SAMPLES: usize = 1200;
+/// Samples × maps × positions × bytes of one layer.
+const LAYER: u64 = SAMPLES as u64 * 16 * 28 * 28 * 4;
+
+/// Four convolutions of 16 maps: two layers of the baseline and two of the model are alive at once.
+fn network() -> Network {
+    let mut random = Random::new(2);
+    let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| 0.25 * random.normal() as f32);
+    let window = Window::square(3, 1, 1);
+    let mut network = Network::builder(Shape::map(1, 28, 28))
+        .and_then(|b| b.convolution(weights(16, 9), window, Some(vec![0.1; 16])))
+        .and_then(|b| b.activation(Activation::Relu));
+    for _ in 0..2 {
+        network = network
+            .and_then(|b| b.convolution(weights(16, 144), window, Some(vec![0.1; 16])))
+            .and_then(|b| b.activation(Activation::Relu));
+    }
+    let (last, outputs) = (weights(16, 144), weights(5, 16));
+    network
+        .and_then(|b| b.convolution(last, Window::square(3, 2, 1), None))
+        .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.global_average())
+        .and_then(|b| b.linear(outputs, None))
+        .and_then(|b| b.build())
+        .unwrap()
+}
+
+#[test]
+fn a_small_budget_holds_and_gives_the_same_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    ImplicitModel::from_network(&network()).unwrap().save(at.join("net.safetensors")).unwrap();
+    let mut random = Random::new(3);
+    let inputs = Matrix::from_fn(SAMPLES, 28 * 28, |_, _| random.normal() as f32);
+    write_npy(at.join("u.npy"), &inputs).unwrap();
+    let train = |name: &str, memory: &str| {
+        let line = format!(
+            "train --network net.safetensors --inputs u.npy --positions 8 --mu 1e-4 --bounds off --device cpu --threads 2 \
+             --memory {memory} --out {name}.safetensors --json {name}.json --checkpoint {name}.kept --progress json"
+        );
+        let ran = run(at, &line).expect(0);
+        let json: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(at.join(format!("{name}.json"))).unwrap()).unwrap();
+        let said = ran.stderr.lines().find(|line| line.contains("\"memory\"")).unwrap();
+        let said: serde_json::Value = serde_json::from_str(said).unwrap();
+        (json["peak_memory_bytes"].as_u64().unwrap(), said)
+    };
+    let (much, said) = train("much", "8G");
+    let (needed, least) = (said["needed"].as_u64().unwrap(), said["least"].as_u64().unwrap());
+    assert!(needed - least >= 4 * LAYER && much > 4 * LAYER, "{said} {much}");
+    // What is said before holds.
+    assert!(much <= needed + needed / 10, "{much} of {needed}");
+    let budget = least + LAYER / 2;
+    let (little, _) = train("little", &budget.to_string());
+    assert!(little <= budget + budget / 10, "{little} bytes held of {budget} allowed");
+    assert!(much - little > 2 * LAYER, "{little} beside {much}");
+    let bytes = |name: &str| std::fs::read(at.join(name)).unwrap();
+    assert!(bytes("much.safetensors") == bytes("little.safetensors"), "the model depends on the budget");
+    assert!(names(&at.join("little.kept")).iter().all(|name| !name.ends_with(".part")), "a file of layers was left");
+    // Less than a group of rows takes is refused, in one line that says what would do.
+    let line = "train --network net.safetensors --inputs u.npy --mu 1e-4 --memory 1M --out no.safetensors";
+    let refused = run(at, line).expect(2);
+    assert!(refused.one_line().contains("memory: expected at least"), "{refused:?}");
+    let refused = run(at, &line.replace("1M", "4T")).expect(2);
+    assert!(refused.one_line().contains("K, M or G"), "{refused:?}");
+}

@@ -1,0 +1,243 @@
+//! Memory as a setting: what there is, what was used, and a pile of blocks that goes on in a file when a budget is used up.
+
+use std::borrow::Cow;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::linalg::Matrix;
+use crate::{Error, Result};
+
+/// Bytes, or a number with K, M or G of 1024: `4G`, `512M`, `1073741824`.
+pub fn parse(text: &str) -> Result<u64> {
+    let wrong = || Error::setting("memory", "bytes, or a number with K, M or G such as 4G", text);
+    let (number, unit) = match text.trim().char_indices().next_back() {
+        Some((at, 'K' | 'k')) => (&text.trim()[..at], 1u64 << 10),
+        Some((at, 'M' | 'm')) => (&text.trim()[..at], 1 << 20),
+        Some((at, 'G' | 'g')) => (&text.trim()[..at], 1 << 30),
+        _ => (text.trim(), 1),
+    };
+    if let Ok(whole) = number.parse::<u64>() {
+        return whole.checked_mul(unit).filter(|bytes| *bytes > 0).ok_or_else(wrong);
+    }
+    let plain = number.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+    let share = number.parse::<f64>().ok().filter(|v| plain && unit > 1 && *v > 0.0 && v * (unit as f64) < 1e18);
+    share.map(|v| (v * unit as f64) as u64).ok_or_else(wrong)
+}
+
+/// Bytes in words, in units of 1024.
+pub fn words(bytes: u64) -> String {
+    let gigabytes = bytes as f64 / (1u64 << 30) as f64;
+    if gigabytes >= 1.0 { format!("{gigabytes:.1} GB") } else { format!("{:.0} MB", gigabytes * 1024.0) }
+}
+
+/// What this process could still take, by the machine and by the limit of its control group; `None` where nobody says.
+pub fn free() -> Option<u64> {
+    let kilobytes = |file: &str, key: &str| {
+        let text = std::fs::read_to_string(file).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+        line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|k| 1024 * k)
+    };
+    let number = |file: &str| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let machine = kilobytes("/proc/meminfo", "MemAvailable:")?;
+    let limit = number("/sys/fs/cgroup/memory.max");
+    let used = number("/sys/fs/cgroup/memory.current").unwrap_or(0);
+    Some(limit.map_or(machine, |limit| machine.min(limit.saturating_sub(used))))
+}
+
+/// A line of this process's own status, in bytes.
+fn status(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| 1024 * kilobytes)
+}
+
+/// The most memory that this process has held; `None` where nobody says.
+pub fn peak() -> Option<u64> {
+    status("VmHWM:")
+}
+
+/// The memory that this process holds; `None` where nobody says.
+pub fn used() -> Option<u64> {
+    status("VmRSS:")
+}
+
+/// An account that everything large is booked on, and the folder for what does not fit.
+#[derive(Debug)]
+pub(crate) struct Room {
+    budget: u64,
+    held: AtomicU64,
+    folder: PathBuf,
+}
+
+impl Room {
+    pub(crate) fn new(budget: u64, folder: &Path) -> Arc<Self> {
+        Arc::new(Self { budget, held: AtomicU64::new(0), folder: folder.to_path_buf() })
+    }
+
+    /// Books so many bytes if they are there.
+    pub(crate) fn take(&self, bytes: u64) -> bool {
+        let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.budget);
+        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
+    }
+
+    /// Gives bytes back that were taken.
+    pub(crate) fn give(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Blocks that are written once, in order, and read in any order by several threads: in memory while there is room, in a
+/// file of their own from there on. Their values do not depend on where they are.
+#[derive(Debug)]
+pub(crate) struct Pile {
+    room: Arc<Room>,
+    blocks: Vec<Place>,
+    held: u64,
+    file: Option<Spill>,
+}
+
+#[derive(Debug)]
+enum Place {
+    Held(Matrix<f32>),
+    File { at: u64, rows: usize, cols: usize },
+}
+
+#[derive(Debug)]
+struct Spill {
+    path: PathBuf,
+    file: Mutex<File>,
+    length: u64,
+}
+
+impl Spill {
+    fn new(folder: &Path) -> Result<Self> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        loop {
+            // A checkpoint's folder takes this for the rest of an interrupted write and clears it away.
+            let count = COUNT.fetch_add(1, Ordering::Relaxed);
+            let path = folder.join(format!(".simplicit-layers.{}.{count}.part", std::process::id()));
+            match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
+                Ok(file) => {
+                    // Where an open file may be removed, nothing is left behind even by a process that is killed.
+                    let _ = std::fs::remove_file(&path);
+                    return Ok(Self { path, file: Mutex::new(file), length: 0 });
+                }
+                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(Error::io(folder, e)),
+            }
+        }
+    }
+
+    fn file(&self) -> std::sync::MutexGuard<'_, File> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Spill {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Pile {
+    pub(crate) fn new(room: &Arc<Room>) -> Self {
+        Self { room: room.clone(), blocks: Vec::new(), held: 0, file: None }
+    }
+
+    /// One more block.
+    pub(crate) fn push(&mut self, block: Matrix<f32>) -> Result<()> {
+        let bytes = 4 * block.as_slice().len() as u64;
+        if self.room.take(bytes) {
+            self.held += bytes;
+            self.blocks.push(Place::Held(block));
+            return Ok(());
+        }
+        let spill = match &mut self.file {
+            Some(spill) => spill,
+            None => self.file.insert(Spill::new(&self.room.folder)?),
+        };
+        let mut raw = vec![0u8; 4 * block.as_slice().len()];
+        for (out, v) in raw.chunks_exact_mut(4).zip(block.as_slice()) {
+            out.copy_from_slice(&v.to_le_bytes());
+        }
+        spill.file().write_all(&raw).map_err(|e| Error::io(&self.room.folder, e))?;
+        self.blocks.push(Place::File { at: spill.length, rows: block.rows(), cols: block.cols() });
+        spill.length += bytes;
+        Ok(())
+    }
+
+    /// A block by its number.
+    pub(crate) fn get(&self, number: usize) -> Result<Cow<'_, Matrix<f32>>> {
+        let missing = || Error::shape("block of a layer", format!("one of {}", self.blocks.len()), number);
+        let (at, rows, cols) = match self.blocks.get(number).ok_or_else(missing)? {
+            Place::Held(block) => return Ok(Cow::Borrowed(block)),
+            Place::File { at, rows, cols } => (*at, *rows, *cols),
+        };
+        let mut raw = vec![0u8; 4 * rows * cols];
+        let failed = |e| Error::io(&self.room.folder, e);
+        {
+            let mut file = self.file.as_ref().ok_or_else(missing)?.file();
+            file.seek(SeekFrom::Start(at)).map_err(failed)?;
+            file.read_exact(&mut raw).map_err(failed)?;
+        }
+        let values = raw.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect();
+        Ok(Cow::Owned(Matrix::from_vec(rows, cols, values)?))
+    }
+
+    /// Bytes of it that lie in a file.
+    #[cfg(test)]
+    fn spilled(&self) -> u64 {
+        self.file.as_ref().map_or(0, |f| f.length)
+    }
+}
+
+impl Drop for Pile {
+    fn drop(&mut self) {
+        self.room.give(self.held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_they_are_written_and_anything_else_is_refused() {
+        for (text, bytes) in
+            [("4G", 4 << 30), ("512m", 512 << 20), ("3K", 3072), ("17", 17), ("1.5G", 3 << 29), (" 2G ", 2 << 30)]
+        {
+            assert_eq!(parse(text).unwrap(), bytes, "{text}");
+        }
+        for wrong in ["", "G", "0", "-1G", "1.5", "4T", "4 GB", "1e3M", "inf G", "99999999999999G", "nanM", "0.0G"] {
+            let message = parse(wrong).unwrap_err().to_string();
+            assert!(message.contains("K, M or G"), "{wrong}: {message}");
+        }
+        assert_eq!((words(3 << 29).as_str(), words(300 << 20).as_str()), ("1.5 GB", "300 MB"));
+    }
+
+    #[test]
+    fn blocks_come_back_to_the_bit_wherever_they_are_and_room_is_given_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let block = |k: usize| Matrix::from_fn(3, 5, |i, j| ((k * 31 + i * 7 + j) as f32).sin());
+        let room = Room::new(150, folder.path());
+        let mut pile = Pile::new(&room);
+        (0..6).for_each(|k| pile.push(block(k)).unwrap());
+        assert_eq!((pile.held, pile.spilled()), (120, 240), "two of six blocks of 60 bytes fit");
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..6).rev().for_each(|k| assert_eq!(*pile.get(k).unwrap(), block(k))));
+            }
+        });
+        assert!(pile.get(6).is_err());
+        assert!(!room.take(40) && room.take(30));
+        room.give(30);
+        drop(pile);
+        assert!(room.take(150), "what a pile held is free again");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let mut nowhere = Pile::new(&Room::new(0, &folder.path().join("missing")));
+        assert!(nowhere.push(block(0)).is_err());
+    }
+}
