@@ -25,8 +25,8 @@ means proved: no such change makes another class the largest output, neither in 
 in this program's single precision. Bounds from cheap to tight, each tried where the one before does
 not suffice: global, |C|(I-|A|)^-1|B| + |D| on differences of classes; interval, the box of every
 value; linear, every activation between two lines, substituted back to the inputs; with --slopes N,
-the slopes of these lines improved by N gradient steps. A sample that is not certified at some epsilon
-is not tried at larger ones. A baseline is certified after simplicit convert.
+the slopes of these lines improved by N gradient steps. A sample that is not certified at some
+epsilon is not tried at larger ones. A baseline is certified after simplicit convert.
 
 Examples:
   simplicit certify m.safetensors --inputs u.npy --labels y.npy --epsilon 1/255,2/255
