@@ -9,7 +9,7 @@ use clap::{Arg, Command};
 pub(crate) const WIDTH: usize = 100;
 
 /// Flags that `-h` shows; new ones are for `--help` until they stand here.
-const COMMON: [&str; 38] = [
+const COMMON: [&str; 37] = [
     "help",
     "version",
     "quiet",
@@ -32,7 +32,6 @@ const COMMON: [&str; 38] = [
     "json",
     "threads",
     "device",
-    "memory",
     "epsilon",
     "method",
     "bound",

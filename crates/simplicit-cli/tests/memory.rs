@@ -43,12 +43,13 @@ fn a_small_budget_holds_and_gives_the_same_model() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
     ImplicitModel::from_network(&network()).unwrap().save(at.join("net.safetensors")).unwrap();
+    run(at, "export --model net.safetensors --out net.onnx").expect(0);
     let mut random = Random::new(3);
     let inputs = Matrix::from_fn(SAMPLES, 28 * 28, |_, _| random.normal() as f32);
     write_npy(at.join("u.npy"), &inputs).unwrap();
     let train = |name: &str, memory: &str| {
         let line = format!(
-            "train --network net.safetensors --inputs u.npy --positions 8 --mu 1e-4 --bounds off --device cpu --threads 2 \
+            "train --network net.onnx --inputs u.npy --positions 8 --mu 1e-4 --bounds off --output-aware off --device cpu --threads 2 \
              --memory {memory} --out {name}.safetensors --json {name}.json --checkpoint {name}.kept --progress json"
         );
         let ran = run(at, &line).expect(0);
@@ -71,7 +72,7 @@ fn a_small_budget_holds_and_gives_the_same_model() {
     assert!(bytes("much.safetensors") == bytes("little.safetensors"), "the model depends on the budget");
     assert!(names(&at.join("little.kept")).iter().all(|name| !name.ends_with(".part")), "a file of layers was left");
     // Less than a group of rows takes is refused, in one line that says what would do.
-    let line = "train --network net.safetensors --inputs u.npy --mu 1e-4 --memory 1M --out no.safetensors";
+    let line = "train --network net.onnx --inputs u.npy --mu 1e-4 --memory 1M --out no.safetensors";
     let refused = run(at, line).expect(2);
     assert!(refused.one_line().contains("memory: expected at least"), "{refused:?}");
     let refused = run(at, &line.replace("1M", "4T")).expect(2);

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use super::gather::{last_readers, samples_of};
 use super::group::bounds_of;
 use super::plan::{Group, Plan};
-use super::walk::SAMPLES;
 use super::{Bounds, Progress, Run, TrainInput, TrainSettings, layout};
 use crate::memory::{self, Room};
 use crate::model::Target;
 use crate::statistics::{BLOCK, WIDE, are_few, wide_bytes};
 use crate::{Error, Result};
+
+/// Samples of a layer that a thread has in work: blocks of 256 with what comes in and what goes out.
+const IN_WORK: usize = 3 * 256;
 
 /// What a plan takes, in bytes, on top of what the process holds already.
 #[derive(Debug, Clone, Copy)]
@@ -51,9 +53,9 @@ fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &Run) -
     let (mut layers, mut blocks) = (0, 0);
     if plan.has_taps() {
         layers = layer_bytes(plan, input, settings);
-        // Blocks of samples on their way through a layer: sources, sums and what waits to be put away.
+        // Blocks of samples on their way through a layer, and then through the whole model, to measure it.
         let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
-        blocks = 6 * threads * 4 * (SAMPLES * widest) as u64;
+        blocks = threads * 4 * (IN_WORK * widest) as u64;
     }
     Needs { group: largest.max(blocks) + evidence, layers }
 }
