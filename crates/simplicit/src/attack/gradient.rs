@@ -65,7 +65,7 @@ pub(super) fn search(
                     let (low, high) = (part.low[(s, k)], part.high[(s, k)]);
                     start[(s, k)] = (low + streams[s].uniform() as f32 * (high - low)).clamp(low, high);
                 }
-                part.into_ball(s, start.row_mut(s));
+                part.draw_into_ball(s, start.row_mut(s));
             }
         }
         let mut x = pick(&start, &open);

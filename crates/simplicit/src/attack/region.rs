@@ -51,7 +51,7 @@ pub(super) struct Ball {
 impl Part {
     /// Draws a point of the box of sample s into the ball around it. The box holds the sample, so what is drawn towards
     /// it stays inside.
-    pub(super) fn into_ball(&self, s: usize, x: &mut [f32]) {
+    pub(super) fn draw_into_ball(&self, s: usize, x: &mut [f32]) {
         let Some(ball) = &self.ball else { return };
         let u = self.u.row(s);
         let length = |x: &[f32]| {
@@ -87,7 +87,7 @@ impl Part {
             let moved = f64::from(*x) + size * raw(k) / (length * ball.std[k]);
             *x = (moved as f32).clamp(self.low[(s, k)], self.high[(s, k)]);
         }
-        self.into_ball(s, x);
+        self.draw_into_ball(s, x);
     }
 }
 

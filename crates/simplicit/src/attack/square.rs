@@ -35,7 +35,7 @@ pub(super) fn search(
                 let left = 1.0 - query as f64 / settings.queries as f64;
                 canvas.square(FIRST_SHARE * left * left, &mut streams[s], low, high, x.row_mut(row));
             }
-            part.into_ball(s, x.row_mut(row));
+            part.draw_into_ball(s, x.row_mut(row));
         }
         let labels: Vec<u32> = open.iter().map(|&s| part.labels[s]).collect();
         let logits = target.logits(&x)?;

@@ -85,8 +85,9 @@ impl Sample<'_, '_> {
         let input = self.input(epsilon);
         let Some(all) = self.boxes(&input, epsilon, Rule::Interval, Narrow::Unstable)? else { return Ok(None) };
         let margins = self.margins(&all, &input, Until::Input);
-        // Not a number is not above zero.
-        let open: Vec<usize> = margins.iter().filter(|(_, least)| !(*least > 0.0)).map(|(j, _)| *j).collect();
+        // A margin that is not a number is not above zero.
+        let is_open = |least: f64| least.is_nan() || least <= 0.0;
+        let open: Vec<usize> = margins.iter().filter(|(_, least)| is_open(*least)).map(|(j, _)| *j).collect();
         if open.is_empty() {
             return Ok(Some(Bound::Linear));
         }
