@@ -142,9 +142,21 @@ def test_certificates_of_convolutions_are_those_of_their_matrices():
     assert not (ours.certified & ~theirs.certified).any()
     assert (ours.certified != theirs.certified).mean() < 0.02
     assert ours.certified[:, 0].mean() > 0.5 and 0 < ours.certified[:, 2].mean() < 1 and not ours.certified[:, 3].all()
-    with pytest.raises(simplicit.UnsupportedError, match="maximum pooling"):
-        pooled = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)).eval()
-        st.compress(pooled, [u], target_sparsity=0.3).model.certify(u.numpy(), labels)
+
+
+def test_certificates_through_maximum_pooling_hold():
+    torch.manual_seed(2)
+    pooled = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)).eval()
+    u = torch.rand(100, 2, 8, 8)
+    model = st.compress(pooled, [u], target_sparsity=0.3).model
+    labels = model.predict(u.numpy()).argmax(1)
+    certified = model.certify(u.numpy(), labels, [1e-3, 3e-2]).certified
+    assert certified[:, 0].mean() > 0.5 and not certified[:, 1].all()
+    rng = np.random.default_rng(0)
+    for epsilon, safe in zip([1e-3, 3e-2], certified.T, strict=True):
+        for _ in range(50):
+            corner = np.clip(u.numpy() + epsilon * rng.choice([-1, 1], u.shape), 0, 1).astype(np.float32)
+            assert (model.predict(corner).argmax(1) == labels)[safe].all()
 
 
 def biases(model):
