@@ -204,37 +204,39 @@ fn search_stage(
     let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
     let mut best: Option<(f64, f64, Fitted)> = None;
     if let Some(steering) = workshop.steering.take() {
-        return steered(workshop, input, settings, start, target, last, steering, run, path);
+        best = steered(workshop, input, settings, target, steering, run, path)?;
     }
-    let tried = seek(target, *start, enough, MAX_MODELS, |strength| {
-        let fitted = fit::fit(workshop, input, settings, strength, false, run)?;
-        let sparsity = sparsity_reported(&fitted, strength, run);
-        let distance = (sparsity - target).abs();
-        if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
-            best = Some((distance, strength, fitted));
-        }
-        Ok(sparsity)
-    })?;
-    path.extend(tried);
+    // Few groups, or a target beyond the surveyed prices, may be out of steering's reach: then one price for all is sought.
+    if best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
+        let first = best.as_ref().map_or(*start, |(_, strength, _)| Start { strength: *strength, ..*start });
+        let tried = seek(target, first, enough, MAX_MODELS, |strength| {
+            let fitted = fit::fit(workshop, input, settings, strength, false, run)?;
+            let sparsity = sparsity_reported(&fitted, strength, run);
+            let distance = (sparsity - target).abs();
+            if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
+                best = Some((distance, strength, fitted));
+            }
+            Ok(sparsity)
+        })?;
+        path.extend(tried);
+    }
     // At least one model was fitted.
     let Some((_, strength, fitted)) = best else { return Err(crate::Error::Cancelled) };
     start.strength = strength;
     if last { fit::certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 
-/// The same by prices that are steered within every model, so that the first one mostly is the last.
-#[allow(clippy::too_many_arguments)]
+/// The best of some models whose prices are steered within them, so that the first one mostly is the last: its distance from
+/// the target, its common price and itself.
 fn steered(
     workshop: &mut Workshop,
     input: &TrainInput,
     settings: &TrainSettings,
-    start: &mut Start,
     target: f64,
-    last: bool,
     mut steering: Steering,
     run: &mut Run,
     path: &mut Vec<(f64, f64)>,
-) -> Result<Fitted> {
+) -> Result<Option<(f64, f64, Fitted)>> {
     let mut best: Option<(f64, f64, Fitted)> = None;
     for _ in 0..MAX_STEERED {
         let strength = steering.common();
@@ -250,10 +252,7 @@ fn steered(
         steering = passed;
         steering.again();
     }
-    // At least one model was fitted.
-    let Some((_, strength, fitted)) = best else { return Err(crate::Error::Cancelled) };
-    start.strength = strength;
-    if last { fit::certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
+    Ok(best)
 }
 
 fn sparsity_reported(fitted: &Fitted, strength: f64, run: &mut Run) -> f64 {
