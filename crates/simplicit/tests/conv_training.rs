@@ -18,7 +18,7 @@ use simplicit::problem::penalty::L1;
 use simplicit::random::Random;
 use simplicit::states::{Collected, InputSource, StateMap};
 use simplicit::statistics::Statistics;
-use simplicit::train::{Forget, Keep, Objective, Run, TrainInput, TrainSettings, Trained, importance, train};
+use simplicit::train::{Bounds, Forget, Keep, Objective, Run, TrainInput, TrainSettings, Trained, importance, train};
 
 fn images(count: usize) -> Matrix<f32> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fashion_train_images.idx.gz");
@@ -355,6 +355,20 @@ fn feedforward_may_reach_further_and_kappa_binds_channels() {
     });
     let largest = largest.fold(norm(model.a()), f64::max);
     assert!(largest <= 0.9 && largest > 0.5, "{largest}");
+}
+
+/// Three groups of rows: too few for prices that are steered from group to group to make up for what the first ones missed.
+#[test]
+fn a_network_of_few_groups_hits_low_and_high_targets() {
+    let network =
+        Network::from_onnx(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fashion_cnn.onnx")).unwrap();
+    let u = images(500);
+    for target in [0.3, 0.5, 0.8] {
+        let settings =
+            TrainSettings { target_sparsity: Some(target), bounds: Some(Bounds::Off), ..TrainSettings::default() };
+        let sparsity = trained(&network, &u, &settings, 2, &Forget).model.sparsity().sparsity;
+        assert!((sparsity - target).abs() <= 0.002, "{sparsity} for {target}");
+    }
 }
 
 /// Where the user's CIFAR-100 is: `train.bin` and `test.bin`, gzipped or not.
