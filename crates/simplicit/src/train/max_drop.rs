@@ -82,7 +82,7 @@ pub fn train_to_max_drop(
             Ok(Trained { model, report })
         }
         // The loop runs at least once.
-        None => Err(Error::Cancelled),
+        None => Err(Error::shape("models of a search", "at least one", 0)),
     }
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Convolutions are no exception: a row is an output channel, its features are taps, its samples positions.
 
+mod block_source;
 mod blocks;
 mod budget;
 mod build;
@@ -35,7 +36,8 @@ mod survey;
 mod walk;
 mod work;
 
-pub use blocks::{BlockRows, BlockSource, LinearBlock, TrainedBlocks, train_blocks};
+pub use block_source::{BlockRows, BlockSource, LinearBlock};
+pub use blocks::{TrainedBlocks, train_blocks};
 pub use build::RowReport;
 pub use checkpoint::Checkpoint;
 pub use delegate::{Delegate, RowsTask, StatisticsTask};

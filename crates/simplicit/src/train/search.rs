@@ -221,7 +221,9 @@ fn search_stage(
         path.extend(tried);
     }
     // At least one model was fitted.
-    let Some((_, strength, fitted)) = best else { return Err(crate::Error::Cancelled) };
+    let Some((_, strength, fitted)) = best else {
+        return Err(crate::Error::shape("models of a search", "at least one", 0));
+    };
     start.strength = strength;
     if last { fit::certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }

@@ -1,0 +1,162 @@
+//! A network that runs elsewhere, seen as linear blocks: what it tells of them, what it is asked, and what of it is refused.
+
+use std::sync::Arc;
+
+use super::{Run, TrainSettings, check_settings};
+use crate::linalg::Matrix;
+use crate::problem::{Connectivity, Matching};
+use crate::statistics::Statistics;
+use crate::{Error, Result};
+
+/// A linear map of the network.
+#[derive(Debug, Clone)]
+pub struct LinearBlock {
+    /// Its name in reports.
+    pub name: String,
+    /// Groups of rows that read features of their own, as in a grouped convolution; rows are divided among them evenly.
+    pub groups: usize,
+    /// The original weights, rows × features of a group. A zero is no connection.
+    pub weights: Matrix<f32>,
+    /// The original constants, one a row; `None` where there is no place for them.
+    pub constant: Option<Vec<f32>>,
+    /// Whether its constants are counted: where blocks are added up, their constants are one number a row, counted once.
+    pub counts_constant: bool,
+    /// Whether a sample gives several positions, as a convolution's does.
+    pub shared: bool,
+    /// Consecutive blocks of one stage are gathered together, before any of them is replaced.
+    pub stage: usize,
+}
+
+impl LinearBlock {
+    /// Features of a row, the constant included, which comes last.
+    pub fn features(&self) -> usize {
+        self.weights.cols() + usize::from(self.constant.is_some())
+    }
+
+    /// Rows of a group.
+    pub fn group_rows(&self) -> usize {
+        self.weights.rows() / self.groups
+    }
+
+    /// Non-zero weights and constants of the original.
+    pub fn nonzeros(&self) -> usize {
+        self.count(&self.weights, self.constant.as_deref())
+    }
+
+    /// Non-zeros of new weights, as they are counted here.
+    pub(super) fn count(&self, weights: &Matrix<f32>, constant: Option<&[f32]>) -> usize {
+        nonzeros(weights.as_slice()) + constant.filter(|_| self.counts_constant).map_or(0, nonzeros)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        8 * self.groups * self.features() * (self.features() + self.group_rows())
+    }
+}
+
+fn nonzeros(values: &[f32]) -> usize {
+    values.iter().filter(|v| **v != 0.0).count()
+}
+
+/// New weights of a block.
+#[derive(Debug, Clone)]
+pub struct BlockRows {
+    /// Rows × features of a group.
+    pub weights: Matrix<f32>,
+    /// One a row, where the block has a place for them.
+    pub constant: Option<Vec<f32>>,
+}
+
+/// A network that runs elsewhere, seen as its linear blocks in the order they run.
+pub trait BlockSource {
+    /// The blocks that are trained.
+    fn blocks(&self) -> Arc<[LinearBlock]>;
+    /// Non-zero parameters besides, which stay as they are.
+    fn fixed_nonzeros(&self) -> u64;
+    /// Number of samples.
+    fn samples(&self) -> usize;
+    /// Statistics of some blocks over the first `samples` samples, one per group: targets from the original network,
+    /// features from the network with the weights installed (`own`) or from the original one.
+    fn statistics(
+        &mut self,
+        blocks: &[usize],
+        samples: usize,
+        own: bool,
+        run: &mut Run,
+    ) -> Result<Vec<Vec<Statistics>>>;
+    /// Replaces the weights of a block.
+    fn install(&mut self, block: usize, rows: &BlockRows) -> Result<()>;
+    /// Puts the original weights back everywhere.
+    fn reset(&mut self) -> Result<()>;
+    /// How strongly an error of every row of every block changes the output, as [`importance`](super::importance) has it;
+    /// `None` where the source has no gradients.
+    fn row_weights(&mut self, run: &mut Run) -> Result<Option<Vec<Vec<f64>>>>;
+    /// For every block E(Σ g·e)² and, by row, the mean square of e: g the gradient of the output, e the errors that these
+    /// weights make on the original features, summed over a sample's rows and positions.
+    fn joint_errors(&mut self, rows: &[BlockRows], run: &Run) -> Result<Vec<(f64, Vec<f64>)>>;
+}
+
+pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Result<()> {
+    check_settings(settings)?;
+    let elsewhere = "train the network itself for another";
+    if !matches!(settings.connectivity, Connectivity::Baseline) {
+        return Err(Error::setting("connectivity", format!("baseline for linear blocks; {elsewhere}"), "another"));
+    }
+    if let Some(kappa) = settings.kappa {
+        return Err(Error::setting("kappa", "none for linear blocks, which form no implicit model", kappa));
+    }
+    match settings.matching {
+        Matching::Exact => return Err(Error::setting("matching", "relaxed for linear blocks", "exact")),
+        Matching::Relaxed { states, outputs } if states != outputs => {
+            let expected = format!("{states} as lambda1: a block does not know whether its rows are outputs");
+            return Err(Error::setting("lambda2", expected, outputs));
+        }
+        Matching::Relaxed { .. } => {}
+    }
+    for (setting, got) in [("output-refit", settings.output_refit), ("robust", settings.robust_rounds)] {
+        if got > 0 {
+            return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
+        }
+    }
+    if let Some(bytes) = settings.memory {
+        return Err(Error::setting("memory", "none for linear blocks, whose source holds the samples", bytes));
+    }
+    if settings.bias {
+        return Err(Error::setting("bias", "off for linear blocks: a constant needs a place in the network", "on"));
+    }
+    let blocks = source.blocks();
+    if blocks.is_empty() {
+        return Err(Error::shape("blocks", "at least one linear block to train", "none"));
+    }
+    if source.samples() == 0 {
+        return Err(Error::shape("samples", "at least one", 0));
+    }
+    for block in blocks.iter() {
+        let (rows, cols) = (block.weights.rows(), block.weights.cols());
+        if block.groups == 0 || rows == 0 || cols == 0 || rows % block.groups != 0 {
+            let expected = "rows and features, the rows divided evenly among the groups";
+            let got = format!("{rows} rows, {cols} features, {} groups", block.groups);
+            return Err(Error::shape(format!("block {:?}", block.name), expected, got));
+        }
+        if let Some(constant) = block.constant.as_ref().filter(|c| c.len() != rows) {
+            return Err(Error::shape(format!("constants of block {:?}", block.name), rows, constant.len()));
+        }
+        block.weights.require_finite(&format!("weights of {}", block.name), 0)?;
+    }
+    Ok(())
+}
+
+pub(super) fn check_weights(blocks: &[LinearBlock], weights: &[Vec<f64>]) -> Result<()> {
+    if weights.len() != blocks.len() {
+        return Err(Error::shape("row weights", format!("those of {} blocks", blocks.len()), weights.len()));
+    }
+    for (block, weights) in blocks.iter().zip(weights) {
+        if weights.len() != block.weights.rows() {
+            let what = format!("row weights of {}", block.name);
+            return Err(Error::shape(what, block.weights.rows(), weights.len()));
+        }
+        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+            return Err(Error::setting(format!("row weight of {}", block.name), "zero or a positive number", bad));
+        }
+    }
+    Ok(())
+}
