@@ -116,8 +116,13 @@ impl<'a> Runner<'a> {
         Ok(Measured { outputs: Matrix::from_vec(samples, cols, values)?, seconds, diagnostics })
     }
 
-    /// Milliseconds per 1,000 samples: the best of some runs after one to warm up, reading not counted.
+    /// Milliseconds per 1,000 samples: the best of some runs after one to warm up, reading not counted. A network is timed as a
+    /// model with all of its weights, by the kernels that the sparse model has: its own forward pass is slower.
     pub(crate) fn milliseconds(&self, inputs: &dyn InputSource, cancel: &Cancel) -> Result<f64> {
+        if let Runner::Network(network, threads) = self {
+            let model = ImplicitModel::from_network(network)?;
+            return Runner::of_model(&model, *threads)?.milliseconds(inputs, cancel);
+        }
         let few = inputs.rows(0..inputs.samples().min(BLOCK))?;
         let start = Instant::now();
         self.batch(&few)?;
