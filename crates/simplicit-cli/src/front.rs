@@ -171,8 +171,7 @@ impl Training {
             cancel: run.cancel,
             watcher: &watcher,
         };
-        let finished = job.run(samples, &mut stopwatch)?;
-        let trained = finished.trained;
+        let trained = job.run(samples, &mut stopwatch)?;
         let mut results = Results::of_model(&trained.model);
         results.add_training(&trained.report);
         results.add_device(&self.effective.device, &trained.report)?;
@@ -182,8 +181,8 @@ impl Training {
             Samples::Inputs(_, inputs) => inputs.samples(),
             Samples::States(states) => states.samples(),
         });
-        results.equilibrium_error = Some(finished.equilibrium_error);
-        results.not_converged = Some(finished.not_converged);
+        results.equilibrium_error = Some(trained.output_error);
+        results.not_converged = Some(trained.not_converged);
         results.seconds = stopwatch.seconds();
         let mut notices = results.notices();
         notices.extend(missed(&self.effective, &trained.model, trained.report.agreement));

@@ -8,7 +8,7 @@ use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::network::Network;
 use simplicit::parallel::{self, Cancel, Threads};
-use simplicit::states::{InputSource, StateSource};
+use simplicit::states::InputSource;
 
 use crate::baseline::{Baseline, Kind};
 use crate::progress::Watcher;
@@ -144,40 +144,4 @@ impl<'a> Runner<'a> {
         }
         Ok(1e6 * best / u.rows().max(1) as f64)
     }
-}
-
-/// RMS of (model − source outputs) / RMS of the source's over all its samples, and how many did not converge.
-pub(crate) fn error_on_states(
-    model: &ImplicitModel,
-    source: &dyn StateSource,
-    threads: Threads,
-    cancel: &Cancel,
-) -> Result<(f64, u64)> {
-    let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
-    let equilibrium = Equilibrium::new(model, settings)?;
-    let samples = source.samples();
-    let (mut difference, mut energy, mut lost) = (0.0, 0.0, 0);
-    parallel::fold(
-        threads,
-        samples.div_ceil(BLOCK),
-        |block| {
-            cancel.check()?;
-            let (u, y) = source.ends(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
-            let solution = equilibrium.outputs(&u)?;
-            let pairs = solution.y.as_slice().iter().zip(y.as_slice());
-            let (mut d, mut e) = (0.0, 0.0);
-            for (model, baseline) in pairs {
-                d += (f64::from(*model) - baseline).powi(2);
-                e += baseline.powi(2);
-            }
-            Ok((d, e, not_converged(&solution.diagnostics).len() as u64))
-        },
-        |_, (d, e, n)| {
-            difference += d;
-            energy += e;
-            lost += n;
-            Ok(())
-        },
-    )?;
-    Ok((if energy > 0.0 { (difference / energy).sqrt() } else { 0.0 }, lost))
 }

@@ -83,6 +83,7 @@ impl Overall {
     pub(crate) fn after(&mut self, progress: &Progress) -> f64 {
         let part = |done: usize, total: usize| done as f64 / total.max(1) as f64;
         match progress {
+            Progress::Phase(_) => {}
             // Gathering is taken for half of a group's work.
             Progress::Samples { done, total, .. } => self.within = 0.5 * part(*done, *total),
             Progress::Rows { group, done, total } => {

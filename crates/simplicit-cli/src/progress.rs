@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use simplicit::memory::words;
-use simplicit::train::Progress;
+use simplicit::train::{Phase, Progress};
 
 use crate::exit::{complain, is_quiet};
 use crate::overall::{Overall, Plan};
@@ -194,6 +194,7 @@ impl<'a> Watcher<'a> {
 /// What a step is called, and how far it is itself.
 fn step(progress: &Progress) -> (String, usize, usize) {
     match progress {
+        Progress::Phase(phase) => (phase_words(*phase).to_string(), 0, 1),
         Progress::Samples { group, done, total } => (format!("samples for {group}"), *done, *total),
         Progress::Rows { group, done, total } => (format!("rows of {group}"), *done, *total),
         Progress::Model { strength, sparsity } => {
@@ -222,8 +223,18 @@ fn memory_words(needed: u64, least: u64, budget: Option<u64>) -> String {
     }
 }
 
+/// A large step, in words.
+pub(crate) fn phase_words(phase: Phase) -> &'static str {
+    match phase {
+        Phase::RowWeights => "output-aware weights",
+        Phase::Training { .. } => "training",
+        Phase::Measuring => "equilibrium error",
+    }
+}
+
 fn line(progress: &Progress) -> serde_json::Value {
     match progress {
+        Progress::Phase(phase) => json!({ "event": "phase", "name": phase_words(*phase) }),
         Progress::Samples { group, done, total } => {
             json!({ "event": "samples", "group": group, "done": done, "total": total })
         }

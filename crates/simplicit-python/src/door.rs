@@ -84,6 +84,8 @@ fn words(event: Event) -> (String, usize, usize) {
     use simplicit::train::Progress;
     match event {
         Event::Phase(name) => (name, 0, 1),
+        // The front end says these itself.
+        Event::Training(Progress::Phase(_)) => ("training".to_string(), 0, 1),
         Event::Training(Progress::Samples { group, done, total }) => (format!("samples for {group}"), done, total),
         Event::Training(Progress::Rows { group, done, total }) => (format!("rows of {group}"), done, total),
         Event::Training(Progress::Model { strength, sparsity }) => {

@@ -40,6 +40,50 @@
 //!
 //! (Files and public arrays hold one sample a row; the paper's columns are used in formulae.)
 //!
+//! # The front door
+//!
+//! | from | to | by |
+//! |---|---|---|
+//! | an ONNX file | a network | [`Network::from_onnx`](network::Network::from_onnx) |
+//! | a network and inputs | a sparse model and its report | [`compress::compress`] |
+//! | a model and inputs | outputs | [`equilibrium::Prepared`] |
+//! | a model | a file, ONNX | [`ImplicitModel`](model::ImplicitModel), [`onnx`] |
+//! | arrays of one's own | sparse rows, proven | [`Problem`](solver::Problem) |
+//! | a model and labelled inputs | accuracy, attacks, certificates | [`evaluate`], [`attack`], [`certify`] |
+//!
+//! Work that takes long has a [`Run`](train::Run): threads, checkpoint, progress, a way to stop.
+//!
+//! # Arrays in, certified rows out
+//!
+//! ```
+//! use simplicit::linalg::Matrix;
+//! use simplicit::parallel::{Cancel, Threads};
+//! use simplicit::problem::penalty::L1;
+//! use simplicit::random::Random;
+//! use simplicit::solver::{Problem, Status};
+//!
+//! # fn main() -> simplicit::Result<()> {
+//! // 500 samples of 14 features, and two targets, each a sum of two of them; one sample a row.
+//! let mut random = Random::new(0);
+//! let features = Matrix::from_fn(500, 14, |_, _| random.normal());
+//! let targets = Matrix::from_fn(500, 2, |i, k| 0.8 * features[(i, k)] - 0.3 * features[(i, k + 6)]);
+//! let (threads, cancel) = (Threads::available(), Cancel::new());
+//!
+//! // A convex penalty: every row is solved to a certified gap.
+//! let convex = Problem::new(&features, &targets)?.penalty(L1::new(0.01)?).solve(threads, &cancel)?;
+//! assert!(convex.iter().all(|row| row.status == Status::Solved && row.relative_gap <= 1e-6));
+//!
+//! // A price for every non-zero: not convex, but each row comes with its distance from a lower bound, and more time
+//! // may prove it optimal.
+//! let problem = Problem::new(&features, &targets)?.price(1e-3);
+//! let rows = problem.solve(threads, &cancel)?;
+//! let proven = problem.prove(0, &rows[0], 10.0, &cancel)?;
+//! assert_eq!(proven.status, Status::Solved);
+//! assert_eq!(proven.weights.iter().filter(|w| **w != 0.0).count(), 2);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # The walk
 //!
 //! ```text
@@ -48,61 +92,9 @@
 //!
 //! [`network`] (a graph, perhaps from ONNX) and [`arrays`] are where states come from; [`states`] reads them in blocks;
 //! [`statistics`] is one pass over them, after which the samples are never needed again; [`problem`] says what is solved
-//! and [`solver`] solves it, every row to a certified gap. [`linalg`] is the only module that names the matrix crate and
-//! [`parallel`] the only one that starts threads.
-//!
-//! # Arrays in, certified rows out
-//!
-//! ```
-//! use simplicit::arrays::Array;
-//! use simplicit::layout::Activation;
-//! use simplicit::linalg::Matrix;
-//! use simplicit::parallel::{Cancel, Threads};
-//! use simplicit::problem::penalty::L1;
-//! use simplicit::problem::{Ball, RowProblem, Units};
-//! use simplicit::random::Random;
-//! use simplicit::solver::{Design, SolverSettings, Status, solve_rows};
-//! use simplicit::states::ArrayStates;
-//! use simplicit::statistics::Statistics;
-//!
-//! # fn main() -> simplicit::Result<()> {
-//! // 500 samples of a network with 8 inputs, 6 ReLU states and 2 outputs, one sample a row.
-//! let mut random = Random::new(0);
-//! let u = Matrix::from_fn(500, 8, |_, _| random.normal());
-//! let z = Matrix::from_fn(500, 6, |i, j| 0.8 * u[(i, j)] - 0.3 * u[(i, j + 2)]);
-//! let x = Matrix::from_fn(500, 6, |i, j| z[(i, j)].max(0.0));
-//! let y = Matrix::from_fn(500, 2, |i, j| x[(i, j)] - x[(i, j + 3)]);
-//! let array = |name, matrix| Array::from_matrix(name, matrix);
-//! let states =
-//!     ArrayStates::without_layout(array("U", &u), array("Z", &z), array("X", &x), array("Y", &y), Activation::Relu)?;
-//!
-//! // One pass over the samples, one factorisation for all rows.
-//! let (threads, cancel) = (Threads::available(), Cancel::new());
-//! let statistics = Statistics::of_states(&states, false, threads, &cancel, |_| {})?;
-//! let design = Design::new(&statistics)?;
-//!
-//! // Normalised units, ‖a‖₁ ≤ 0.99 on the state rows, no state from itself.
-//! let problems: Vec<RowProblem> = (0..6 + 2)
-//!     .map(|row| {
-//!         let mut problem = RowProblem::new(row, 1.0 / design.target_rms(row).powi(2));
-//!         problem.units = Units::Rms { factor: 1.0 / design.target_rms(row) };
-//!         if row < 6 {
-//!             problem.ball = Some(Ball::on_states(0.99, 6, 14));
-//!             problem.weights = Some((0..14).map(|j| if j == row { f64::INFINITY } else { 1.0 }).collect());
-//!         }
-//!         problem
-//!     })
-//!     .collect();
-//! let rows = solve_rows(&design, &L1::new(0.01)?, &problems, &SolverSettings::default(), threads, &cancel, |_| {})?;
-//!
-//! for row in &rows {
-//!     assert_eq!(row.status, Status::Solved);
-//!     assert!(row.relative_gap <= 1e-6); // at most so far from optimal, proven
-//!     assert_eq!(row.weights.iter().filter(|w| **w != 0.0).count(), 2); // the two connections there are
-//! }
-//! # Ok(())
-//! # }
-//! ```
+//! and [`solver`] solves it, every row to a certified gap; [`train`] does so layer by layer and searches for the price
+//! that hits a target. [`linalg`] is the only module that names the matrix crate and [`parallel`] the only one that starts
+//! threads.
 //!
 //! A penalty of your own is a small trait (`docs/add-a-penalty.md`), and so is a way of your own to find rows
 //! (`docs/add-a-row-method.md`).
@@ -111,6 +103,7 @@ pub mod arrays;
 pub mod attack;
 pub mod backend;
 pub mod certify;
+pub mod compress;
 pub mod equilibrium;
 mod error;
 pub mod evaluate;

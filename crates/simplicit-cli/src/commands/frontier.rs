@@ -8,6 +8,7 @@ use anyhow::bail;
 use clap::Args;
 use serde_json::json;
 use simplicit::arrays::Inputs;
+use simplicit::compress::{self, First};
 use simplicit::evaluate::accuracy;
 use simplicit::files::write_bytes_atomically;
 use simplicit::parallel::Cancel;
@@ -23,7 +24,6 @@ use crate::measure::Runner;
 use crate::progress::Watcher;
 use crate::results::require_writable;
 use crate::table::{Table, count, or_dash, percent};
-use crate::training::{DRAWS, HELD_OUT_LEAST, HELD_OUT_SHARE, Head};
 
 const LEVELS: [f64; 9] = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95];
 
@@ -95,13 +95,10 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
         bail!("--network: expected an ONNX network, whose gradients weigh the rows; got a model");
     };
     let total = inputs.samples();
-    let held_out = (total / HELD_OUT_SHARE).max(HELD_OUT_LEAST);
-    if total < 2 * held_out {
-        bail!("--samples: expected at least {}, of which the last are held out, got {total}", 2 * HELD_OUT_LEAST);
-    }
+    let held_out = compress::held_out(total)?;
     let part = total - held_out;
     watcher.phase("output-aware weights");
-    let weights = importance(network, &Head(&inputs, part), DRAWS, args.selection.seed, threads, cancel)?;
+    let weights = importance(network, &First(&inputs, part), compress::DRAWS, args.selection.seed, threads, cancel)?;
     let implicit = baseline.implicit()?;
     let all = Collected::new(network, &inputs)?;
     let (source, judge) = (StateSlice::new(&all, 0..part)?, StateSlice::new(&all, part..total)?);

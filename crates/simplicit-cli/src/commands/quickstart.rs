@@ -79,7 +79,7 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
         cancel,
         watcher: &watcher,
     };
-    let trained = job.run(&Samples::Inputs(&baseline, &images), &mut stopwatch)?.trained;
+    let trained = job.run(&Samples::Inputs(&baseline, &images), &mut stopwatch)?;
     let model = &trained.model;
     let mut results = Results::of_model(model);
     results.add_training(&trained.report);

@@ -258,16 +258,15 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         cancel,
         watcher: &watcher,
     };
-    let finished = job.run(&origin.samples(), &mut stopwatch)?;
-    let trained = finished.trained;
+    let trained = job.run(&origin.samples(), &mut stopwatch)?;
     let mut results = Results::of_model(&trained.model);
     results.add_training(&trained.report);
     results.add_device(&effective.device, &trained.report)?;
     results.seed = Some(effective.seed);
     results.threads = Some(threads.get());
     results.samples = Some(sizes.samples);
-    results.equilibrium_error = Some(finished.equilibrium_error);
-    results.not_converged = Some(finished.not_converged);
+    results.equilibrium_error = Some(trained.output_error);
+    results.not_converged = Some(trained.not_converged);
     if let Some(test) = &test {
         watcher.phase("test inputs");
         let runner = Runner::of_model(&trained.model, threads)?;

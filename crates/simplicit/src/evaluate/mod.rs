@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod layers;
+mod on_states;
 mod ranges;
 mod rank;
 
@@ -9,5 +10,6 @@ pub use accuracy::{
     ClassChange, accuracy, agreement, class_changes, equilibrium_error, mean_squared_error, predictions, top_accuracy,
 };
 pub use layers::{LayerError, layer_errors};
+pub use on_states::error_on_states;
 pub use ranges::state_ranges;
 pub use rank::{Rank, rank};

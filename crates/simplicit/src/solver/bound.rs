@@ -65,6 +65,17 @@ impl<'a, 's> PricedRows<'a, 's> {
         Ok(self.canonical(problem)?.map(|row| (self.priced(&row), row.canonical(self.design, answer))))
     }
 
+    /// Weights in a row's coordinates as they are stored.
+    pub(super) fn stored(&self, problem: &RowProblem, weights: &[f64]) -> Result<Vec<f64>> {
+        let row = self.canonical(problem)?;
+        Ok(row.map_or_else(|| vec![0.0; self.design.features()], |row| row.stored(self.design, weights)))
+    }
+
+    /// The row's objective over its priced form.
+    pub(super) fn value_scale(&self, problem: &RowProblem) -> Result<f64> {
+        Ok(self.canonical(problem)?.map_or(1.0, |row| row.value_scale))
+    }
+
     fn canonical(&self, problem: &RowProblem) -> Result<Option<Row<'a>>> {
         problem.check(self.design.features(), self.design.targets())?;
         let (penalty, target) = (Ridge::new(1.0)?, problem.target);

@@ -10,6 +10,7 @@ mod design;
 mod exact;
 mod newton;
 mod newton_system;
+mod problem;
 pub mod prove;
 #[cfg(feature = "reference")]
 pub mod reference;
@@ -21,6 +22,7 @@ pub(crate) use cardinality::solve_in_blocks;
 pub use cardinality::{CardinalitySettings, solve_cardinality};
 pub use design::Design;
 pub use exact::{largest_mismatch, solve_rows_exactly};
+pub use problem::Problem;
 pub use refit::Refit;
 
 use canonical::{Gap, Row};
@@ -55,13 +57,13 @@ impl Default for SolverSettings {
 /// How a row ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// The certificate is within the tolerance.
+    /// The certificate is within the tolerance: the row is optimal.
     Solved,
     /// A limit was reached first; the gap says how far the answer is from optimal.
     Limit,
 }
 
-/// A row's weights and what is known about them.
+/// A row's weights and what is known about them, be its cost convex or a price of non-zeros.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowSolution {
     /// One weight per feature of the design, in stored coordinates; zeros are exact.

@@ -172,9 +172,25 @@ impl Default for TrainSettings {
     }
 }
 
+/// The large steps of a compression.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// Rows are weighed by what their errors do to the outputs.
+    RowWeights,
+    /// Models are fitted.
+    Training {
+        /// Groups of rows in each of them.
+        groups: usize,
+    },
+    /// The model found is run on the samples.
+    Measuring,
+}
+
 /// What training is doing, for whoever watches.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
+    /// A large step begins.
+    Phase(Phase),
     /// Samples of a group have been gathered.
     Samples {
         /// The group.
@@ -255,6 +271,16 @@ pub struct Run<'a> {
     pub keep: &'a dyn Keep,
     /// Told now and then.
     pub progress: &'a mut dyn FnMut(Progress),
+}
+
+/// All threads of the machine; nothing is kept, nobody watches or stops it.
+impl Default for Run<'_> {
+    fn default() -> Self {
+        static NEVER: std::sync::LazyLock<Cancel> = std::sync::LazyLock::new(Cancel::new);
+        // A closure without captures takes no memory, so nothing leaks.
+        let progress = Box::leak(Box::new(|_: Progress| {}));
+        Self { threads: Threads::available(), cancel: &NEVER, keep: &Forget, progress }
+    }
 }
 
 /// What training has to say about its model.

@@ -98,7 +98,7 @@ impl Proof {
 }
 
 /// (value − bound) / value, 0 for a row that costs nothing.
-pub(super) fn distance(value: f64, bound: f64) -> f64 {
+pub(in crate::solver) fn distance(value: f64, bound: f64) -> f64 {
     if value > 0.0 { ((value - bound) / value).clamp(0.0, 1.0) } else { 0.0 }
 }
 

@@ -1,0 +1,263 @@
+//! The front door: from a trained network and some of its inputs to a sparse model and its report, in one call.
+//!
+//! ```
+//! use simplicit::compress::{Settings, compress};
+//! use simplicit::layout::Activation;
+//! use simplicit::linalg::Matrix;
+//! use simplicit::network::Network;
+//! use simplicit::random::Random;
+//! use simplicit::train::Run;
+//!
+//! # fn main() -> simplicit::Result<()> {
+//! let mut random = Random::new(0);
+//! let mut dense = |rows, cols| Matrix::from_fn(rows, cols, |_, _| random.normal() as f32 / (cols as f32).sqrt());
+//! let network = Network::builder(20)? // yours: Network::from_onnx("network.onnx")?
+//!     .linear(dense(16, 20), None)?
+//!     .activation(Activation::Relu)?
+//!     .linear(dense(4, 16), None)?
+//!     .build()?;
+//! let inputs = dense(300, 20); // yours: Inputs::open("images.npy", …)?; one sample a row, no labels
+//!
+//! let sparse = compress(&network, &inputs, &Settings::to_sparsity(0.5), &mut Run::default())?;
+//! assert!((sparse.model.sparsity().sparsity - 0.5).abs() < 0.05);
+//! println!("error of the outputs: {:.1} %", 100.0 * sparse.output_error);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::ops::Range;
+
+use crate::arrays::{InputSource, Preprocessing};
+use crate::equilibrium::{Equilibrium, EquilibriumSettings};
+use crate::evaluate::error_on_states;
+use crate::linalg::Matrix;
+use crate::model::ImplicitModel;
+use crate::network::Network;
+use crate::parallel::Threads;
+use crate::states::{Collected, StateMap, StateSlice, StateSource};
+use crate::train::{
+    Phase, Progress, Run, TrainInput, TrainReport, TrainSettings, importance, train, train_to_max_drop,
+};
+use crate::{Error, Result};
+
+/// Draws from the network's softmax per sample: the row weights' own noise is then far below their spread.
+pub const DRAWS: usize = 4;
+/// Samples for the row weights of a network with feature maps, and draws for each: every one of them is an average over
+/// many positions.
+const WEIGHED: usize = 1000;
+const MAP_DRAWS: usize = 2;
+/// Share of the samples that are held out where something is judged on them, and how many at least.
+const HELD_OUT_SHARE: usize = 10;
+const HELD_OUT_LEAST: usize = 100;
+
+/// What is made sparse.
+#[derive(Clone, Copy)]
+pub enum Baseline<'a> {
+    /// A trained network.
+    Network(&'a Network),
+    /// An implicit model in its place; it has no row weights.
+    Model(&'a ImplicitModel),
+}
+
+impl<'a> From<&'a Network> for Baseline<'a> {
+    fn from(network: &'a Network) -> Self {
+        Self::Network(network)
+    }
+}
+
+impl<'a> From<&'a ImplicitModel> for Baseline<'a> {
+    fn from(model: &'a ImplicitModel) -> Self {
+        Self::Model(model)
+    }
+}
+
+/// What is asked for. The default trains at a fixed price of a non-zero; most callers want [`Settings::to_sparsity`].
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The training itself, its target sparsity included.
+    pub train: TrainSettings,
+    /// In place of a target: the sparsest model whose predictions agree with the baseline's on all but so many points
+    /// (hundredths) of the held-out samples, the last tenth.
+    pub max_drop: Option<f64>,
+    /// Rows are weighed by what their errors do to the outputs. Default on; networks only.
+    pub row_weights: bool,
+    /// The states in other units, so that ‖A‖∞ is below this: before training where that has a κ, after it otherwise.
+    pub rescale: Option<f64>,
+    /// Every layer of the network in units that divide its weights by this factor.
+    pub gamma: Option<f64>,
+    /// Stored in the model: how raw inputs became those that are given.
+    pub preprocessing: Preprocessing,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            train: TrainSettings::default(),
+            max_drop: None,
+            row_weights: true,
+            rescale: None,
+            gamma: None,
+            preprocessing: Preprocessing::identity(),
+        }
+    }
+}
+
+impl Settings {
+    /// A share of the baseline's non-zeros is to go; everything else as usual.
+    pub fn to_sparsity(share: f64) -> Self {
+        let train = TrainSettings { target_sparsity: Some(share), ..TrainSettings::default() };
+        Self { train, ..Self::default() }
+    }
+}
+
+/// A sparse model and what is known about it.
+#[derive(Debug, Clone)]
+pub struct Compressed {
+    /// The model.
+    pub model: ImplicitModel,
+    /// What training has to say, row by row.
+    pub report: TrainReport,
+    /// RMS of the outputs' change over the RMS of the outputs, on the samples given.
+    pub output_error: f64,
+    /// Samples given whose equilibrium was not found; 0 in models without cycles.
+    pub not_converged: u64,
+}
+
+/// Makes a network or a model sparse, on inputs without labels.
+pub fn compress<'b>(
+    baseline: impl Into<Baseline<'b>>,
+    inputs: &dyn InputSource,
+    settings: &Settings,
+    run: &mut Run,
+) -> Result<Compressed> {
+    let baseline = baseline.into();
+    let part = settings.training_part(inputs.samples())?.end;
+    let own = match baseline {
+        Baseline::Network(network) => ImplicitModel::from_network(network)?,
+        Baseline::Model(model) => model.clone(),
+    };
+    // In other coordinates than the baseline's own the states are those of the baseline moved there.
+    let moved = match (settings.gamma, settings.rescale, baseline) {
+        (Some(_), Some(kappa), _) => {
+            return Err(Error::setting("rescale", "nothing beside gamma: both choose the coordinates", kappa));
+        }
+        (Some(gamma), None, Baseline::Network(network)) => Some(ImplicitModel::from_network_scaled(network, gamma)?),
+        (Some(gamma), None, Baseline::Model(_)) => {
+            return Err(Error::setting("gamma", "a network, whose layers are scaled", gamma));
+        }
+        (None, Some(kappa), _) if settings.train.kappa.is_some() => Some(own.rescale(kappa)?.model),
+        _ => None,
+    };
+    let weights = match baseline {
+        Baseline::Network(network) if settings.row_weights => {
+            (run.progress)(Progress::Phase(Phase::RowWeights));
+            Some(row_weights(network, inputs, part, moved.as_ref(), settings.train.seed, run)?)
+        }
+        _ => None,
+    };
+    let weights = weights.as_deref();
+    match (moved, baseline) {
+        (None, Baseline::Network(network)) => {
+            on_source(&Collected::new(network, inputs)?, Some(&own), weights, settings, run)
+        }
+        (moved, _) => {
+            let model = moved.as_ref().unwrap_or(&own);
+            let alone = EquilibriumSettings { threads: Threads::one(), ..EquilibriumSettings::default() };
+            let equilibrium = Equilibrium::new(model, alone)?;
+            on_source(&Collected::new(&equilibrium, inputs)?, Some(model), weights, settings, run)
+        }
+    }
+}
+
+/// The same from states that somebody else computed.
+pub fn compress_states(states: &dyn StateSource, settings: &Settings, run: &mut Run) -> Result<Compressed> {
+    if let Some(gamma) = settings.gamma {
+        return Err(Error::setting("gamma", "a network, whose layers are scaled", gamma));
+    }
+    on_source(states, None, None, settings, run)
+}
+
+impl Settings {
+    /// Samples that are trained on; the others judge.
+    fn training_part(&self, total: usize) -> Result<Range<usize>> {
+        if self.max_drop.is_none() { Ok(0..total) } else { Ok(0..total - held_out(total)?) }
+    }
+}
+
+/// How many of so many samples are held out, the last ones, to judge what was trained on the others.
+pub fn held_out(total: usize) -> Result<usize> {
+    let held_out = (total / HELD_OUT_SHARE).max(HELD_OUT_LEAST);
+    if total < 2 * held_out {
+        let expected = format!("at least {}, of which the last are held out", 2 * HELD_OUT_LEAST);
+        return Err(Error::setting("samples", expected, total));
+    }
+    Ok(held_out)
+}
+
+/// Output-aware weights from the first `part` samples, in the coordinates of `moved`.
+fn row_weights(
+    network: &Network,
+    inputs: &dyn InputSource,
+    part: usize,
+    moved: Option<&ImplicitModel>,
+    seed: u64,
+    run: &Run,
+) -> Result<Vec<f64>> {
+    let maps = network.layout().layers().iter().any(|l| l.map.is_some());
+    let (part, draws) = if maps { (part.min(WEIGHED), MAP_DRAWS) } else { (part, DRAWS) };
+    let mut weights = importance(network, &First(inputs, part), draws, seed, run.threads, run.cancel)?;
+    if let Some((moved, scaling)) = moved.and_then(|m| Some((m, m.metadata().scaling.as_ref()?))) {
+        // baseline = factor × stored, so a stored error counts factor² as much. A channel has one factor.
+        let layers = moved.layout().layers().iter();
+        let units = layers.flat_map(|l| std::iter::repeat_n(l.size / l.rows().max(1), l.rows()));
+        let first = units.scan(0, |next, units| Some(std::mem::replace(next, *next + units)));
+        let factors = first.map(|unit| scaling.states[unit]).chain(std::iter::repeat(scaling.outputs));
+        weights.iter_mut().zip(factors).for_each(|(w, f)| *w *= f * f);
+    }
+    Ok(weights)
+}
+
+fn on_source(
+    source: &dyn StateSource,
+    baseline: Option<&ImplicitModel>,
+    weights: Option<&[f64]>,
+    settings: &Settings,
+    run: &mut Run,
+) -> Result<Compressed> {
+    let total = source.samples();
+    let part = settings.training_part(total)?;
+    let judge = part.end..total;
+    let training = StateSlice::new(source, part)?;
+    let preprocessing = settings.preprocessing.clone();
+    let input = TrainInput { source: &training, baseline, importance: weights, preprocessing };
+    (run.progress)(Progress::Phase(Phase::Training { groups: source.layout().layers().len() + 1 }));
+    let trained = match settings.max_drop {
+        None => train(&input, &settings.train, run)?,
+        Some(drop) => train_to_max_drop(&input, &StateSlice::new(source, judge)?, drop, &settings.train, run)?,
+    };
+    (run.progress)(Progress::Phase(Phase::Measuring));
+    let (output_error, not_converged) = error_on_states(&trained.model, source, run.threads, run.cancel)?;
+    let moved_before = baseline.is_some() && settings.train.kappa.is_some();
+    let model = match settings.rescale.filter(|_| !moved_before) {
+        Some(kappa) => trained.model.rescale(kappa)?.model,
+        None => trained.model,
+    };
+    Ok(Compressed { model, report: trained.report, output_error, not_converged })
+}
+
+/// The first samples of some inputs.
+pub struct First<'a>(pub &'a dyn InputSource, pub usize);
+
+impl InputSource for First<'_> {
+    fn samples(&self) -> usize {
+        self.1
+    }
+
+    fn features(&self) -> usize {
+        self.0.features()
+    }
+
+    fn rows(&self, samples: Range<usize>) -> Result<Matrix<f32>> {
+        self.0.rows(samples)
+    }
+}
