@@ -49,6 +49,9 @@ class SIM:
         ``paper``: the paper's settings.
     connectivity : str, optional
         ``full``, ``no-self-loop``, ``feedforward``, ``baseline`` or ``mask``.
+    include, exclude : str or sequence of str, optional
+        Layers to train, and layers that keep the baseline's weights: by name (``*`` stands for anything, a name also for
+        what is below it) or by kind (``dense``, ``convolution``, ``grouped convolution``).
     mask : array, optional
         (n + q) × (n + p), non-zero where a weight may be.
     kappa : float, optional
@@ -131,6 +134,8 @@ class SIM:
         max_drop: float | None = None,
         preset: str | None = None,
         connectivity: str | None = None,
+        include: Any = None,
+        exclude: Any = None,
         mask: Any = None,
         kappa: float | None = None,
         rescale: bool = False,
@@ -173,6 +178,8 @@ class SIM:
         self.max_drop = max_drop
         self.preset = preset
         self.connectivity = connectivity
+        self.include = include
+        self.exclude = exclude
         self.mask = mask
         self.kappa = kappa
         self.rescale = rescale
@@ -317,6 +324,8 @@ class SIM:
                 flags.append(flag)
             elif name in _SWITCHES:
                 flags.append(f"{flag}={'on' if value else 'off'}")
+            elif name in ("include", "exclude"):
+                flags += [f"{flag}={pattern}" for pattern in ([value] if isinstance(value, str) else value)]
             elif name in ("mean", "std"):
                 flags.append(f"{flag}={','.join(repr(float(v)) for v in np.atleast_1d(value))}")
             else:

@@ -69,6 +69,12 @@ pub(crate) struct Results {
     pub(crate) rows_on_gpu: Option<usize>,
     /// The most memory that the process held at once while it trained, where the system says.
     pub(crate) peak_memory_bytes: Option<u64>,
+    /// The sparsity of the rows that training solved: without parameters that stay and layers that were left out.
+    pub(crate) trainable_sparsity: Option<f64>,
+    /// Of the non-zeros, those that stay as they are.
+    pub(crate) kept_nonzeros: Option<u64>,
+    /// Layers that training left out, by name.
+    pub(crate) kept_layers: Option<Vec<String>>,
     /// Last layer first.
     pub(crate) layers: Vec<LayerCount>,
     /// States, then outputs.
@@ -145,6 +151,9 @@ impl Results {
             model_bytes: Some(sparsity.bytes),
             norm_a_inf: Some(posed.norm_a_inf),
             lambda_pf_upper: Some(posed.lambda_pf_upper),
+            trainable_sparsity: Some(sparsity.trainable_sparsity),
+            kept_nonzeros: Some(sparsity.fixed),
+            kept_layers: Some(model.metadata().kept.clone()),
             layers: sparsity.layers,
             ..Self::new()
         }

@@ -141,6 +141,10 @@ pub(crate) struct Effective {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) max_drop: Option<f64>,
     pub(crate) connectivity: ConnectivityKind,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) include: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) exclude: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reach: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -278,6 +282,8 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         target_sparsity: args.target_sparsity,
         max_drop: args.max_drop,
         connectivity,
+        include: args.include.clone(),
+        exclude: args.exclude.clone(),
         reach: reaches.then_some(args.reach.unwrap_or(usual.reach)),
         kappa: args.kappa.or(cyclic.then_some(KAPPA)),
         rescale: args.rescale,
@@ -405,6 +411,8 @@ impl Effective {
             objective,
             target_sparsity: self.target_sparsity,
             connectivity,
+            include: self.include.clone(),
+            exclude: self.exclude.clone(),
             kappa: self.kappa,
             matching: match self.matching {
                 MatchingKind::Exact => Matching::Exact,

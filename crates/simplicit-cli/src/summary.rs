@@ -37,6 +37,13 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
         or_dash(r.nonzeros, count),
         change(r.baseline_nonzeros, r.nonzeros),
     );
+    if let (Some(kept), Some(sparsity)) = (r.kept_nonzeros.filter(|n| *n > 0), r.trainable_sparsity) {
+        let what = match r.kept_layers.as_ref().map_or(0, Vec::len) {
+            0 => String::new(),
+            layers => format!(" (with {layers} layer{} left out)", if layers == 1 { "" } else { "s" }),
+        };
+        pair("that stay", count(kept), count(kept), format!("{} fewer of the others{what}", percent(sparsity)));
+    }
     pair("multiply-adds", or_dash(r.baseline_multiply_adds, count), or_dash(r.multiply_adds, count), String::new());
     let points = match (r.baseline_accuracy, r.accuracy) {
         (Some(before), Some(after)) => format!("{:+.2} points", 100.0 * (after - before)),

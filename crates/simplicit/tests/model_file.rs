@@ -56,6 +56,7 @@ fn model(n: usize, p: usize, q: usize, density: f64, seed: u64) -> ImplicitModel
             provenance: (0..r.below(4)).map(|k| (format!("key {k}"), format!("{}", r.normal()))).collect(),
             baseline_nonzeros: (r.below(2) == 0).then(|| r.bits()),
             baseline_multiply_adds: None,
+            kept: Vec::new(),
         },
     })
     .unwrap()

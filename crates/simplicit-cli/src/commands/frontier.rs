@@ -40,6 +40,12 @@ pub(crate) struct FrontierArgs {
     /// Sparsities [default: 0.5,0.6,0.7,0.75,0.8,0.85,0.9,0.93,0.95]
     #[arg(long, value_name = "T[,T…]", value_delimiter = ',', value_parser = number)]
     levels: Vec<f64>,
+    /// Layers to train, as for train [default: all]
+    #[arg(long, value_name = "LAYER[,LAYER…]", value_delimiter = ',')]
+    include: Vec<String>,
+    /// Layers that keep the baseline's weights, as for train [default: none]
+    #[arg(long, value_name = "LAYER[,LAYER…]", value_delimiter = ',')]
+    exclude: Vec<String>,
     #[command(flatten)]
     selection: SelectionArgs,
     #[command(flatten)]
@@ -52,22 +58,22 @@ impl FrontierArgs {
         Shared { network: self.network.as_ref(), inputs: self.inputs.as_ref(), json: &self.json }
     }
 
+    fn is_given(&self) -> bool {
+        let lists = !(self.levels.is_empty() && self.include.is_empty() && self.exclude.is_empty());
+        lists || self.selection.samples.is_some() || self.selection.seed != 0
+    }
+
     /// Flags of a frontier that `bench inference` would ignore.
     pub(crate) fn refuse_levels(&self) -> anyhow::Result<()> {
-        if !self.levels.is_empty() || self.selection.samples.is_some() || self.selection.seed != 0 {
-            bail!("bench inference: expected no --levels, --samples or --seed");
+        if self.is_given() {
+            bail!("bench inference: expected no --levels, --include, --exclude, --samples or --seed");
         }
         Ok(())
     }
 
     /// Flags without a frontier would be ignored.
     pub(crate) fn refuse(&self) -> anyhow::Result<()> {
-        let given = self.network.is_some()
-            || self.inputs.is_some()
-            || !self.levels.is_empty()
-            || self.selection.samples.is_some()
-            || self.selection.seed != 0;
-        if given {
+        if self.network.is_some() || self.inputs.is_some() || self.is_given() {
             bail!("bench: expected lab frontier with --network, --levels, --samples or --seed, got bench");
         }
         Ok(())
@@ -111,7 +117,9 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
     let mut progress = |p| watcher.training(&p);
     let mut work = Run { threads, cancel, keep: &Forget, progress: &mut progress };
     let levels = if args.levels.is_empty() { LEVELS.to_vec() } else { args.levels.clone() };
-    let points = path(&input, Some(&judge), &levels, &TrainSettings::default(), &mut work)?;
+    let (include, exclude) = (args.include.clone(), args.exclude.clone());
+    let settings = TrainSettings { include, exclude, ..TrainSettings::default() };
+    let points = path(&input, Some(&judge), &levels, &settings, &mut work)?;
     // Labels are at hand for the embedded data alone.
     let accuracies = match args.network {
         Some(_) => None,

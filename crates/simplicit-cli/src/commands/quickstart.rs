@@ -156,6 +156,8 @@ fn settings() -> Effective {
         target_sparsity: Some(TARGET),
         max_drop: None,
         connectivity: ConnectivityKind::Baseline,
+        include: Vec::new(),
+        exclude: Vec::new(),
         reach: None,
         positions: None,
         bounds: None,

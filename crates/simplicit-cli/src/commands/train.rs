@@ -114,6 +114,12 @@ pub(crate) struct TrainArgs {
     /// Which connections the model may have [default: baseline for a network, full for --states]
     #[arg(long, help_heading = "The problem")]
     pub(crate) connectivity: Option<ConnectivityKind>,
+    /// Layers to train, by name (as inspect lists them; * stands for anything, a name also for what is below it) or by kind: dense, convolution, grouped convolution; the others keep the baseline's weights [default: all]
+    #[arg(long, value_name = "LAYER[,LAYER…]", value_delimiter = ',', help_heading = "The problem")]
+    pub(crate) include: Vec<String>,
+    /// Layers that keep the baseline's weights, said in the same way [default: none]
+    #[arg(long, value_name = "LAYER[,LAYER…]", value_delimiter = ',', help_heading = "The problem")]
+    pub(crate) exclude: Vec<String>,
     /// (states + outputs) × (states + inputs) array, non-zero where a weight may be
     #[arg(long, value_name = "FILE", help_heading = "The problem")]
     pub(crate) mask: Option<PathBuf>,

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{ImplicitModel, Letter, ModelMetadata, ModelParts, TapBlock, TapWeights, Target};
+use super::{ImplicitModel, Letter, ModelMetadata, ModelParts, OUTPUT, TapBlock, TapWeights, Target};
 use crate::files::tensors::{Tensor, Tensors, encode};
 use crate::files::{read_capped, write_bytes_atomically};
 use crate::layout::{Layout, MapShape, Operator};
@@ -213,6 +213,9 @@ impl ImplicitModel {
             ),
             ("provenance".into(), json(&about.provenance)),
         ]);
+        if !about.kept.is_empty() {
+            metadata.insert("kept".into(), json(&about.kept));
+        }
         if version != VERSION {
             metadata.insert("taps".into(), json(&self.taps().iter().map(TapEntry::of).collect::<Vec<_>>()));
         }
@@ -292,6 +295,11 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
         Ok(read)
     };
     let baseline: Baseline = parsed("baseline", text("baseline")?)?;
+    let kept: Vec<String> = tensors.metadata().get("kept").map_or(Ok(Vec::new()), |names| parsed("kept", names))?;
+    let is_layer = |name: &String| name == OUTPUT || layout.layers().iter().any(|l| l.name == *name);
+    if let Some(stranger) = kept.iter().find(|name| !is_layer(name)) {
+        return Err(format!("layer {stranger:?} that training kept is none of the model's"));
+    }
     let parts = ModelParts {
         a: matrix("A", n, n)?,
         b: matrix("B", n, p)?,
@@ -308,6 +316,7 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
             provenance: parsed("provenance", text("provenance")?)?,
             baseline_nonzeros: baseline.nonzeros,
             baseline_multiply_adds: baseline.multiply_adds,
+            kept,
         },
     };
     let model = ImplicitModel::new(parts).map_err(|e| e.to_string())?;

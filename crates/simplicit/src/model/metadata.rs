@@ -30,7 +30,12 @@ pub struct ModelMetadata {
     pub baseline_nonzeros: Option<u64>,
     /// Multiply-adds of the baseline on one sample.
     pub baseline_multiply_adds: Option<u64>,
+    /// Layers whose weights are the baseline's because training left them out, by name; [`OUTPUT`] is the outputs.
+    pub kept: Vec<String>,
 }
+
+/// The name of the outputs among layers.
+pub const OUTPUT: &str = "output";
 
 impl ModelMetadata {
     pub(super) fn check(&self, states: usize) -> Result<()> {

@@ -18,7 +18,7 @@ mod well_posedness;
 pub use components::{Components, components};
 pub use factorise::Factorised;
 pub use layered::{Block, DenseLayer, Target};
-pub use metadata::{ModelMetadata, Scaling};
+pub use metadata::{ModelMetadata, OUTPUT, Scaling};
 pub use reduce::{Ranges, Reduced};
 pub use rescale::Rescaled;
 pub use sparsity::{LayerCount, LetterCounts, Sparsity};
@@ -199,6 +199,14 @@ impl ImplicitModel {
     /// Where the model comes from.
     pub fn metadata(&self) -> &ModelMetadata {
         &self.parts.metadata
+    }
+
+    /// For every row of the layout and then every output, whether its layer was left out of training.
+    pub fn kept_rows(&self) -> Vec<bool> {
+        let is_kept = |name: &str| self.metadata().kept.iter().any(|kept| kept == name);
+        let layers = self.layout().layers().iter().map(|l| (is_kept(&l.name), l.rows()));
+        let all = layers.chain([(is_kept(OUTPUT), self.shape().outputs)]);
+        all.flat_map(|(kept, rows)| std::iter::repeat_n(kept, rows)).collect()
     }
 
     /// Non-zeros, sparsity, multiply-adds and bytes: the one count that every command prints.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{ImplicitModel, Letter, TapBlock, TapWeights, Target};
+use super::{ImplicitModel, Letter, OUTPUT, TapBlock, TapWeights, Target};
 use crate::linalg::Csr;
 use crate::network::Source;
 
@@ -36,6 +36,8 @@ pub struct LayerCount {
     pub nonzeros: usize,
     /// Rows (channels or units) that neither an output nor another state reads: no non-zero in their columns of A or C.
     pub unread: usize,
+    /// Training left the layer out: its weights are the baseline's.
+    pub kept: bool,
 }
 
 /// How large a model is, beside its baseline.
@@ -55,7 +57,8 @@ pub struct Sparsity {
     pub bytes: u64,
     /// Bits for the indices of A, B, C, D by the formula in the paper's appendix.
     pub paper_index_bits: u64,
-    /// Of the non-zeros, parameters that stay as they are: scales and shifts of norms, embeddings, slopes.
+    /// Of the non-zeros, parameters that stay as they are: scales and shifts of norms, embeddings, slopes, and the weights
+    /// of layers that training left out.
     pub fixed: u64,
     /// 1 − nonzeros / baseline_nonzeros without the parameters that stay.
     pub trainable_sparsity: f64,
@@ -84,14 +87,15 @@ impl Sparsity {
         let plain: usize = [a, b, c, d].iter().map(|m| m.nonzeros()).sum();
         let multiply_adds = plain as u64 + model.taps().iter().map(TapBlock::multiply_adds).sum::<u64>();
         let weights = letters.a + letters.b + letters.c + letters.d;
-        let fixed: u64 = model.layout().layers().iter().map(|l| l.parameters() as u64).sum();
-        let nonzeros = (weights + letters.state_bias + letters.output_bias) as u64 + fixed;
+        let constants: u64 = model.layout().layers().iter().map(|l| l.parameters() as u64).sum();
+        let nonzeros = (weights + letters.state_bias + letters.output_bias) as u64 + constants;
+        let kept = |name: &str| model.metadata().kept.iter().any(|k| k == name);
         let shape = model.shape();
         let full = (shape.states + shape.outputs) as u64 * (shape.states + shape.inputs) as u64;
         let baseline_nonzeros = model.metadata().baseline_nonzeros.unwrap_or(full);
         let share = |left: u64, of: u64| if of == 0 { 0.0 } else { 1.0 - left as f64 / of as f64 };
         let read = rows_read(model);
-        let layers = model
+        let layers: Vec<LayerCount> = model
             .layout()
             .layers()
             .iter()
@@ -107,9 +111,13 @@ impl Sparsity {
                     rows: rows.len(),
                     nonzeros: count(a) + count(b) + taps + nonzero(&model.state_bias()[rows.clone()]),
                     unread: read[rows].iter().filter(|r| !**r).count(),
+                    kept: kept(&layer.name),
                 }
             })
             .collect();
+        let of_layers: usize = layers.iter().filter(|l| l.kept).map(|l| l.nonzeros).sum();
+        let of_outputs = if kept(OUTPUT) { letters.c + letters.d + letters.output_bias } else { 0 };
+        let fixed = constants + (of_layers + of_outputs) as u64;
         let shared_bits: u64 = model
             .taps()
             .iter()

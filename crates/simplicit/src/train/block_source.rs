@@ -117,6 +117,10 @@ pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Resul
             return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
         }
     }
+    if let Some(pattern) = settings.include.iter().chain(&settings.exclude).next() {
+        let expected = "none for linear blocks; leave out of the source what is not to be trained";
+        return Err(Error::setting("include, exclude", expected, pattern));
+    }
     if let Some(bytes) = settings.memory {
         return Err(Error::setting("memory", "none for linear blocks, whose source holds the samples", bytes));
     }

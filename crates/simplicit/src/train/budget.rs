@@ -43,7 +43,7 @@ fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &Run) -
     let threads = run.threads.get() as u64;
     let mut largest = 0;
     let mut evidence = 0;
-    for group in plan.groups().filter(|group| group.features() > 0) {
+    for group in plan.groups().filter(|group| group.is_measured()) {
         let samples = samples_of(group, settings, input.source.samples());
         largest = largest.max(group_bytes(group, samples, plan.has_taps(), settings, threads));
         if bounds_of(settings, group.features(), group.rows.len()) != Bounds::Off {

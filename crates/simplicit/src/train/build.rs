@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::choice;
 use super::plan::{Group, Place, Plan};
 use super::{TrainInput, TrainSettings, layout, metadata};
 use crate::Result;
 use crate::equilibrium::LayerSum;
 use crate::layout::{MapShape, Source};
 use crate::linalg::Csr;
-use crate::model::{ImplicitModel, ModelParts, TapBlock, TapWeights, Target};
+use crate::model::{ImplicitModel, ModelMetadata, ModelParts, TapBlock, TapWeights, Target};
 use crate::network::Window;
 use crate::statistics::Statistics;
 
@@ -25,7 +26,7 @@ pub struct RowReport {
     /// That solve ended at a limit.
     pub at_limit: bool,
     /// ‖z − Ũᵀw‖ / ‖z‖ with the stored weights: on the features they were fitted to, or after a refit in the output
-    /// metric at the model's own states.
+    /// metric at the model's own states. 0, as is the target's size, in layers that were left out.
     pub relative_residual: f64,
     /// Root mean square of the target z.
     pub target_rms: f64,
@@ -102,7 +103,10 @@ impl<'a> Build<'a> {
             taps: self.tap_blocks(input, |_| true),
             layout: layout.clone(),
             preprocessing: input.preprocessing.clone(),
-            metadata: metadata(input, settings),
+            metadata: ModelMetadata {
+                kept: input.baseline.map_or_else(Vec::new, |b| choice::names(b, &self.plan.kept)),
+                ..metadata(input, settings)
+            },
         })
     }
 
@@ -111,12 +115,13 @@ impl<'a> Build<'a> {
         self.reports[group.rows.clone()].iter().flatten().map(|(report, _)| report.nonzeros).sum()
     }
 
-    /// Notes that a group has nothing to solve.
-    pub(super) fn skip(&mut self, group: &Group) {
-        for i in group.rows.clone() {
+    /// Notes that a group has nothing to solve; `kept` are the rows it has nevertheless.
+    pub(super) fn skip(&mut self, group: &Group, kept: Vec<Vec<(Place, f32)>>) {
+        let kept = kept.into_iter().chain(std::iter::repeat(Vec::new()));
+        for (i, entries) in group.rows.clone().zip(kept) {
             let report = RowReport {
                 name: row_name(i, self.plan.outputs.rows.start),
-                nonzeros: 0,
+                nonzeros: entries.len(),
                 relative_gap: None,
                 at_limit: false,
                 relative_residual: 0.0,
@@ -126,6 +131,7 @@ impl<'a> Build<'a> {
                 on_gpu: false,
             };
             self.reports[i] = Some((report, (0.0, 0.0)));
+            self.rows[i] = Row { entries };
         }
     }
 

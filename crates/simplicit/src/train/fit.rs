@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use super::budget;
 use super::build::{Build, Evidence, Row, RowReport, row_name};
+use super::choice;
 use super::emphasis::Emphasis;
 use super::gather::{self, Walks};
 use super::group::{Rows, bounds_of, for_taps};
 use super::plan::{Group, Plan};
-use super::problems::{problems, reads_states};
+use super::problems::{kept_rows, problems, reads_states};
 use super::survey::{self, Steering, Survey};
 use super::work::{self, Kind, Meter};
 use super::{Bounds, Objective, OutputRefit, Run, TrainInput, TrainSettings, layout};
@@ -90,13 +91,14 @@ impl Workshop {
         let shared = |b: &&ImplicitModel| {
             b.layout().has_operators() || !b.taps().is_empty() && (acyclic || b.without_taps().is_none())
         };
-        let plan = match input.baseline.filter(shared) {
+        let mut plan = match input.baseline.filter(shared) {
             Some(baseline) => {
                 require_no_residual_ball(baseline, settings)?;
                 Plan::taps(baseline, &settings.connectivity, settings.reach, &constant)?
             }
             None => Plan::dense(layout(input), input.source.shape(), &mask(input, settings)?, &constant),
         };
+        plan.keep(choice::kept(input, settings)?);
         let room = budget::room(&plan, input, settings, run)?;
         Ok(Self {
             plan,
@@ -303,6 +305,8 @@ pub(super) fn survey(
     if plan.has_taps() && !pass.needs_no_walk(run)? {
         pass.walks = Some(Walks::new(input, settings, plan, room));
     }
+    let kept: usize =
+        plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
     for group in plan.groups() {
         pass.on_group(group, &built, run, |pass, statistics, _| {
             let design = Design::new(statistics)?;
@@ -311,7 +315,7 @@ pub(super) fn survey(
             Ok(())
         })?;
     }
-    let prices = spread(survey::middle(&mut worth, wanted).unwrap_or(settings.strength));
+    let prices = spread(survey::middle(&mut worth, wanted - kept as f64).unwrap_or(settings.strength));
     drop(worth);
     // Statistics that there was no room for are gathered again.
     pass.walks = None;
@@ -320,7 +324,8 @@ pub(super) fn survey(
     }
     let mut survey = Survey::new(&prices);
     for (number, group) in plan.groups().enumerate() {
-        let mut counts = vec![0.0; prices.len()];
+        let kept: usize = if group.kept { kept_rows(input, group).iter().map(Vec::len).sum() } else { 0 };
+        let mut counts = vec![kept as f64; prices.len()];
         pass.on_group(group, &built, run, |pass, statistics, run| {
             counts = pass.survey(group, number, statistics, &prices, run)?;
             Ok(())
@@ -367,9 +372,9 @@ impl Pass<'_> {
         if let Some(walks) = &mut self.walks {
             walks.enter(settings, group, run)?;
         }
-        if group.features() == 0 {
-            // An operator, or a sum of other layers: nothing is solved.
-            built.skip(group);
+        if !group.is_measured() {
+            // An operator, a sum of other layers, or one that keeps its weights: nothing is solved.
+            built.skip(group, if group.kept { kept_rows(input, group) } else { Vec::new() });
             if let Some(walks) = &mut self.walks {
                 walks.leave(group, built, run)?;
             }
@@ -384,9 +389,11 @@ impl Pass<'_> {
         let place = format!("{key} at {strength:e}{}", self.emphasis.tag());
         let first_output = self.plan.outputs.rows.start;
         let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
-        let solved = rows
-            .solve(settings, strength, &place, |k| row_name(group.rows.start + k, first_output), run)
-            .map_err(|e| named(e, group, first_output))?;
+        let name_of = |k: usize| row_name(group.rows.start + k, first_output);
+        let solved = match group.kept {
+            true => rows.as_they_are(name_of),
+            false => rows.solve(settings, strength, &place, name_of, run).map_err(|e| named(e, group, first_output))?,
+        };
         let places = group.places();
         let mut weights = Vec::with_capacity(solved.len());
         for ((k, row), problem) in solved.into_iter().enumerate().zip(&problems) {
@@ -400,7 +407,7 @@ impl Pass<'_> {
             self.keep(key, &statistics);
         }
         // Large statistics that nobody looks at again are not kept.
-        if bounds_of(settings, statistics.features(), group.rows.len()) != Bounds::Off {
+        if !group.kept && bounds_of(settings, statistics.features(), group.rows.len()) != Bounds::Off {
             built.evidence.insert(group.name.clone(), Evidence { statistics, weights });
         }
         if let Some(walks) = &mut self.walks {
@@ -421,7 +428,7 @@ impl Pass<'_> {
         if let Some(walks) = &mut self.walks {
             walks.enter(self.settings, group, run)?;
         }
-        if group.features() > 0 {
+        if group.is_solved() {
             let statistics = match self.kept.get(&key) {
                 Some(statistics) => statistics.clone(),
                 None => Arc::new(self.gather(group, built, false, &key, run)?),
@@ -466,7 +473,7 @@ impl Pass<'_> {
 
     /// Whether the statistics of all groups are the baseline's and known, from an earlier strength or an earlier run.
     fn needs_no_walk(&mut self, run: &Run) -> Result<bool> {
-        for group in self.plan.groups().filter(|group| group.features() > 0) {
+        for group in self.plan.groups().filter(|group| group.is_measured()) {
             if self.on_own_states(group, self.settings.cascade) {
                 return Ok(false);
             }

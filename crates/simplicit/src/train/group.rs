@@ -2,7 +2,7 @@
 
 use super::build::RowReport;
 use super::method::{self, RowGroup};
-use super::solve::{bound, on_device, solve};
+use super::solve::{Solved, bound, on_device, solve};
 use super::survey;
 use super::{Bounds, Objective, Progress, Run, TrainSettings};
 use crate::Result;
@@ -67,7 +67,19 @@ impl<'a> Rows<'a> {
             }
             _ => solve(design, statistics, settings, strength, problems, name, key, run)?,
         };
-        let stored = |((k, row), problem): ((usize, super::solve::Solved), &RowProblem)| {
+        Ok(self.stored(solved, name_of))
+    }
+
+    /// All rows with the weights that they start from.
+    pub(super) fn as_they_are(&self, name_of: impl Fn(usize) -> String) -> Vec<Stored> {
+        let start = |problem: &RowProblem| problem.start.clone().unwrap_or_else(|| vec![0.0; self.design.features()]);
+        let row = |weights: Vec<f64>| Solved { weights, relative_gap: None, at_limit: false, on_gpu: false };
+        self.stored(self.problems.iter().map(start).map(row).collect(), name_of)
+    }
+
+    fn stored(&self, solved: Vec<Solved>, name_of: impl Fn(usize) -> String) -> Vec<Stored> {
+        let Rows { statistics, design, problems, .. } = *self;
+        let stored = |((k, row), problem): ((usize, Solved), &RowProblem)| {
             // What a ball bounds is rounded toward zero, so that the stored row keeps it.
             let bounded = |j: usize| problem.ball.as_ref().is_some_and(|ball| ball.weights[j] != 0.0);
             let round = |(j, w): (usize, &f64)| (j, if bounded(j) { toward_zero(*w) } else { *w as f32 });
@@ -88,7 +100,7 @@ impl<'a> Rows<'a> {
             };
             Stored { entries, weights: row.weights, report, residual, energy }
         };
-        Ok(solved.into_iter().enumerate().zip(problems).map(stored).collect())
+        solved.into_iter().enumerate().zip(problems).map(stored).collect()
     }
 
     /// Lower bounds (or proofs) of the rows that the settings choose, by row; `answers` has one row of weights per

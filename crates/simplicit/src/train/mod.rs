@@ -11,6 +11,7 @@ mod blocks;
 mod budget;
 mod build;
 mod checkpoint;
+mod choice;
 mod delegate;
 mod emphasis;
 mod fit;
@@ -96,6 +97,11 @@ pub struct TrainSettings {
     pub target_sparsity: Option<f64>,
     /// Which connections are allowed. Default: the baseline's.
     pub connectivity: Connectivity,
+    /// Layers to train, by name (`*` stands for anything, a name also for everything below it) or by kind (`dense`,
+    /// `convolution`, `grouped convolution`). The others keep the baseline's weights. Default: all.
+    pub include: Vec<String>,
+    /// Layers not to train, said in the same way. Default: none.
+    pub exclude: Vec<String>,
     /// How many maps before a feature map `feedforward` may draw taps from. Default 2.
     pub reach: usize,
     /// ‖A‖∞ ≤ κ on the stored model.
@@ -149,6 +155,8 @@ impl Default for TrainSettings {
             strength: 2e-6,
             target_sparsity: None,
             connectivity: Connectivity::Baseline,
+            include: Vec::new(),
+            exclude: Vec::new(),
             reach: 2,
             kappa: None,
             matching: Matching::default(),
@@ -384,6 +392,7 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
             return Err(Error::setting("row weight", "zero or a positive number", bad));
         }
     }
+    choice::check(input, settings)?;
     if let Some(layer) = layout(input).layers().iter().find(|l| !l.activation.is_non_expansive()) {
         let about = format!("layer {:?}, whose activation {} is expansive", layer.name, layer.activation);
         if let Some(kappa) = settings.kappa {
@@ -467,7 +476,7 @@ fn layout<'a>(input: &'a TrainInput) -> &'a Layout {
     }
 }
 
-/// The metadata every trained model carries.
+/// The metadata every trained model carries but the names of layers that were left out.
 fn metadata(input: &TrainInput, settings: &TrainSettings) -> ModelMetadata {
     let shape = input.source.shape();
     let dense = ((shape.states + shape.outputs) * (shape.states + shape.inputs)) as u64;

@@ -325,6 +325,12 @@ impl<'a> Problem<'a> {
             |block| Ok(support.backward(&m, &points[block].v, &points[block].c, &at(block))),
             |gradient| residual.iter_mut().zip(gradient).for_each(|(r, g)| *r -= g / self.samples),
         )?;
+        // Layers that were left out stay: neither a step nor what it is made from touches their entries.
+        let kept = model.kept_rows();
+        let hold = |values: &mut [f64]| {
+            values.iter_mut().zip(support.entries()).filter(|(_, (i, _))| kept[*i]).for_each(|(v, _)| *v = 0.0);
+        };
+        hold(&mut residual);
         let (mut preconditioner, damping) = self.preconditioner(&points, support, input)?;
         if let Some(kappa) = settings.kappa {
             preconditioner.hold(support, w, kappa, &residual, model.shape().states);
@@ -343,6 +349,7 @@ impl<'a> Problem<'a> {
                 Ok(support.backward(&m, &dy, &dz, &at))
             };
             self.sum(work, |part| out.iter_mut().zip(part).for_each(|(o, p)| *o += p / self.samples))?;
+            hold(&mut out);
             Ok(out)
         };
         let step = conjugate_gradients(&mut residual, &preconditioner, product)?;

@@ -53,6 +53,8 @@ pub(crate) struct Group {
     pub(crate) allowed: Mask,
     /// Samples that one image gives: positions of a map.
     pub(crate) positions: usize,
+    /// The rows keep the baseline's weights; nothing is solved.
+    pub(crate) kept: bool,
 }
 
 impl Group {
@@ -75,6 +77,16 @@ impl Group {
     pub(crate) fn features(&self) -> usize {
         self.allowed.shape().1
     }
+
+    /// Whether there are rows to solve: neither an operator, nor a sum of other layers, nor kept.
+    pub(crate) fn is_solved(&self) -> bool {
+        self.features() > 0 && !self.kept
+    }
+
+    /// Whether statistics are gathered: for rows to solve, and for the error of outputs in any case.
+    pub(crate) fn is_measured(&self) -> bool {
+        self.is_solved() || self.features() > 0 && self.target == Some(Target::Output)
+    }
 }
 
 /// The groups of state rows in the order they are solved, whether they form cycles, and the output rows, which come last.
@@ -85,6 +97,8 @@ pub(crate) struct Plan {
     pub(crate) states: Vec<Group>,
     pub(crate) outputs: Group,
     pub(crate) cyclic: bool,
+    /// Layers, or the outputs, whose groups keep the baseline's weights.
+    pub(crate) kept: Vec<Target>,
 }
 
 impl Plan {
@@ -113,6 +127,7 @@ impl Plan {
                 segments,
                 allowed,
                 positions: 1,
+                kept: false,
             }
         };
         let layers = layout.layers();
@@ -129,7 +144,7 @@ impl Plan {
             (0..layers.len()).rev().map(layer).collect()
         };
         let outputs = group("outputs", Some(Target::Output), n..n + shape.outputs, 0);
-        Self { blocks: Vec::new(), states, outputs, cyclic }
+        Self { blocks: Vec::new(), states, outputs, cyclic, kept: Vec::new() }
     }
 
     /// For a baseline with shared weights: layer by layer over the connections it has and, with `feedforward`, over the
@@ -167,12 +182,20 @@ impl Plan {
         }
         let mut outputs = tap_groups(baseline, &blocks, Target::Output, feedforward, constant)?;
         match (outputs.pop(), outputs.is_empty()) {
-            (Some(outputs), true) => Ok(Self { blocks, states, outputs, cyclic: false }),
+            (Some(outputs), true) => Ok(Self { blocks, states, outputs, cyclic: false, kept: Vec::new() }),
             _ => Err(Error::unsupported(
                 "outputs that are a grouped convolution",
                 "let a sum, a pooling or a linear map follow it",
             )),
         }
+    }
+
+    /// Groups of these layers, or of the outputs, keep the baseline's weights.
+    pub(crate) fn keep(&mut self, kept: Vec<Target>) {
+        for group in self.states.iter_mut().chain([&mut self.outputs]) {
+            group.kept = group.target.is_some_and(|target| kept.contains(&target));
+        }
+        self.kept = kept;
     }
 
     /// All groups, in the order they are solved.
@@ -322,8 +345,9 @@ fn tap_group(
         .clone()
         .take(rows.len())
         .map(|unit| {
+            // Ascending, as the rows of A and then of B are.
             let used: Vec<usize> = if map.is_some() { Vec::new() } else { row(unit).collect() };
-            columns.iter().map(|j| feedforward || used.contains(j)).collect()
+            columns.iter().map(|j| feedforward || used.binary_search(j).is_ok()).collect()
         })
         .collect();
     let mut segments = Vec::new();
@@ -359,6 +383,7 @@ fn tap_group(
         first_unit: units.start,
         segments,
         positions: map.map_or(1, MapShape::positions),
+        kept: false,
     })
 }
 

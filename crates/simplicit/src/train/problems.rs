@@ -64,6 +64,17 @@ pub(super) fn reads_states(plan: &Plan, input: &TrainInput, place: Place) -> boo
     }
 }
 
+/// The baseline's rows of a group, by where they are stored.
+pub(super) fn kept_rows(input: &TrainInput, group: &Group) -> Vec<Vec<(Place, f32)>> {
+    let places = group.places();
+    let row = |k: usize| {
+        let weights = start(input, group, &places, k).unwrap_or_default();
+        let entries = places.iter().copied().zip(weights.into_iter().map(|w| w as f32));
+        entries.filter(|(_, w)| *w != 0.0).collect()
+    };
+    (0..group.rows.len()).map(row).collect()
+}
+
 /// The baseline's weights of the group's row k over its features.
 fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Option<Vec<f64>> {
     let n = input.source.shape().states;

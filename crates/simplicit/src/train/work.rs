@@ -39,6 +39,7 @@ fn of_group(group: &Group, images: usize, settings: &TrainSettings, kind: Kind) 
     let moves = 2.0 * r * support * support * (support / 6.0 + 320.0_f64.min(support));
     let splitting = |rows: f64| ladder + how.steps as f64 * rows * step;
     match kind {
+        _ if group.kept => walk,
         Kind::Survey(prices) => walk + sums + splitting((prices * SURVEY_STRATA.min(group.rows.len())) as f64),
         Kind::Solve => splitting(r) + moves,
         Kind::Whole => walk + sums + splitting(r) + moves,
