@@ -46,7 +46,7 @@ fn main() -> simplicit::Result<()> {
         simplicit::linalg::gemm(targets.as_mut_slice(), rows, false, 1.0, features.view(), truth.view().t());
         Ok((features, targets))
     };
-    let statistics = Statistics::stream_on(&cuda, samples, threads, &cancel, read, |_| {})?;
+    let statistics = Statistics::stream_on(cuda, samples, threads, &cancel, read, |_| {})?;
     println!("statistics of {samples} samples on the device: {:.3} s", clock.elapsed().as_secs_f64());
     let clock = Instant::now();
     let design = Design::new(&statistics)?;
@@ -54,7 +54,7 @@ fn main() -> simplicit::Result<()> {
     let settings = CardinalitySettings::default();
     for run in 0..3 {
         let clock = Instant::now();
-        let out = solve_cardinality(&design, &problems, price, &settings, cuda.as_ref(), threads, &cancel, |_| {})?;
+        let out = solve_cardinality(&design, &problems, price, &settings, &cuda, threads, &cancel, |_| {})?;
         let seconds = clock.elapsed().as_secs_f64();
         let non_zeros: usize = out.iter().flatten().filter(|w| **w != 0.0).count();
         println!(

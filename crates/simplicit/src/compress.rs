@@ -28,15 +28,16 @@
 use std::ops::Range;
 
 use crate::arrays::{InputSource, Preprocessing};
+use crate::backend::Device;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
-use crate::evaluate::error_on_states;
+use crate::evaluate::{error_on_gpu, error_on_states};
 use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::network::Network;
 use crate::parallel::Threads;
 use crate::states::{Collected, StateMap, StateSlice, StateSource};
 use crate::train::{
-    Phase, Progress, Run, TrainInput, TrainReport, TrainSettings, importance, train, train_to_max_drop,
+    Phase, Progress, Run, TrainInput, TrainReport, TrainSettings, importance_on, train, train_to_max_drop,
 };
 use crate::{Error, Result};
 
@@ -151,7 +152,7 @@ pub fn compress<'b>(
     let weights = match baseline {
         Baseline::Network(network) if settings.row_weights => {
             (run.progress)(Progress::Phase(Phase::RowWeights));
-            Some(row_weights(network, inputs, part, moved.as_ref(), settings.train.seed, run)?)
+            Some(row_weights(network, inputs, part, moved.as_ref(), (settings.train.seed, settings.train.device), run)?)
         }
         _ => None,
     };
@@ -200,12 +201,13 @@ fn row_weights(
     inputs: &dyn InputSource,
     part: usize,
     moved: Option<&ImplicitModel>,
-    seed: u64,
+    (seed, device): (u64, Device),
     run: &Run,
 ) -> Result<Vec<f64>> {
     let maps = network.layout().layers().iter().any(|l| l.map.is_some());
     let (part, draws) = if maps { (part.min(WEIGHED), MAP_DRAWS) } else { (part, DRAWS) };
-    let mut weights = importance(network, &First(inputs, part), draws, seed, run.threads, run.cancel)?;
+    let mut weights =
+        importance_on(device, network, &First(inputs, part), draws, seed, run.threads, run.cancel)?;
     if let Some((moved, scaling)) = moved.and_then(|m| Some((m, m.metadata().scaling.as_ref()?))) {
         // baseline = factor × stored, so a stored error counts factor² as much. A channel has one factor.
         let layers = moved.layout().layers().iter();
@@ -236,7 +238,11 @@ fn on_source(
         Some(drop) => train_to_max_drop(&input, &StateSlice::new(source, judge)?, drop, &settings.train, run)?,
     };
     (run.progress)(Progress::Phase(Phase::Measuring));
-    let (output_error, not_converged) = error_on_states(&trained.model, source, run.threads, run.cancel)?;
+    let on_gpu = error_on_gpu(settings.train.device, &trained.model, baseline, source, run.threads, run.cancel)?;
+    let (output_error, not_converged) = match on_gpu {
+        Some(found) => found,
+        None => error_on_states(&trained.model, source, run.threads, run.cancel)?,
+    };
     let moved_before = baseline.is_some() && settings.train.kappa.is_some();
     let model = match settings.rescale.filter(|_| !moved_before) {
         Some(kappa) => trained.model.rescale(kappa)?.model,

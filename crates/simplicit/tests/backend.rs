@@ -39,7 +39,7 @@ impl On {
         let (threads, cancel) = (Threads::available(), Cancel::new());
         let backend: Arc<dyn GroupBackend> = match self {
             On::Cpu => Arc::new(Cpu),
-            On::Cuda => Cuda::open(0).unwrap(),
+            On::Cuda => Arc::new(Cuda::open(0).unwrap()),
         };
         solve_cardinality(design, problems, level, settings, backend.as_ref(), threads, &cancel, |_| {}).unwrap()
     }
@@ -249,7 +249,7 @@ fn statistics_are_their_definition(on: On) {
     let (threads, cancel) = (Threads::available(), Cancel::new());
     let statistics = match on {
         On::Cpu => Statistics::stream(samples, threads, &cancel, read, |_| {}).unwrap(),
-        On::Cuda => Statistics::stream_on(&Cuda::open(0).unwrap(), samples, threads, &cancel, read, |_| {}).unwrap(),
+        On::Cuda => Statistics::stream_on(Cuda::open(0).unwrap(), samples, threads, &cancel, read, |_| {}).unwrap(),
     };
     assert_eq!(statistics.samples(), samples);
     let column = |m: &Matrix, j: usize| (0..samples).map(|s| m[(s, j)]).collect::<Vec<f64>>();

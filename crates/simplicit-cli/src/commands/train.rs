@@ -21,7 +21,7 @@ use crate::baseline::Baseline;
 use crate::commands::report::{About, page_about};
 use crate::exit::{Outcome, not_yet};
 use crate::interrupt::set_how_to_go_on;
-use crate::measure::Runner;
+use crate::measure::{Runner, run_on};
 use crate::progress::Watcher;
 use crate::recipe::beside;
 use crate::results::{Results, Staged, Stopwatch, require_writable};
@@ -276,7 +276,8 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     if let Some(test) = &test {
         watcher.phase("test inputs");
         let runner = Runner::of_model(&trained.model, threads)?;
-        let of_model = runner.run(&test.inputs, cancel, &watcher)?;
+        let device: Device = effective.device.parse()?;
+        let of_model = run_on(device, &trained.model, &runner, &test.inputs, cancel, &watcher)?;
         results.samples = Some(of_model.outputs.rows());
         results.not_converged = Some(of_model.not_converged());
         results.accuracy = test.accuracy(&of_model.outputs)?;
@@ -285,7 +286,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         results.equilibrium_error = None;
         if let Some(baseline) = origin.baseline() {
             let runner = Runner::of_baseline(baseline, threads)?;
-            let of_baseline = runner.run(&test.inputs, cancel, &watcher)?;
+            let of_baseline = run_on(device, &baseline.implicit()?, &runner, &test.inputs, cancel, &watcher)?;
             results.baseline_accuracy = test.accuracy(&of_baseline.outputs)?;
             results.baseline_milliseconds = Some(runner.milliseconds(&test.inputs, cancel)?);
             results.agreement = Some(agreement(&of_model.outputs, &of_baseline.outputs)?);

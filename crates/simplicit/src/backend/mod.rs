@@ -11,7 +11,7 @@ mod moves;
 mod reduced;
 
 use std::fmt::Debug;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 pub use cpu::Cpu;
 pub use device::Device;
@@ -151,13 +151,13 @@ pub fn block_rows(rows: usize) -> usize {
 const WORTH_A_GPU: f64 = 1e6;
 
 /// The GPU that a device stands for, for work of so many multiply-adds a step; `None`: the CPU.
-pub(crate) fn gpu(device: Device, work: f64) -> Result<Option<Arc<Cuda>>> {
-    static FOUND: OnceLock<Option<Arc<Cuda>>> = OnceLock::new();
+pub(crate) fn gpu(device: Device, work: f64) -> Result<Option<&'static Cuda>> {
+    static FOUND: OnceLock<Option<&'static Cuda>> = OnceLock::new();
     match device {
         Device::Cpu => Ok(None),
         Device::Cuda(number) => Cuda::open(number).map(Some),
         Device::Auto if work < WORTH_A_GPU => Ok(None),
-        Device::Auto => Ok(FOUND.get_or_init(|| Cuda::open(0).ok()).clone()),
+        Device::Auto => Ok(*FOUND.get_or_init(|| Cuda::open(0).ok())),
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod adjoint;
 mod cycle;
+mod device;
 mod gradient;
 mod operand;
 mod operator;
@@ -14,8 +15,11 @@ mod program;
 mod run;
 mod schedule;
 
+pub use device::DeviceModel;
+pub(crate) use device::{DeviceLayer, geometry, operand as device_operand};
 pub use gradient::{GradientSolution, InputGradient};
 pub(crate) use operand::Packing;
+pub(crate) use prepared::Sum;
 pub use prepared::{BlockKernel, LayerSum, Prepared, Workspace};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};

@@ -1,13 +1,16 @@
 //! How far a model's outputs are from those that a source has for its samples.
 
-use crate::Result;
-use crate::equilibrium::{Equilibrium, EquilibriumSettings, not_converged};
+use crate::backend::Device;
+use crate::equilibrium::{DeviceModel, Equilibrium, EquilibriumSettings, not_converged};
 use crate::model::ImplicitModel;
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::StateSource;
+use crate::{Error, Result};
 
 /// Samples a thread takes at a time.
 const BLOCK: usize = 256;
+/// Samples read for a GPU at a time.
+const CHUNK: usize = 4096;
 
 /// RMS of (model − source outputs) / RMS of the source's over all its samples, and how many did not converge.
 pub fn error_on_states(
@@ -42,4 +45,33 @@ pub fn error_on_states(
         },
     )?;
     Ok((if energy > 0.0 { (difference / energy).sqrt() } else { 0.0 }, lost))
+}
+
+/// [`error_on_states`] on a GPU, with the outputs of `baseline`, whose states the source has; `None`: the CPU has to do it.
+pub fn error_on_gpu(
+    device: Device,
+    model: &ImplicitModel,
+    baseline: Option<&ImplicitModel>,
+    source: &dyn StateSource,
+    threads: Threads,
+    cancel: &Cancel,
+) -> Result<Option<(f64, u64)>> {
+    let on = |model| DeviceModel::on(device, model, threads);
+    let (Some(model), Some(Some(baseline))) = (on(model)?, baseline.map(on).transpose()?) else { return Ok(None) };
+    let samples = source.samples();
+    let (mut difference, mut energy, mut lost) = (0.0, 0.0, 0);
+    for first in (0..samples).step_by(CHUNK) {
+        let u = source.inputs(first..(first + CHUNK).min(samples))?;
+        let outputs = model.outputs(&u, cancel).and_then(|y| Ok((y, baseline.outputs(&u, cancel)?)));
+        let (y, exact) = match outputs {
+            Err(Error::Device { .. }) if device == Device::Auto => return Ok(None),
+            outputs => outputs?,
+        };
+        for (y, exact) in y.as_slice().iter().zip(exact.as_slice()) {
+            difference += (f64::from(*y) - f64::from(*exact)).powi(2);
+            energy += f64::from(*exact).powi(2);
+        }
+        lost += (0..y.rows()).filter(|&i| y.row(i).iter().any(|v| !v.is_finite())).count() as u64;
+    }
+    Ok(Some((if energy > 0.0 { (difference / energy).sqrt() } else { 0.0 }, lost)))
 }

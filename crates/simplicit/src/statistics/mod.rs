@@ -23,7 +23,7 @@ mod wide;
 
 use std::sync::OnceLock;
 
-use crate::backend::cuda::Cuda;
+use crate::backend::cuda::{Cuda, Sums};
 use crate::linalg::{Matrix, gemm, gram_lower};
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::{StateBlock, StateSource};
@@ -306,7 +306,7 @@ impl Statistics {
 
     /// [`Statistics::stream`] with the sums on a GPU: the same within the rounding of f64.
     pub fn stream_on(
-        cuda: &Cuda,
+        cuda: &'static Cuda,
         samples: usize,
         threads: Threads,
         cancel: &Cancel,
@@ -321,33 +321,28 @@ impl Statistics {
         if are_few(samples, f.cols()) {
             return Self::stream(samples, threads, cancel, read, progress);
         }
-        let mut energy = vec![0.0; t.cols()];
-        let mut total = 0;
-        let (gram, cross) = cuda.accumulate(f.cols(), t.cols(), |sums| {
+        let sums = cuda.accumulate(f.cols(), t.cols(), |sums| {
             parallel::fold(
                 threads,
                 samples.div_ceil(BLOCK),
                 |block| {
                     cancel.check()?;
-                    let (features, targets) = read(block * BLOCK..((block + 1) * BLOCK).min(samples))?;
-                    features.require_finite("features", 0)?;
-                    targets.require_finite("targets", 0)?;
-                    Ok((features, targets))
+                    read(block * BLOCK..((block + 1) * BLOCK).min(samples))
                 },
                 |block, (features, targets)| {
                     sums.add(&features, &targets)?;
-                    total += features.rows();
-                    for row in 0..targets.rows() {
-                        for (e, t) in energy.iter_mut().zip(targets.row(row)) {
-                            *e += t * t;
-                        }
-                    }
                     progress(((block + 1) * BLOCK).min(samples));
                     Ok(())
                 },
             )
         })?;
-        Ok(Self { samples: total, form: Form::Gram(gram), cross, energy })
+        Ok(Self::of_sums(sums))
+    }
+
+    /// What a GPU added up.
+    pub(crate) fn of_sums(sums: Sums) -> Self {
+        let Sums { samples, gram, cross, energy } = sums;
+        Self { samples, form: Form::Gram(gram), cross, energy }
     }
 
     /// Of the paper's problem: features Ũ = [X; U] (and the constant, last, if `constant`), targets Ỹ = [Z; Y].

@@ -7,7 +7,7 @@ use super::choice;
 use super::plan::{Group, Place, Plan};
 use super::{TrainInput, TrainSettings, layout, metadata};
 use crate::Result;
-use crate::equilibrium::LayerSum;
+use crate::equilibrium::Sum;
 use crate::layout::{MapShape, Source};
 use crate::linalg::Csr;
 use crate::model::{ImplicitModel, ModelMetadata, ModelParts, TapBlock, TapWeights, Target};
@@ -135,8 +135,8 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// One layer of the rows so far, or the outputs, ready to run.
-    pub(super) fn layer_sum(&self, input: &TrainInput, target: Target) -> LayerSum {
+    /// One layer of the rows so far, or the outputs.
+    pub(super) fn layer_sum(&self, input: &TrainInput, target: Target) -> Sum {
         let (layout, shape) = (layout(input), input.source.shape());
         let rows = match target {
             Target::Layer(k) => &self.rows[layout.row_range(k)],
@@ -169,7 +169,7 @@ impl<'a> Build<'a> {
             blocks.extend((0..layout.layers().len()).filter_map(|k| plain(Source::Layer(k), layout.range(k))));
         }
         blocks.extend(self.tap_blocks(input, |b| b.target == target));
-        LayerSum::of_blocks(layout, shape.outputs, target, blocks, rows.iter().map(bias_of).collect())
+        Sum::of_blocks(layout, shape.outputs, target, blocks, rows.iter().map(bias_of).collect())
     }
 
     /// The plan's blocks with their weights; skips that nothing uses are left out.

@@ -215,7 +215,7 @@ pub(super) fn fit(
     if plan.has_taps() {
         let known = pass.needs_no_walk(run)?;
         if !known {
-            pass.walks = Some(Walks::new(input, settings, plan, room));
+            pass.walks = Some(Walks::new(input, settings, plan, room)?);
         }
         let kind = if known { Kind::Solve } else { Kind::Whole };
         meter = Some(Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
@@ -303,7 +303,7 @@ pub(super) fn survey(
     // What single weights are worth needs the features' sizes alone; the middle price follows from all of them.
     let mut worth = Vec::new();
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walks::new(input, settings, plan, room));
+        pass.walks = Some(Walks::new(input, settings, plan, room)?);
     }
     let kept: usize =
         plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
@@ -320,7 +320,7 @@ pub(super) fn survey(
     // Statistics that there was no room for are gathered again.
     pass.walks = None;
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walks::new(input, settings, plan, room));
+        pass.walks = Some(Walks::new(input, settings, plan, room)?);
     }
     let mut survey = Survey::new(&prices);
     for (number, group) in plan.groups().enumerate() {
@@ -376,7 +376,7 @@ impl Pass<'_> {
             // An operator, a sum of other layers, or one that keeps its weights: nothing is solved.
             built.skip(group, if group.kept { kept_rows(input, group) } else { Vec::new() });
             if let Some(walks) = &mut self.walks {
-                walks.leave(group, built, run)?;
+                walks.leave(self.settings, group, built, run)?;
             }
             return Ok(());
         }
@@ -391,7 +391,7 @@ impl Pass<'_> {
         let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
         let solved = match group.kept {
-            true => rows.as_they_are(name_of),
+            true => rows.as_they_are(name_of, run.threads)?,
             false => rows.solve(settings, strength, &place, name_of, run).map_err(|e| named(e, group, first_output))?,
         };
         let places = group.places();
@@ -411,7 +411,7 @@ impl Pass<'_> {
             built.evidence.insert(group.name.clone(), Evidence { statistics, weights });
         }
         if let Some(walks) = &mut self.walks {
-            walks.leave(group, built, run)?;
+            walks.leave(self.settings, group, built, run)?;
         }
         Ok(())
     }
@@ -437,7 +437,7 @@ impl Pass<'_> {
             work(self, &statistics, run)?;
         }
         match &mut self.walks {
-            Some(walks) => walks.leave(group, built, run),
+            Some(walks) => walks.leave(self.settings, group, built, run),
             None => Ok(()),
         }
     }
@@ -499,11 +499,13 @@ impl Pass<'_> {
         if let Some(statistics) = found_again(group, key, run)? {
             return Ok(statistics);
         }
-        let statistics = match &self.walks {
+        let statistics = match &mut self.walks {
             Some(walks) => walks.statistics(self.settings, group, run)?,
             None => gather::gather(self.input, self.settings, group, own_states.then_some(built), self.inputs, run)?,
         };
-        run.keep.put(&statistics_key(key), &statistics.to_bytes())?;
+        if run.keep.keeps() {
+            run.keep.put(&statistics_key(key), &statistics.to_bytes())?;
+        }
         Ok(statistics)
     }
 }

@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use super::build::Build;
 use super::delegate::StatisticsTask;
+use super::device_walk::{Chunks, Gpu, chunk_of, forward};
 use super::plan::{Group, Place, Plan, Segment};
 use super::walk::{Reader, SAMPLES, Walk, activated, operand};
 use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
 use crate::backend;
-use crate::equilibrium::LayerSum;
+use crate::backend::cuda::{Block, Buffer, Geometry, Operand, Places, Session, Values};
+use crate::equilibrium::{DeviceLayer, LayerSum, Sum, device_operand, geometry};
 use crate::layout::MapShape;
 use crate::linalg::Matrix;
 use crate::memory::{Pile, Room};
@@ -22,6 +24,8 @@ use crate::statistics::{BLOCK, Statistics, WIDE, are_few};
 
 /// Samples per feature that positions are added for where a few per image would not give as many.
 const SAMPLES_PER_FEATURE: usize = 20;
+/// Numbers of a block that is gathered on a GPU, at most.
+const MOST_GATHERED: usize = 1 << 27;
 
 /// Statistics of a group whose rows have no shared weights, from the source's own states or those of the model built so
 /// far. One pass for the states alone: inputs, constant and targets are the same for every model and gathered once.
@@ -101,8 +105,16 @@ pub(super) struct Walks<'a> {
     layers_done: usize,
     /// The layer entered last, while it has groups left.
     entered: Option<Target>,
-    /// The baseline's pre-activations of the present layer at the chosen positions, a block of samples each.
-    targets: Pile,
+    /// The baseline's pre-activations of the present layer at the chosen positions.
+    targets: Targets,
+}
+
+/// Rows of a layer at chosen positions.
+enum Targets {
+    /// A block of samples each.
+    Host(Pile),
+    /// A chunk of samples each, a row a channel.
+    Device(Chunks),
 }
 
 /// The group after which each layer is no longer read.
@@ -136,9 +148,15 @@ pub(super) fn last_readers(plan: &Plan, input: &TrainInput) -> Vec<usize> {
 
 impl<'a> Walks<'a> {
     /// At the first layer.
-    pub(super) fn new(input: &'a TrainInput<'a>, settings: &TrainSettings, plan: &'a Plan, room: &Arc<Room>) -> Self {
-        let walk = || Walk::new(input.source, layout(input).layers().len());
-        Self {
+    pub(super) fn new(
+        input: &'a TrainInput<'a>,
+        settings: &TrainSettings,
+        plan: &'a Plan,
+        room: &Arc<Room>,
+    ) -> Result<Self> {
+        let gpu = Self::gpu(input, settings, plan, room)?;
+        let walk = || Walk::new(input.source, layout(input).layers().len(), gpu.as_ref());
+        Ok(Self {
             input,
             blocks: &plan.blocks,
             seed: settings.seed,
@@ -149,8 +167,29 @@ impl<'a> Walks<'a> {
             done: 0,
             layers_done: 0,
             entered: None,
-            targets: Pile::new(room),
+            targets: Targets::Host(Pile::new(room)),
+        })
+    }
+
+    /// The GPU for a walk, where there is one and the layers are large enough for it.
+    fn gpu(input: &TrainInput, settings: &TrainSettings, plan: &Plan, room: &Arc<Room>) -> Result<Option<Gpu>> {
+        let work = |g: &Group| (g.positions * g.rows.len()) as f64 * g.features() as f64;
+        let largest = plan.groups().map(work).fold(0.0, f64::max) * SAMPLES as f64;
+        let Some(cuda) = backend::gpu(settings.device, largest)? else { return Ok(None) };
+        let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
+        backend::or_cpu(settings.device, Gpu::new(cuda, widest, SAMPLES, room))
+    }
+
+    /// Goes on on the CPU with what the GPU has computed.
+    fn to_host(&mut self, per_sample: usize) -> Result<()> {
+        self.baseline.to_host(&self.room)?;
+        if let Some(own) = &mut self.own {
+            own.to_host(&self.room)?;
         }
+        if let Targets::Device(targets) = &self.targets {
+            self.targets = Targets::Host(targets.to_pile(SAMPLES * per_sample, &self.room)?);
+        }
+        Ok(())
     }
 
     /// Runs the baseline through the layer of the next group, unless a group before it did, and notes its targets.
@@ -172,6 +211,13 @@ impl<'a> Walks<'a> {
             Target::Output => group.rows.len(),
         };
         let positions = group.positions;
+        if self.baseline.on_gpu().is_some() {
+            let entered = self.enter_on_gpu(Sum::new(model, target), &chosen, rows, run);
+            if backend::or_cpu(settings.device, entered)?.is_some() {
+                return Ok(());
+            }
+            self.to_host(chosen.per_sample)?;
+        }
         let sum = LayerSum::new(model, target);
         let (mut targets, mut states) = (Pile::new(&self.room), Pile::new(&self.room));
         self.baseline.sums(
@@ -193,24 +239,171 @@ impl<'a> Walks<'a> {
                 x.map_or(Ok(()), |x| states.push(x))
             },
         )?;
-        self.targets = targets;
+        self.targets = Targets::Host(targets);
         if let Some((k, _)) = layer {
             self.baseline.put(k, states);
         }
         Ok(())
     }
 
-    /// Statistics of the group entered last, at the seeded choice of positions.
-    pub(super) fn statistics(&self, settings: &TrainSettings, group: &Group, run: &mut Run) -> Result<Statistics> {
+    /// The baseline's next layer on the GPU: its values, and `rows` targets at the chosen positions.
+    fn enter_on_gpu(&mut self, sum: Sum, chosen: &Chosen, rows: usize, run: &Run) -> Result<()> {
+        let Some((gpu, layers)) = self.baseline.on_gpu() else { return Ok(()) };
+        let (mut targets, mut states) = (Chunks::new(gpu), Chunks::new(gpu));
+        let session = gpu.cuda.session()?;
+        let target = sum.target;
+        let layer = DeviceLayer::new(&session, sum, run.threads)?;
+        for (number, range) in gpu.chunks(self.baseline.samples()).enumerate() {
+            run.cancel.check()?;
+            let z = forward(&session, &layer, self.baseline.source(), layers, (number, range.clone()))?;
+            if rows > 0 {
+                let places = session.places(&chosen.places(range))?;
+                let z = session.under(&z, chosen.positions)?;
+                targets.push(&session, session.at_places(&z, &places)?)?;
+            }
+            if target != Target::Output {
+                layer.activate(&session, &z)?;
+                states.push(&session, z)?;
+            }
+        }
+        drop(session);
+        self.targets = Targets::Device(targets);
+        if let Target::Layer(k) = target {
+            self.baseline.put_chunks(k, states);
+        }
+        Ok(())
+    }
+
+    /// Statistics of the group entered last, at the seeded choice of positions; where the GPU fails under `auto`, the walk
+    /// goes on on the CPU.
+    pub(super) fn statistics(&mut self, settings: &TrainSettings, group: &Group, run: &mut Run) -> Result<Statistics> {
+        if self.baseline.on_gpu().is_some() {
+            let found = self.statistics_on_gpu(settings, group, run);
+            if let Some(found) = backend::or_cpu(settings.device, found)? {
+                return Ok(found);
+            }
+            let samples = self.baseline.samples();
+            self.to_host(per_sample(group, settings, samples))?;
+        }
+        self.statistics_on_cpu(settings, group, run)
+    }
+
+    fn statistics_on_gpu(&self, settings: &TrainSettings, group: &Group, run: &mut Run) -> Result<Statistics> {
+        let walk = self.own.as_ref().unwrap_or(&self.baseline);
+        let (Some((gpu, layers)), Targets::Device(targets)) = (walk.on_gpu(), &self.targets) else {
+            return Err(crate::Error::shape("targets", "on the device", "on the host"));
+        };
+        let (d, rows) = (group.features(), group.rows.len());
+        let chosen = Chosen::new(settings, group, walk.samples(), self.seed, self.layers_done);
+        let total = walk.samples() * chosen.per_sample;
+        let (free, _) = gpu.cuda.memory()?;
+        let at_once = (free / 4 / (8 * (d + rows))).clamp(1, MOST_GATHERED / (d + rows)).max(256);
+        let session = gpu.cuda.session()?;
+        // Few samples are kept as they are; there is nothing to add up.
+        let mut few = are_few(total, d).then(Vec::new);
+        let mut sums = session.accumulator(if few.is_some() { 0 } else { d }, rows)?;
+        let mut done = 0;
+        for (number, range) in gpu.chunks(walk.samples()).enumerate() {
+            run.cancel.check()?;
+            let of = |source| chunk_of(&session, walk.source(), layers, source, (number, range.clone()));
+            let places = chosen.places(range.clone());
+            let on_device = session.places(&places)?;
+            let parts = self.parts(&session, group, &of)?;
+            let targets = targets.get(&session, number)?;
+            for first in (0..places.len()).step_by(at_once) {
+                let block = session.block(at_once.min(places.len() - first), d, rows)?;
+                session.gather_targets(&block, &targets, first, group.first_row, rows)?;
+                for part in &parts {
+                    part.gather(&session, &block, &on_device, first, (group.first_row, rows))?;
+                }
+                match &mut few {
+                    None => sums.add_block(&block)?,
+                    Some(blocks) => blocks.push(session.block_rows(&block)?),
+                }
+                done += block.samples;
+                (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
+            }
+        }
+        match few {
+            None => Ok(Statistics::of_sums(sums.finish()?)),
+            Some(blocks) => {
+                let all = |width: usize, of: &dyn Fn(&(Matrix, Matrix)) -> &Matrix| {
+                    Matrix::from_vec(total, width, blocks.iter().flat_map(|b| of(b).as_slice().to_vec()).collect())
+                };
+                Statistics::of_few(all(d, &|b| &b.0)?, &all(rows, &|b| &b.1)?)
+            }
+        }
+    }
+
+    /// What the features of a group are taken from, and the residual sums that its targets are without, in a chunk.
+    fn parts<'c>(
+        &self,
+        session: &Session,
+        group: &Group,
+        of: &dyn Fn(Source) -> Result<Operand<'c>>,
+    ) -> Result<Vec<GroupPart>> {
+        let layout = layout(self.input);
+        let n = layout.size();
+        let mut parts = Vec::new();
+        let mut column = 0;
+        for segment in &group.segments {
+            match segment {
+                Segment::Columns(columns) => {
+                    let mut from = 0;
+                    while let Some(&start) = columns.get(from) {
+                        let (source, range) = match layout.layer_of(start) {
+                            Some(k) => (Source::Layer(k), layout.range(k)),
+                            None => (Source::Input, n..usize::MAX),
+                        };
+                        let count = columns[from..].partition_point(|j| range.contains(j));
+                        let units = columns[from..from + count].iter().map(|j| (j - range.start) as i32).collect();
+                        parts.push(GroupPart::Units(session.copy(&*of(source)?)?, units, column + from));
+                        from += count;
+                    }
+                    column += columns.len();
+                }
+                Segment::Taps { block, first, columns } => {
+                    let block = &self.blocks[*block];
+                    let x = of(block.source)?;
+                    let x = session.copy(&*device_operand(session, block, &x)?)?;
+                    let window = geometry(block.input, block.output, block.window);
+                    let channel = first / block.window.area();
+                    parts.push(GroupPart::Taps(x, window, channel, *columns, column));
+                    column += columns;
+                }
+                Segment::Constant => {
+                    parts.push(GroupPart::Constant(column));
+                    column += 1;
+                }
+            }
+        }
+        for block in self.residuals(group) {
+            let x = of(block.source)?;
+            let x = device_operand(session, block, &x)?;
+            let factors = match &block.weights {
+                TapWeights::Diagonal(factors) => Some(session.hold(factors)?),
+                _ => None,
+            };
+            parts.push(GroupPart::Residual(session.relayout(&x, group.positions)?, factors));
+        }
+        Ok(parts)
+    }
+
+    /// The residual sums of a group's layer.
+    fn residuals(&self, group: &Group) -> Vec<&'a TapBlock> {
+        let own = |b: &&TapBlock| Some(b.target) == group.target && !matches!(b.weights, TapWeights::Taps(_));
+        self.blocks.iter().filter(own).collect()
+    }
+
+    fn statistics_on_cpu(&self, settings: &TrainSettings, group: &Group, run: &mut Run) -> Result<Statistics> {
         let walk = self.own.as_ref().unwrap_or(&self.baseline);
         let (d, rows) = (group.features(), group.rows.len());
         let chosen = Chosen::new(settings, group, walk.samples(), self.seed, self.layers_done);
         let total = walk.samples() * chosen.per_sample;
-        let residuals: Vec<&TapBlock> = self
-            .blocks
-            .iter()
-            .filter(|b| Some(b.target) == group.target && !matches!(b.weights, TapWeights::Taps(_)))
-            .collect();
+        let residuals = self.residuals(group);
+        let Targets::Host(known_targets) = &self.targets else {
+            return Err(crate::Error::shape("targets", "on the host", "on the device"));
+        };
         let read = |range: std::ops::Range<usize>| {
             let mut features = Matrix::zeros(range.len(), d);
             let mut targets = Matrix::zeros(range.len(), rows);
@@ -227,7 +420,7 @@ impl<'a> Walks<'a> {
                 let block = image / SAMPLES;
                 let known = match &mut known {
                     Some((number, found)) if *number == block => found,
-                    other => &mut other.insert((block, self.targets.get(block)?)).1,
+                    other => &mut other.insert((block, known_targets.get(block)?)).1,
                 };
                 let start = (image % SAMPLES) * chosen.per_sample + span.start - first;
                 for k in 0..here.len() {
@@ -250,7 +443,7 @@ impl<'a> Walks<'a> {
         let (threads, cancel) = (run.threads, run.cancel);
         let mut progress = |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
         if let Some(cuda) = backend::gpu(settings.device, BLOCK as f64 * (d * d) as f64)? {
-            let sums = Statistics::stream_on(&cuda, total, threads, cancel, read, &mut progress);
+            let sums = Statistics::stream_on(cuda, total, threads, cancel, read, &mut progress);
             if let Some(statistics) = backend::or_cpu(settings.device, sums)? {
                 return Ok(statistics);
             }
@@ -318,15 +511,20 @@ impl<'a> Walks<'a> {
 
     /// Runs the model built so far through the layer entered last, once all of its groups are done, and forgets what
     /// nobody reads any more.
-    pub(super) fn leave(&mut self, group: &Group, built: &Build, run: &Run) -> Result<()> {
+    pub(super) fn leave(&mut self, settings: &TrainSettings, group: &Group, built: &Build, run: &Run) -> Result<()> {
         if !group.completes_layer {
             self.done += 1;
             return Ok(());
         }
         if let (Some(own), Some(target @ Target::Layer(k))) = (&mut self.own, group.target) {
-            let sum = built.layer_sum(self.input, target);
-            let activation = layout(self.input).layers()[k].activation;
-            own.enter(k, &sum, activation, &self.room, run.threads, run.cancel)?;
+            let layout = layout(self.input);
+            let entered =
+                own.enter(layout, k, built.layer_sum(self.input, target), &self.room, run.threads, run.cancel);
+            if backend::or_cpu(settings.device, entered)?.is_none() {
+                let per_sample = per_sample(group, settings, self.baseline.samples());
+                self.to_host(per_sample)?;
+                return self.leave(settings, group, built, run);
+            }
         }
         for (k, _) in self.last_reader.iter().enumerate().filter(|(_, last)| **last == self.done) {
             self.baseline.forget(k);
@@ -334,11 +532,45 @@ impl<'a> Walks<'a> {
                 own.forget(k);
             }
         }
-        self.targets = Pile::new(&self.room);
+        self.targets = Targets::Host(Pile::new(&self.room));
         self.done += 1;
         self.layers_done += 1;
         self.entered = None;
         Ok(())
+    }
+}
+
+/// Something that features or targets of a chunk are made from, on the device.
+enum GroupPart {
+    /// Taps of `columns` from a channel on, into columns from one on.
+    Taps(Values, Geometry, usize, usize, usize),
+    /// Single units.
+    Units(Values, Vec<i32>, usize),
+    Constant(usize),
+    /// A residual sum, with its factors.
+    Residual(Values, Option<Buffer<f32>>),
+}
+
+impl GroupPart {
+    /// Its part of a block, whose samples are the places from `first` on and whose targets are so many rows from one on.
+    fn gather(
+        &self,
+        session: &Session,
+        block: &Block,
+        places: &Places,
+        first: usize,
+        (row, rows): (usize, usize),
+    ) -> Result<()> {
+        match self {
+            GroupPart::Taps(x, window, channel, taps, column) => {
+                session.gather_taps(block, x, places, first, *window, *channel, *taps, *column)
+            }
+            GroupPart::Units(x, units, column) => session.gather_units(block, x, places, first, units, *column),
+            GroupPart::Constant(column) => session.gather_constant(block, *column),
+            GroupPart::Residual(x, factors) => {
+                session.subtract_residual(block, x, factors.as_ref(), places, first, row, rows)
+            }
+        }
     }
 }
 
@@ -364,6 +596,13 @@ impl Chosen {
     fn new(settings: &TrainSettings, group: &Group, samples: usize, seed: u64, layer: usize) -> Self {
         let mut stream = Random::new(seed ^ (layer as u64).wrapping_mul(0x9e6c_63d0_876a_9a7b));
         Self { positions: group.positions, per_sample: per_sample(group, settings, samples), seed: stream.bits() }
+    }
+
+    /// Of consecutive samples, as places in a chunk of them: sample · positions + position.
+    fn places(&self, samples: std::ops::Range<usize>) -> Vec<i32> {
+        let of =
+            |(k, sample): (usize, usize)| self.of(sample).into_iter().map(move |at| (k * self.positions + at) as i32);
+        samples.enumerate().flat_map(of).collect()
     }
 
     fn of(&self, sample: usize) -> Vec<usize> {

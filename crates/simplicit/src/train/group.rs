@@ -7,6 +7,7 @@ use super::survey;
 use super::{Bounds, Objective, Progress, Run, TrainSettings};
 use crate::Result;
 use crate::linalg::toward_zero;
+use crate::parallel::{self, Threads};
 use crate::problem::{RowProblem, Units};
 use crate::solver::{CardinalityBound, CardinalitySettings, Design, solve_cardinality};
 use crate::statistics::Statistics;
@@ -67,26 +68,36 @@ impl<'a> Rows<'a> {
             }
             _ => solve(design, statistics, settings, strength, problems, name, key, run)?,
         };
-        Ok(self.stored(solved, name_of))
+        self.stored(solved, name_of, run.threads)
     }
 
     /// All rows with the weights that they start from.
-    pub(super) fn as_they_are(&self, name_of: impl Fn(usize) -> String) -> Vec<Stored> {
+    pub(super) fn as_they_are(&self, name_of: impl Fn(usize) -> String, threads: Threads) -> Result<Vec<Stored>> {
         let start = |problem: &RowProblem| problem.start.clone().unwrap_or_else(|| vec![0.0; self.design.features()]);
         let row = |weights: Vec<f64>| Solved { weights, relative_gap: None, at_limit: false, on_gpu: false };
-        self.stored(self.problems.iter().map(start).map(row).collect(), name_of)
+        self.stored(self.problems.iter().map(start).map(row).collect(), name_of, threads)
     }
 
-    fn stored(&self, solved: Vec<Solved>, name_of: impl Fn(usize) -> String) -> Vec<Stored> {
+    fn stored(
+        &self,
+        solved: Vec<Solved>,
+        name_of: impl Fn(usize) -> String,
+        threads: Threads,
+    ) -> Result<Vec<Stored>> {
         let Rows { statistics, design, problems, .. } = *self;
-        let stored = |((k, row), problem): ((usize, Solved), &RowProblem)| {
+        // Residuals over many features are a matrix each: on all threads.
+        let rounded = parallel::map(threads, solved.len(), |k| {
+            let problem = &problems[k];
             // What a ball bounds is rounded toward zero, so that the stored row keeps it.
             let bounded = |j: usize| problem.ball.as_ref().is_some_and(|ball| ball.weights[j] != 0.0);
             let round = |(j, w): (usize, &f64)| (j, if bounded(j) { toward_zero(*w) } else { *w as f32 });
             let entries: Vec<(usize, f32)> =
-                row.weights.iter().enumerate().map(round).filter(|(_, w)| *w != 0.0).collect();
+                solved[k].weights.iter().enumerate().map(round).filter(|(_, w)| *w != 0.0).collect();
             let exact: Vec<(usize, f64)> = entries.iter().map(|&(j, w)| (j, f64::from(w))).collect();
-            let (residual, energy) = (statistics.mismatch(k, &exact), statistics.energy(k));
+            Ok((statistics.mismatch(k, &exact), entries))
+        })?;
+        let stored = |((k, row), (residual, entries)): ((usize, Solved), (f64, Vec<(usize, f32)>))| {
+            let energy = statistics.energy(k);
             let report = RowReport {
                 name: name_of(k),
                 nonzeros: entries.len(),
@@ -100,7 +111,7 @@ impl<'a> Rows<'a> {
             };
             Stored { entries, weights: row.weights, report, residual, energy }
         };
-        solved.into_iter().enumerate().zip(problems).map(stored).collect()
+        Ok(solved.into_iter().enumerate().zip(rounded).map(stored).collect())
     }
 
     /// Lower bounds (or proofs) of the rows that the settings choose, by row; `answers` has one row of weights per

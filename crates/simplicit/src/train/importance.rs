@@ -1,7 +1,10 @@
 //! Output-aware weights: how strongly an error in each pre-activation changes the output.
 
 use crate::Result;
+use crate::backend::{self, Device};
+use crate::equilibrium::DeviceModel;
 use crate::linalg::Matrix;
+use crate::model::ImplicitModel;
 use crate::network::Network;
 use crate::parallel::{self, Cancel, Threads};
 use crate::random::Random;
@@ -22,8 +25,35 @@ pub fn importance(
     threads: Threads,
     cancel: &Cancel,
 ) -> Result<Vec<f64>> {
+    importance_on(Device::Cpu, network, inputs, draws, seed, threads, cancel)
+}
+
+/// [`importance`] on a device: the same draws, and on a GPU the same numbers within the rounding of single precision.
+pub fn importance_on(
+    device: Device,
+    network: &Network,
+    inputs: &dyn InputSource,
+    draws: usize,
+    seed: u64,
+    threads: Threads,
+    cancel: &Cancel,
+) -> Result<Vec<f64>> {
     let shape = network.shape();
     let samples = inputs.samples();
+    let size = (BLOCK_STATES / shape.states.max(1)).clamp(1, BLOCK);
+    // The stream of a block depends on its number alone, not on who computes it.
+    let stream = |block: usize| Random::new(seed ^ (block as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let model = ImplicitModel::from_network(network)?;
+    let work = BLOCK as f64 * model.layout().size() as f64;
+    // A model may split a layer that its network declares; rows are then not the network's.
+    if let Some(cuda) = backend::gpu(device, work)?.filter(|_| model.layout() == network.layout()) {
+        let weights = DeviceModel::new(cuda, &model, threads)
+            .and_then(|on_gpu| importance_on_gpu(&on_gpu, &model, inputs, draws, size, &stream, cancel));
+        if let Some(weights) = backend::or_cpu(device, weights)? {
+            return Ok(weights);
+        }
+    }
+    drop(model);
     let layers = network.layout().layers();
     // Of every row its units: a channel has its positions, a unit itself, an operator's layer no rows.
     let mut units: Vec<std::ops::Range<usize>> = Vec::with_capacity(network.layout().rows());
@@ -31,7 +61,6 @@ pub fn importance(
         let (first, each) = (network.layout().range(k).start, layer.size / layer.rows().max(1));
         units.extend((0..layer.rows()).map(|i| first + i * each..first + (i + 1) * each));
     }
-    let size = (BLOCK_STATES / shape.states.max(1)).clamp(1, BLOCK);
     let mut total = vec![0.0; units.len() + shape.outputs];
     parallel::fold(
         threads,
@@ -40,8 +69,7 @@ pub fn importance(
             cancel.check()?;
             let u = inputs.rows(block * size..((block + 1) * size).min(samples))?;
             let trace = network.trace(&u)?;
-            // The stream of a block depends on its number alone, not on who computes it.
-            let mut random = Random::new(seed ^ (block as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
+            let mut random = stream(block);
             let probabilities = softmax(trace.outputs());
             let mut sum = vec![0.0; units.len() + shape.outputs];
             let (of_states, of_outputs) = sum.split_at_mut(units.len());
@@ -74,6 +102,63 @@ pub fn importance(
     Ok(total)
 }
 
+/// The same on a GPU, several blocks of `size` samples at a time.
+fn importance_on_gpu(
+    on_gpu: &DeviceModel,
+    model: &ImplicitModel,
+    inputs: &dyn InputSource,
+    draws: usize,
+    size: usize,
+    stream: &dyn Fn(usize) -> Random,
+    cancel: &Cancel,
+) -> Result<Vec<f64>> {
+    let (layout, samples, outputs) = (model.layout(), inputs.samples(), model.shape().outputs);
+    let mut total = vec![0.0; layout.rows() + outputs];
+    let blocks = (on_gpu.at_once(4)? / size).max(1);
+    for first in (0..samples.div_ceil(size)).step_by(blocks) {
+        cancel.check()?;
+        let range = first * size..((first + blocks) * size).min(samples);
+        let u = inputs.rows(range.clone())?;
+        let session = on_gpu.cuda().session()?;
+        let pass = on_gpu.pass(&session, u.as_slice(), u.rows(), true)?;
+        let probabilities = softmax(&Matrix::from_vec(u.rows(), outputs, session.to_rows(&pass.y)?)?);
+        for i in 0..u.rows() {
+            for (sum, &p) in total[layout.rows()..].iter_mut().zip(probabilities.row(i)) {
+                *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
+            }
+        }
+        let mut streams: Vec<Random> = (first..range.end.div_ceil(size)).map(stream).collect();
+        for _ in 0..draws {
+            let v = drawn_in_blocks(&probabilities, 1.0, &mut streams, size);
+            for (k, cotangent) in on_gpu.pull_back(&session, &pass, v.as_slice())?.iter().enumerate() {
+                let rows = layout.row_range(k);
+                if !rows.is_empty() {
+                    let squares = session.channel_squares(cotangent)?;
+                    let each = squares.len() / rows.len();
+                    let sums = squares.chunks(each.max(1)).map(|s| s.iter().sum::<f64>());
+                    total[rows].iter_mut().zip(sums).for_each(|(t, s)| *t += s);
+                }
+            }
+        }
+    }
+    total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
+    Ok(total)
+}
+
+/// [`drawn`] for blocks of `size` rows, each from its own stream.
+pub(super) fn drawn_in_blocks(
+    probabilities: &Matrix<f32>,
+    scale: f32,
+    streams: &mut [Random],
+    size: usize,
+) -> Matrix<f32> {
+    let mut out = probabilities.clone();
+    for i in 0..out.rows() {
+        subtract_drawn(out.row_mut(i), scale, &mut streams[i / size]);
+    }
+    out
+}
+
 pub(super) fn softmax(logits: &Matrix<f32>) -> Matrix<f32> {
     let mut out = logits.clone();
     for i in 0..out.rows() {
@@ -94,13 +179,14 @@ pub(super) fn softmax(logits: &Matrix<f32>) -> Matrix<f32> {
 /// −∂ log p(y|u)/∂(outputs) for one y drawn per row, where the logits are `scale` times the outputs.
 pub(super) fn drawn(probabilities: &Matrix<f32>, scale: f32, random: &mut Random) -> Matrix<f32> {
     let mut out = probabilities.clone();
-    for i in 0..out.rows() {
-        let y = draw(probabilities.row(i), random.uniform());
-        let row = out.row_mut(i);
-        row[y] -= 1.0;
-        row.iter_mut().for_each(|v| *v *= scale);
-    }
+    (0..out.rows()).for_each(|i| subtract_drawn(out.row_mut(i), scale, random));
     out
+}
+
+fn subtract_drawn(row: &mut [f32], scale: f32, random: &mut Random) {
+    let y = draw(row, random.uniform());
+    row[y] -= 1.0;
+    row.iter_mut().for_each(|v| *v *= scale);
 }
 
 fn draw(probabilities: &[f32], uniform: f64) -> usize {

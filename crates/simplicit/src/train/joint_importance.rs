@@ -8,11 +8,15 @@
 //! at the baseline and e the layer's errors on the baseline's states, is what the diagonal misses; the layer's weights
 //! are multiplied by it.
 
-use super::importance::{drawn, softmax};
+use std::ops::Range;
+
+use super::importance::{drawn, drawn_in_blocks, softmax};
 use super::walk::SAMPLES;
 use super::{Run, TrainInput};
 use crate::Result;
-use crate::equilibrium::{EquilibriumSettings, InputGradient, LayerSum};
+use crate::backend::cuda::{Cuda, Values};
+use crate::backend::{self, Device};
+use crate::equilibrium::{DeviceModel, EquilibriumSettings, InputGradient, LayerSum};
 use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, Target};
 use crate::network::Source;
@@ -31,22 +35,31 @@ pub(super) fn joint_importance(
     baseline: &ImplicitModel,
     rough: &ImplicitModel,
     weights: &[f64],
+    device: Device,
     run: &Run,
 ) -> Result<Vec<f64>> {
-    let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
-    let gradient = InputGradient::new(baseline, settings)?;
     let layout = baseline.layout();
     let layers = layout.layers().len();
     let targets: Vec<Target> = (0..layers).map(Target::Layer).chain([Target::Output]).collect();
-    let sums: Vec<LayerSum> = targets.iter().map(|&target| LayerSum::new(rough, target)).collect();
     let scale = baseline.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
-    let rows: Vec<std::ops::Range<usize>> = (0..layers)
+    let rows: Vec<Range<usize>> = (0..layers)
         .map(|k| layout.row_range(k))
         .chain(std::iter::once(layout.rows()..layout.rows() + baseline.shape().outputs))
         .collect();
     let samples = input.source.samples();
     let mut together = vec![0.0; targets.len()];
     let mut squares = vec![0.0; weights.len()];
+    let work = SAMPLES as f64 * layout.size() as f64;
+    let gpu = backend::gpu(device, work)?.filter(|_| baseline.layers_are_acyclic() && rough.layers_are_acyclic());
+    if let Some(cuda) = gpu {
+        let found = on_gpu(cuda, input, (baseline, rough), &targets, &rows, run);
+        if let Some((together, squares)) = backend::or_cpu(device, found)? {
+            return Ok(multiplied(weights, &rows, &together, &squares));
+        }
+    }
+    let sums: Vec<LayerSum> = targets.iter().map(|&target| LayerSum::new(rough, target)).collect();
+    let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
+    let gradient = InputGradient::new(baseline, settings)?;
     parallel::fold(
         run.threads,
         samples.div_ceil(SAMPLES),
@@ -110,13 +123,77 @@ pub(super) fn joint_importance(
             Ok(())
         },
     )?;
+    Ok(multiplied(weights, &rows, &together, &squares))
+}
+
+/// Row weights times the ratio of their layer.
+fn multiplied(weights: &[f64], rows: &[Range<usize>], together: &[f64], squares: &[f64]) -> Vec<f64> {
     let mut out = weights.to_vec();
-    for (together, rows) in together.into_iter().zip(rows) {
+    for (&together, rows) in together.iter().zip(rows) {
         let alone: f64 = rows.clone().map(|i| weights[i] * squares[i]).sum();
         let ratio = if alone > 0.0 && together > 0.0 { together / alone } else { 1.0 };
-        out[rows].iter_mut().for_each(|w| *w *= ratio.clamp(1.0 / TRUSTED, TRUSTED));
+        out[rows.clone()].iter_mut().for_each(|w| *w *= ratio.clamp(1.0 / TRUSTED, TRUSTED));
     }
-    Ok(out)
+    out
+}
+
+/// E(Σ g·e)² of every target and Σ e² of every row on a GPU, with the draws of the CPU.
+fn on_gpu(
+    cuda: &'static Cuda,
+    input: &TrainInput,
+    (baseline, rough): (&ImplicitModel, &ImplicitModel),
+    targets: &[Target],
+    rows: &[Range<usize>],
+    run: &Run,
+) -> Result<(Vec<f64>, Vec<f64>)> {
+    let baseline_on = DeviceModel::new(cuda, baseline, run.threads)?;
+    let rough_on = DeviceModel::new(cuda, rough, run.threads)?;
+    let scale = baseline.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
+    let samples = input.source.samples();
+    let mut together = vec![0.0; targets.len()];
+    let mut squares = vec![0.0; rows.last().map_or(0, |r| r.end)];
+    // Pre-activations, values, errors and cotangents of all layers stay.
+    let size = (baseline_on.at_once(6)? / SAMPLES).max(1) * SAMPLES;
+    for first in (0..samples).step_by(size) {
+        run.cancel.check()?;
+        let u = input.source.inputs(first..(first + size).min(samples))?;
+        let count = u.rows();
+        let session = cuda.session()?;
+        let pass = baseline_on.pass(&session, u.as_slice(), count, true)?;
+        let mut errors: Vec<Option<Values>> = targets.iter().map(|_| None).collect();
+        for layer in rough_on.layers() {
+            let e = layer.forward(&session, count, |source| pass.of(source))?;
+            session.add_scaled(&e, pass.z(layer.target())?, None, -1.0)?;
+            let Some(at) = targets.iter().position(|t| *t == layer.target()) else { continue };
+            let own = rows[at].clone();
+            if !own.is_empty() {
+                let of_channels = session.channel_squares(&e)?;
+                let each = (of_channels.len() / own.len()).max(1);
+                let positions = (e.units() / own.len()) as f64;
+                let sums = of_channels.chunks(each).map(|s| s.iter().sum::<f64>() / positions);
+                squares[own].iter_mut().zip(sums).for_each(|(t, s)| *t += s);
+            }
+            errors[at] = Some(e);
+        }
+        let outputs = Matrix::from_vec(count, pass.y.units(), session.to_rows(&pass.y)?)?;
+        let probabilities = softmax(&Matrix::from_fn(count, outputs.cols(), |s, k| scale * outputs[(s, k)]));
+        let blocks = first / SAMPLES..(first + count).div_ceil(SAMPLES);
+        let mut streams: Vec<Random> = blocks.map(|block| Random::new(block as u64)).collect();
+        for _ in 0..DRAWS {
+            let v = drawn_in_blocks(&probabilities, scale, &mut streams, SAMPLES);
+            let cotangents = baseline_on.pull_back(&session, &pass, v.as_slice())?;
+            let of_outputs = session.from_rows(v.as_slice(), count, 1)?;
+            for ((sum, e), target) in together.iter_mut().zip(&errors).zip(targets) {
+                let Some(e) = e else { continue };
+                let g = match target {
+                    Target::Layer(k) => &cotangents[*k],
+                    Target::Output => &of_outputs,
+                };
+                *sum += session.sample_products(e, g)?.iter().map(|p| p * p / DRAWS as f64).sum::<f64>();
+            }
+        }
+    }
+    Ok((together, squares))
 }
 
 #[cfg(test)]
@@ -164,7 +241,7 @@ mod tests {
         };
         let joint = |threads: usize| {
             let run = Run { threads: Threads::new(threads), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
-            joint_importance(&input, &baseline, &rough, &weights, &run).unwrap()
+            joint_importance(&input, &baseline, &rough, &weights, Device::Cpu, &run).unwrap()
         };
         let got = joint(1);
         assert_eq!(got, joint(2));

@@ -12,6 +12,10 @@ pub trait Keep: Sync {
     fn get(&self, key: &str) -> Result<Option<Vec<u8>>>;
     /// Keeps a value.
     fn put(&self, key: &str, value: &[u8]) -> Result<()>;
+    /// Whether [`Keep::put`] does anything: values that nobody keeps need not be written out.
+    fn keeps(&self) -> bool {
+        true
+    }
     /// A folder for what is too large for memory; by default that of the system's temporary files.
     fn folder(&self) -> Option<&std::path::Path> {
         None
@@ -34,6 +38,10 @@ impl Keep for Forget {
     fn put(&self, _: &str, _: &[u8]) -> Result<()> {
         Ok(())
     }
+
+    fn keeps(&self) -> bool {
+        false
+    }
 }
 
 /// The numbers kept under `key`; `None` if there are none, or not so many.
@@ -44,6 +52,9 @@ pub(crate) fn find(keep: &dyn Keep, key: &str, length: usize) -> Result<Option<V
 
 /// Keeps numbers.
 pub(crate) fn put(keep: &dyn Keep, key: &str, values: &[f64]) -> Result<()> {
+    if !keep.keeps() {
+        return Ok(());
+    }
     let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
     keep.put(key, &bytes)
 }

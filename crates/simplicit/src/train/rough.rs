@@ -163,7 +163,7 @@ impl RoughModels for OfNetwork<'_> {
         else {
             return Ok(None);
         };
-        let joint = joint_importance(&self.input, baseline, model, weights, run)?;
+        let joint = joint_importance(&self.input, baseline, model, weights, self.settings.device, run)?;
         // A layer's row weights grew by one factor.
         let grown = |rows: std::ops::Range<usize>| {
             let grown = rows.filter(|&i| weights[i] > 0.0).map(|i| (joint[i] / weights[i]).ln());

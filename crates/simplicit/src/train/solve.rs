@@ -160,7 +160,7 @@ pub(super) fn on_device<T>(
     solve: &mut dyn FnMut(&dyn GroupBackend) -> Result<T>,
 ) -> Result<(T, bool)> {
     if let Some(cuda) = backend::gpu(settings.device, work)?
-        && let Some(answer) = backend::or_cpu(settings.device, solve(cuda.as_ref()))?
+        && let Some(answer) = backend::or_cpu(settings.device, solve(&cuda))?
     {
         return Ok((answer, true));
     }

@@ -186,6 +186,10 @@ impl Keep for Named<'_> {
         self.keep.put(&format!("{}{key}", self.name), value)
     }
 
+    fn keeps(&self) -> bool {
+        self.keep.keeps()
+    }
+
     fn folder(&self) -> Option<&std::path::Path> {
         self.keep.folder()
     }

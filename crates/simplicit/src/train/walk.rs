@@ -7,9 +7,11 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use super::device_walk::{self, Chunks, Gpu};
 use crate::Result;
-use crate::equilibrium::LayerSum;
+use crate::equilibrium::{DeviceLayer, LayerSum, Sum};
 use crate::layout::Activation;
+use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::memory::{Pile, Room};
 use crate::network::{FixedMap, Source};
@@ -22,14 +24,45 @@ pub(super) const SAMPLES: usize = 32;
 /// Values of some layers for all samples; inputs are read where they came from.
 pub(super) struct Walk<'a> {
     source: &'a dyn StateSource,
-    /// By layer, last first. None: not there yet, or no more.
-    layers: Vec<Option<Pile>>,
+    values: Layers,
+}
+
+/// Values by layer, last first. None: not there yet, or no more.
+enum Layers {
+    Host(Vec<Option<Pile>>),
+    Device(Gpu, Vec<Option<Chunks>>),
 }
 
 impl<'a> Walk<'a> {
     /// At the inputs.
-    pub(super) fn new(source: &'a dyn StateSource, layers: usize) -> Self {
-        Self { source, layers: (0..layers).map(|_| None).collect() }
+    pub(super) fn new(source: &'a dyn StateSource, layers: usize, gpu: Option<&Gpu>) -> Self {
+        let values = match gpu {
+            None => Layers::Host((0..layers).map(|_| None).collect()),
+            Some(gpu) => Layers::Device(gpu.clone(), (0..layers).map(|_| None).collect()),
+        };
+        Self { source, values }
+    }
+
+    /// The samples.
+    pub(super) fn source(&self) -> &'a dyn StateSource {
+        self.source
+    }
+
+    /// The GPU that it runs on, with the layers there.
+    pub(super) fn on_gpu(&self) -> Option<(&Gpu, &[Option<Chunks>])> {
+        match &self.values {
+            Layers::Host(_) => None,
+            Layers::Device(gpu, layers) => Some((gpu, layers)),
+        }
+    }
+
+    /// Goes on on the CPU.
+    pub(super) fn to_host(&mut self, room: &Arc<Room>) -> Result<()> {
+        if let Layers::Device(_, layers) = &self.values {
+            let piles = layers.iter().map(|layer| layer.as_ref().map(|l| l.to_pile(SAMPLES, room)).transpose());
+            self.values = Layers::Host(piles.collect::<Result<_>>()?);
+        }
+        Ok(())
     }
 
     /// Number of samples.
@@ -49,10 +82,15 @@ impl<'a> Walk<'a> {
                 let range = block * SAMPLES..((block + 1) * SAMPLES).min(self.samples());
                 Ok(Cow::Owned(self.source.inputs(range)?))
             }
-            Source::Layer(k) => match &self.layers[k] {
-                Some(pile) => pile.get(block),
-                None => Err(crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"))),
-            },
+            Source::Layer(k) => {
+                let pile = match &self.values {
+                    Layers::Host(layers) => layers[k].as_ref(),
+                    Layers::Device(..) => None,
+                };
+                let missing =
+                    || crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"));
+                pile.ok_or_else(missing)?.get(block)
+            }
         }
     }
 
@@ -91,27 +129,58 @@ impl<'a> Walk<'a> {
     /// Runs all samples through a layer.
     pub(super) fn enter(
         &mut self,
+        layout: &Layout,
         layer: usize,
-        sum: &LayerSum,
-        activation: Activation,
+        sum: Sum,
         room: &Arc<Room>,
         threads: Threads,
         cancel: &Cancel,
     ) -> Result<()> {
-        let mut pile = Pile::new(room);
-        self.sums(sum, threads, cancel, |_, z| activated(z, activation), |x| pile.push(x))?;
-        self.put(layer, pile);
+        let activation = sum.activation;
+        match &self.values {
+            Layers::Host(_) => {
+                let mut pile = Pile::new(room);
+                let sum = LayerSum::of(layout, &sum);
+                self.sums(&sum, threads, cancel, |_, z| activated(z, activation), |x| pile.push(x))?;
+                self.put(layer, pile);
+            }
+            Layers::Device(gpu, layers) => {
+                let mut chunks = Chunks::new(gpu);
+                let session = gpu.cuda.session()?;
+                let step = DeviceLayer::new(&session, sum, threads)?;
+                for chunk in gpu.chunks(self.samples()).enumerate() {
+                    cancel.check()?;
+                    let x = device_walk::forward(&session, &step, self.source, layers, chunk)?;
+                    step.activate(&session, &x)?;
+                    chunks.push(&session, x)?;
+                }
+                drop(session);
+                self.put_chunks(layer, chunks);
+            }
+        }
         Ok(())
     }
 
-    /// Adds a layer.
+    /// Adds a layer of the host's.
     pub(super) fn put(&mut self, layer: usize, values: Pile) {
-        self.layers[layer] = Some(values);
+        if let Layers::Host(layers) = &mut self.values {
+            layers[layer] = Some(values);
+        }
+    }
+
+    /// Adds a layer of the device's.
+    pub(super) fn put_chunks(&mut self, layer: usize, values: Chunks) {
+        if let Layers::Device(_, layers) = &mut self.values {
+            layers[layer] = Some(values);
+        }
     }
 
     /// Forgets a layer that nobody reads any more.
     pub(super) fn forget(&mut self, layer: usize) {
-        self.layers[layer] = None;
+        match &mut self.values {
+            Layers::Host(layers) => layers[layer] = None,
+            Layers::Device(_, layers) => layers[layer] = None,
+        }
     }
 }
 

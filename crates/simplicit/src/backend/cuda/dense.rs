@@ -47,10 +47,10 @@ impl Sizes {
     }
 }
 
-impl Session<'_> {
-    /// out = a·b in single precision.
-    pub(super) fn product_single(&self, out: Panel, a: Panel, b: Panel, sizes: Sizes) -> Result<()> {
-        let ((m, n, k), one, zero) = (sizes.all(), 1f32, 0f32);
+impl Session {
+    /// out = keep·out + a·b in single precision.
+    pub(super) fn product_single(&self, out: Panel, keep: f32, a: Panel, b: Panel, sizes: Sizes) -> Result<()> {
+        let ((m, n, k), one) = (sizes.all(), 1f32);
         let (x, y, z) = (a.leading as c_int, b.leading as c_int, out.leading as c_int);
         // SAFETY: the callers' panels lie inside their buffers; scalars are live locals and read before the return.
         let status = unsafe {
@@ -66,7 +66,7 @@ impl Session<'_> {
                 x,
                 b.at,
                 y,
-                &raw const zero,
+                &raw const keep,
                 out.at,
                 z,
             )

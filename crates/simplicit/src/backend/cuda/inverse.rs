@@ -17,9 +17,9 @@ pub(super) fn padded(n: usize) -> usize {
     n.max(1).next_multiple_of(PANEL)
 }
 
-impl Session<'_> {
+impl Session {
     /// Inverts `batch` matrices of n × n; n is a multiple of [`PANEL`].
-    pub(super) fn invert(&self, matrices: &Buffer<'_, f64>, n: usize, batch: usize) -> Result<()> {
+    pub(super) fn invert(&self, matrices: &Buffer<f64>, n: usize, batch: usize) -> Result<()> {
         let kernels = &self.cuda.kernels;
         let diagonal = self.allocate::<f64>(batch * PANEL * PANEL)?;
         let columns = self.allocate::<f64>(batch * n * PANEL)?;

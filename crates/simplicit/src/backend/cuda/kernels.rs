@@ -7,8 +7,8 @@ use sha2::{Digest, Sha256};
 
 use super::library::{Compiler, Driver, Handle};
 
-/// All kernels, in one file.
-const SOURCE: &str = include_str!("kernels.cu");
+/// All kernels: those of rows, then those of layers.
+const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("layers.cu"));
 
 /// The variable that names the folder of compiled kernels; empty: keep none.
 pub const CACHE_VARIABLE: &str = "SIMPLICIT_CACHE";
@@ -19,7 +19,6 @@ macro_rules! kernels {
         #[derive(Debug)]
         pub(super) struct Kernels {
             $(pub(super) $name: Handle,)*
-            module: Handle,
         }
 
         impl Kernels {
@@ -31,7 +30,7 @@ macro_rules! kernels {
                 if status != 0 {
                     return Err(format!("the driver refuses the compiled kernels (error {status})"));
                 }
-                Ok(Self { $($name: function(driver, module, concat!(stringify!($name), "\0"))?,)* module })
+                Ok(Self { $($name: function(driver, module, concat!(stringify!($name), "\0"))?,)* })
             }
         }
     };
@@ -61,6 +60,26 @@ kernels!(
     gather_candidates,
     enter,
     mirror,
+    relayout,
+    fill_bias,
+    windows,
+    fold,
+    grouped,
+    grouped_back,
+    pool,
+    pool_back,
+    activate,
+    gate,
+    add_scaled,
+    gather_taps,
+    gather_units,
+    fill_double,
+    gather_targets,
+    targets_double,
+    subtract_residual,
+    squares_double,
+    squares_single,
+    sample_products,
 );
 
 fn function(driver: &Driver, module: Handle, name: &str) -> Result<Handle, String> {
@@ -90,11 +109,6 @@ impl Kernels {
             let _ = crate::files::write_bytes_atomically(&path, &code);
         }
         Ok(kernels)
-    }
-
-    pub(super) fn unload(&self, driver: &Driver) {
-        // SAFETY: the module was loaded by this driver and nothing runs any more.
-        unsafe { (driver.unload_module)(self.module) };
     }
 }
 

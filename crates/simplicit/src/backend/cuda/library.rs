@@ -109,7 +109,6 @@ functions! {
     device_name = "cuDeviceGetName"(*mut c_char, c_int, c_int);
     device_attribute = "cuDeviceGetAttribute"(*mut c_int, c_int, c_int);
     retain_context = "cuDevicePrimaryCtxRetain"(*mut Handle, c_int);
-    release_context = "cuDevicePrimaryCtxRelease_v2"(c_int);
     set_context = "cuCtxSetCurrent"(Handle);
     synchronize = "cuCtxSynchronize"();
     memory_info = "cuMemGetInfo_v2"(*mut usize, *mut usize);
@@ -119,7 +118,6 @@ functions! {
     download = "cuMemcpyDtoH_v2"(*mut c_void, Address, usize);
     clear = "cuMemsetD8_v2"(Address, u8, usize);
     load_module = "cuModuleLoadData"(*mut Handle, *const c_void);
-    unload_module = "cuModuleUnload"(Handle);
     get_function = "cuModuleGetFunction"(*mut Handle, Handle, *const c_char);
     launch = "cuLaunchKernel"(Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void);
     error_name = "cuGetErrorName"(c_int, *mut *const c_char);
@@ -130,7 +128,6 @@ functions! {
     Blas, "cuBLAS (libcublas)",
     ["libcublas.so.13", "libcublas.so.12", "libcublas.so.11", "libcublas.so", "cublas64_13.dll", "cublas64_12.dll"],
     create = "cublasCreate_v2"(*mut Handle);
-    destroy = "cublasDestroy_v2"(Handle);
     set_math_mode = "cublasSetMathMode"(Handle, c_int);
     sgemm = "cublasSgemm_v2"(Handle, c_int, c_int, c_int, c_int, c_int, *const f32, Address, c_int, Address, c_int, *const f32, Address, c_int);
     dgemm = "cublasDgemm_v2"(Handle, c_int, c_int, c_int, c_int, c_int, *const f64, Address, c_int, Address, c_int, *const f64, Address, c_int);

@@ -16,14 +16,16 @@ impl Number for i32 {}
 impl Number for u8 {}
 
 /// So many numbers on the device.
-pub(super) struct Buffer<'a, T> {
-    cuda: &'a Cuda,
+pub(crate) struct Buffer<T> {
+    cuda: &'static Cuda,
     address: Address,
     len: usize,
+    /// Bytes that it takes, `len` numbers or a little more.
+    bytes: usize,
     numbers: PhantomData<T>,
 }
 
-impl<T> Buffer<'_, T> {
+impl<T> Buffer<T> {
     pub(super) fn address(&self) -> Address {
         self.address
     }
@@ -34,54 +36,128 @@ impl<T> Buffer<'_, T> {
     }
 }
 
-impl<T> Drop for Buffer<'_, T> {
+impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: allocated once, in `allocate`; the driver waits for work that uses it.
-            unsafe { (self.cuda.driver.free)(self.address) };
+            // Everything runs in one order, so what still uses it comes before whatever gets it next.
+            self.cuda.pool().blocks.push((self.bytes, self.address));
         }
     }
 }
 
-impl<T> From<&Buffer<'_, T>> for Argument {
-    fn from(buffer: &Buffer<'_, T>) -> Self {
+/// The variable that limits how much memory of the device is taken: bytes, or a number with K, M or G such as `16G`.
+pub const MEMORY_VARIABLE: &str = "SIMPLICIT_CUDA_MEMORY";
+
+/// Blocks of memory that are free again: asking the driver for each one anew would make it wait for all work.
+#[derive(Debug)]
+pub(super) struct Pool {
+    /// Bytes and address of every free block.
+    blocks: Vec<(usize, Address)>,
+    /// Bytes that the driver gave, free ones included.
+    taken: usize,
+    /// The most that may be taken.
+    pub(super) limit: usize,
+}
+
+impl Pool {
+    pub(super) fn new() -> Result<Self, String> {
+        let limit = match std::env::var(MEMORY_VARIABLE).ok().filter(|text| !text.is_empty()) {
+            Some(text) => crate::memory::parse(&text).map_err(|e| format!("{MEMORY_VARIABLE}: {e}"))? as usize,
+            None => usize::MAX,
+        };
+        Ok(Self { blocks: Vec::new(), taken: 0, limit })
+    }
+
+    /// Bytes of free blocks.
+    pub(super) fn free(&self) -> usize {
+        self.blocks.iter().map(|b| b.0).sum()
+    }
+
+    /// Bytes in use.
+    pub(super) fn used(&self) -> usize {
+        self.taken - self.free()
+    }
+
+    /// The smallest free block of at least so many bytes that does not waste more than a quarter.
+    fn find(&mut self, bytes: usize) -> Option<(usize, Address)> {
+        let fits = |b: &(usize, Address)| b.0 >= bytes && b.0 <= bytes + bytes / 4;
+        let best = (0..self.blocks.len()).filter(|&k| fits(&self.blocks[k])).min_by_key(|&k| self.blocks[k].0)?;
+        Some(self.blocks.swap_remove(best))
+    }
+}
+
+impl Cuda {
+    pub(super) fn pool(&self) -> std::sync::MutexGuard<'_, Pool> {
+        self.pool.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl<T> From<&Buffer<T>> for Argument {
+    fn from(buffer: &Buffer<T>) -> Self {
         Argument::Address(buffer.address)
     }
 }
 
-impl Session<'_> {
+impl Session {
     /// Memory with nothing sensible in it.
-    pub(super) fn allocate<T: Number>(&self, len: usize) -> Result<Buffer<'_, T>> {
-        let bytes = len.saturating_mul(size_of::<T>());
-        let mut address = 0;
-        if len > 0 {
-            // SAFETY: a live local; a size the device does not have is refused.
-            let status = unsafe { (self.cuda.driver.allocate)(&raw mut address, bytes) };
-            if status != 0 {
-                let (free, total) = self.memory().unwrap_or_default();
-                let mib = |bytes: usize| bytes >> 20;
-                return Err(self.cuda.error(format!(
-                    "out of device memory: {} MiB asked for, {} of {} MiB free; use the device cpu, or one with more memory",
-                    mib(bytes),
-                    mib(free),
-                    mib(total)
-                )));
-            }
+    pub(super) fn allocate<T: Number>(&self, len: usize) -> Result<Buffer<T>> {
+        // Multiples of 512 bytes, and of a sixteenth of the size: blocks of like size serve each other.
+        let wanted = len.saturating_mul(size_of::<T>());
+        let grain = (wanted / 16).next_power_of_two().max(512);
+        let bytes = wanted.div_ceil(grain).saturating_mul(grain);
+        let buffer = |bytes, address| Buffer { cuda: self.cuda, address, len, bytes, numbers: PhantomData };
+        if len == 0 {
+            return Ok(buffer(0, 0));
         }
-        Ok(Buffer { cuda: self.cuda, address, len, numbers: PhantomData })
+        let mut pool = self.cuda.pool();
+        if let Some((bytes, address)) = pool.find(bytes) {
+            return Ok(buffer(bytes, address));
+        }
+        let take = |pool: &mut Pool| {
+            let mut address = 0;
+            let fits = pool.taken.saturating_add(bytes) <= pool.limit;
+            // SAFETY: a live local; a size the device does not have is refused.
+            let given = fits && unsafe { (self.cuda.driver.allocate)(&raw mut address, bytes) } == 0;
+            given.then(|| {
+                pool.taken += bytes;
+                address
+            })
+        };
+        if let Some(address) = take(&mut pool) {
+            return Ok(buffer(bytes, address));
+        }
+        // Free blocks of other sizes may be in the way.
+        for (bytes, address) in std::mem::take(&mut pool.blocks) {
+            // SAFETY: given by the driver once, and nobody's now; the driver waits for work that uses it.
+            unsafe { (self.cuda.driver.free)(address) };
+            pool.taken -= bytes;
+        }
+        let again = take(&mut pool);
+        drop(pool);
+        if let Some(address) = again {
+            return Ok(buffer(bytes, address));
+        }
+        let (free, total) = self.memory().unwrap_or_default();
+        let mib = |bytes: usize| bytes >> 20;
+        Err(self.cuda.error(format!(
+            "out of device memory: {} MiB asked for, {} of {} MiB free; use the device cpu, or one with more memory",
+            mib(bytes),
+            mib(free),
+            mib(total)
+        )))
     }
 
-    pub(super) fn zeros<T: Number>(&self, len: usize) -> Result<Buffer<'_, T>> {
+    pub(super) fn zeros<T: Number>(&self, len: usize) -> Result<Buffer<T>> {
         let out = self.allocate(len)?;
         self.clear(&out)?;
         Ok(out)
     }
 
-    pub(super) fn clear<T: Number>(&self, buffer: &Buffer<'_, T>) -> Result<()> {
+    pub(super) fn clear<T: Number>(&self, buffer: &Buffer<T>) -> Result<()> {
         self.clear_part(buffer, 0..buffer.len)
     }
 
-    pub(super) fn clear_part<T: Number>(&self, buffer: &Buffer<'_, T>, part: Range<usize>) -> Result<()> {
+    pub(super) fn clear_part<T: Number>(&self, buffer: &Buffer<T>, part: Range<usize>) -> Result<()> {
         if part.is_empty() {
             return Ok(());
         }
@@ -93,14 +169,14 @@ impl Session<'_> {
         self.driver("clearing memory", status)
     }
 
-    pub(super) fn uploaded<T: Number>(&self, values: &[T]) -> Result<Buffer<'_, T>> {
+    pub(super) fn uploaded<T: Number>(&self, values: &[T]) -> Result<Buffer<T>> {
         let out = self.allocate(values.len())?;
         self.upload(values, &out)?;
         Ok(out)
     }
 
     /// Copies numbers into the front of a buffer.
-    pub(super) fn upload<T: Number>(&self, values: &[T], buffer: &Buffer<'_, T>) -> Result<()> {
+    pub(super) fn upload<T: Number>(&self, values: &[T], buffer: &Buffer<T>) -> Result<()> {
         if values.len() > buffer.len {
             return Err(self.cuda.error(format!("{} numbers into room for {}", values.len(), buffer.len)));
         }
@@ -113,7 +189,7 @@ impl Session<'_> {
         self.driver("copying to the device", status)
     }
 
-    pub(super) fn to_host<T: Number>(&self, buffer: &Buffer<'_, T>) -> Result<Vec<T>> {
+    pub(super) fn to_host<T: Number>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
         let mut out = vec![T::default(); buffer.len];
         if buffer.len > 0 {
             // SAFETY: both sides hold so many bytes, and any bytes are numbers; the call waits for earlier work.

@@ -8,6 +8,7 @@
 mod dense;
 mod inverse;
 mod kernels;
+mod layers;
 mod library;
 mod memory;
 mod moves;
@@ -15,10 +16,14 @@ mod rows;
 mod statistics;
 
 pub use kernels::CACHE_VARIABLE;
+pub(crate) use layers::{Geometry, Operand, Phi, PoolKind, Values};
 pub use library::{PATH_VARIABLE, search_in};
+pub(crate) use memory::Buffer;
+pub use memory::MEMORY_VARIABLE;
+pub(crate) use statistics::{Block, Places, Sums};
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kernels::Kernels;
 use library::{Blas, Driver, Handle};
@@ -41,9 +46,10 @@ pub struct Cuda {
     kernels: Kernels,
     context: Handle,
     handle: Handle,
-    ordinal: c_int,
     number: usize,
     name: String,
+    /// What was allocated and is free again, and how much may be.
+    pool: Mutex<memory::Pool>,
     /// One caller at a time: buffers and handles are not shared.
     turn: Mutex<()>,
     /// Parts of the group that was solved last, and their seconds.
@@ -63,17 +69,16 @@ impl std::fmt::Debug for Cuda {
 }
 
 impl Cuda {
-    /// Opens a GPU, once a process: the libraries stay loaded.
-    pub fn open(number: usize) -> Result<Arc<Self>> {
-        type Opened = Mutex<Vec<(usize, Arc<Cuda>)>>;
-        static OPEN: OnceLock<Opened> = OnceLock::new();
-        let mut open = OPEN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    /// Opens a GPU, once a process: it stays open, and so do the libraries.
+    pub fn open(number: usize) -> Result<&'static Self> {
+        static OPEN: Mutex<Vec<(usize, &'static Cuda)>> = Mutex::new(Vec::new());
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, cuda)) = open.iter().find(|(n, _)| *n == number) {
-            return Ok(cuda.clone());
+            return Ok(cuda);
         }
         let refused = |problem: String| Error::Device { device: format!("cuda:{number}"), problem };
-        let cuda = Arc::new(Self::load(number).map_err(refused)?);
-        open.push((number, cuda.clone()));
+        let cuda: &'static Self = Box::leak(Box::new(Self::load(number).map_err(refused)?));
+        open.push((number, cuda));
         Ok(cuda)
     }
 
@@ -84,7 +89,7 @@ impl Cuda {
             status => Err(format!("{what}: {}", error_name(&driver, status))),
         };
         // SAFETY: the signatures are the driver's; every pointer is to a live local of the right type.
-        let (ordinal, context, name, capability) = unsafe {
+        let (context, name, capability) = unsafe {
             check("the driver does not start", (driver.init)(0))?;
             let mut version = 0;
             check("the driver's version", (driver.version)(&raw mut version))?;
@@ -107,12 +112,12 @@ impl Cuda {
             let mut context = std::ptr::null_mut();
             check("the GPU cannot be used", (driver.retain_context)(&raw mut context, device))?;
             check("the GPU cannot be used", (driver.set_context)(context))?;
-            (device, context, CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(), capability)
+            (context, CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned(), capability)
         };
         let blas = Blas::load()?;
         let kernels = Kernels::load(&driver, (capability[0], capability[1]))?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the context is current; the handle is destroyed in `drop`.
+        // SAFETY: the context is current; the handle stays for as long as the process does.
         let status = unsafe {
             match (blas.create)(&raw mut handle) {
                 0 => (blas.set_math_mode)(handle, DEFAULT_MATH),
@@ -128,9 +133,9 @@ impl Cuda {
             kernels,
             context,
             handle,
-            ordinal,
             number,
             name,
+            pool: Mutex::new(memory::Pool::new()?),
             turn: Mutex::new(()),
             phases: Mutex::default(),
         })
@@ -147,12 +152,12 @@ impl Cuda {
     }
 
     /// Free and total memory of the device, in bytes.
-    pub fn memory(&self) -> Result<(usize, usize)> {
+    pub fn memory(&'static self) -> Result<(usize, usize)> {
         self.session()?.memory()
     }
 
     /// Makes the device this thread's, until the session ends.
-    fn session(&self) -> Result<Session<'_>> {
+    pub(crate) fn session(&'static self) -> Result<Session> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let session = Session { cuda: self, _turn: turn };
         // SAFETY: the context lives as long as `self`.
@@ -162,18 +167,6 @@ impl Cuda {
 
     fn error(&self, problem: String) -> Error {
         Error::Device { device: format!("cuda:{}", self.number), problem }
-    }
-}
-
-impl Drop for Cuda {
-    fn drop(&mut self) {
-        // SAFETY: nobody else holds the device any more; each was made once in `load`.
-        unsafe {
-            (self.driver.set_context)(self.context);
-            (self.blas.destroy)(self.handle);
-            self.kernels.unload(&self.driver);
-            (self.driver.release_context)(self.ordinal);
-        }
     }
 }
 
@@ -190,12 +183,12 @@ fn error_name(driver: &Driver, status: c_int) -> String {
 }
 
 /// The device in this thread's hands.
-struct Session<'a> {
-    cuda: &'a Cuda,
-    _turn: MutexGuard<'a, ()>,
+pub(crate) struct Session {
+    cuda: &'static Cuda,
+    _turn: MutexGuard<'static, ()>,
 }
 
-impl<'a> Session<'a> {
+impl Session {
     fn driver(&self, what: &str, status: c_int) -> Result<()> {
         match status {
             0 => Ok(()),
@@ -210,12 +203,15 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Free and total memory in bytes, within the limit that [`MEMORY_VARIABLE`] sets.
     fn memory(&self) -> Result<(usize, usize)> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: two live locals.
         let status = unsafe { (self.cuda.driver.memory_info)(&raw mut free, &raw mut total) };
         self.driver("memory", status)?;
-        Ok((free, total))
+        let pool = self.cuda.pool();
+        let left = pool.limit.saturating_sub(pool.used());
+        Ok(((free + pool.free()).min(left), total.min(pool.limit)))
     }
 
     /// Waits for everything asked for so far; what went wrong in a kernel comes out here.
@@ -265,6 +261,7 @@ enum Argument {
     Size(u64),
     Single(f32),
     Double(f64),
+    Geometry(Geometry),
 }
 
 impl Argument {
@@ -275,7 +272,21 @@ impl Argument {
             Argument::Size(v) => (&raw mut *v).cast(),
             Argument::Single(v) => (&raw mut *v).cast(),
             Argument::Double(v) => (&raw mut *v).cast(),
+            Argument::Geometry(v) => (&raw mut *v).cast(),
         }
+    }
+}
+
+/// A count of elements.
+impl From<u64> for Argument {
+    fn from(value: u64) -> Self {
+        Argument::Size(value)
+    }
+}
+
+impl From<Geometry> for Argument {
+    fn from(value: Geometry) -> Self {
+        Argument::Geometry(value)
     }
 }
 
@@ -291,7 +302,7 @@ impl From<f32> for Argument {
     }
 }
 
-/// Sizes are `int` in the kernels; counts of elements are said to be so with [`Argument::Size`].
+/// Sizes are `int` in the kernels; counts of elements are `u64`.
 impl From<usize> for Argument {
     fn from(value: usize) -> Self {
         Argument::Int(value as c_int)

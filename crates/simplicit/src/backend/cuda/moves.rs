@@ -22,24 +22,24 @@ const ROUNDS: usize = 1000;
 const REFINEMENTS: usize = 2;
 
 /// The rows of a chunk and what they keep.
-struct Chunk<'s> {
+struct Chunk {
     rows: usize,
     /// Room for a support.
     n: usize,
     /// Row of the group, and row of the chunk, for each.
-    group_row: Buffer<'s, i32>,
-    own_row: Buffer<'s, i32>,
-    set: Buffer<'s, i32>,
-    used: Buffer<'s, i32>,
-    inverse: Buffer<'s, f64>,
-    diagonal: Buffer<'s, f64>,
-    weights: Buffer<'s, f64>,
+    group_row: Buffer<i32>,
+    own_row: Buffer<i32>,
+    set: Buffer<i32>,
+    used: Buffer<i32>,
+    inverse: Buffer<f64>,
+    diagonal: Buffer<f64>,
+    weights: Buffer<f64>,
     /// Weights and residuals over all features.
-    wide: Buffer<'s, f64>,
-    residual: Buffer<'s, f64>,
+    wide: Buffer<f64>,
+    residual: Buffer<f64>,
     /// Of the length of a support.
-    gathered: Buffer<'s, f64>,
-    step: Buffer<'s, f64>,
+    gathered: Buffer<f64>,
+    step: Buffer<f64>,
 }
 
 /// What a row of a chunk takes on the device.
@@ -47,14 +47,14 @@ fn bytes(n: usize, d: usize) -> usize {
     8 * (n * n + n * (2 * PANEL + 2 * WAITING + 2 * CANDIDATES + 4) + PANEL * PANEL + 2 * d) + d + 4 * n
 }
 
-impl<'s> Session<'s> {
+impl Session {
     /// Weights of every row over all features, and the largest residual of its least squares.
-    pub(super) fn settle<'a>(
-        &'a self,
+    pub(super) fn settle(
+        &self,
         problem: &OnDevice,
         mut sets: Vec<Vec<i32>>,
         cancel: &Cancel,
-    ) -> Result<(Buffer<'a, f64>, Vec<f64>)> {
+    ) -> Result<(Buffer<f64>, Vec<f64>)> {
         let out = self.zeros::<f64>(problem.rows * problem.d)?;
         let mut residuals = vec![0.0; problem.rows];
         // Rows with supports of like size go together, the largest first; those that outgrow their room come again.
@@ -83,7 +83,7 @@ impl<'s> Session<'s> {
         sets: &mut [Vec<i32>],
         chosen: &[usize],
         n: usize,
-        out: &Buffer<'_, f64>,
+        out: &Buffer<f64>,
         residuals: &mut [f64],
         cancel: &Cancel,
     ) -> Result<Vec<usize>> {
@@ -123,7 +123,7 @@ impl<'s> Session<'s> {
     }
 
     /// Inverses on the supports and the weights they give.
-    fn chunk(&self, problem: &OnDevice, sets: &[Vec<i32>], chosen: &[usize], n: usize) -> Result<Chunk<'_>> {
+    fn chunk(&self, problem: &OnDevice, sets: &[Vec<i32>], chosen: &[usize], n: usize) -> Result<Chunk> {
         let (d, rows, kernels) = (problem.d, chosen.len(), &self.cuda.kernels);
         let mut set = vec![-1; rows * n];
         for (own, &row) in set.chunks_mut(n).zip(chosen) {
@@ -158,9 +158,9 @@ impl<'s> Session<'s> {
     fn apply_inverse(
         &self,
         chunk: &Chunk,
-        wide: &Buffer<'_, f64>,
-        row: &Buffer<'_, i32>,
-        out: &Buffer<'_, f64>,
+        wide: &Buffer<f64>,
+        row: &Buffer<i32>,
+        out: &Buffer<f64>,
         d: usize,
     ) -> Result<()> {
         let n = chunk.n;

@@ -25,24 +25,24 @@ pub(crate) struct Answer {
 }
 
 /// What stays on the device from the first phase to the last.
-pub(super) struct OnDevice<'s> {
+pub(super) struct OnDevice {
     pub(super) d: usize,
     pub(super) rows: usize,
     pub(super) ridge: f64,
-    pub(super) gram: Buffer<'s, f64>,
-    pub(super) h: Buffer<'s, f64>,
-    pub(super) prices: Buffer<'s, f64>,
+    pub(super) gram: Buffer<f64>,
+    pub(super) h: Buffer<f64>,
+    pub(super) prices: Buffer<f64>,
 }
 
 /// ρ(Ĝ + ρ)⁻¹ in single precision, and (Ĝ + ρ)⁻¹ĥ of every row.
-struct Rung<'s> {
+struct Rung {
     rho: f64,
     steps: usize,
-    projection: Buffer<'s, f32>,
-    ridge_solutions: Buffer<'s, f64>,
+    projection: Buffer<f32>,
+    ridge_solutions: Buffer<f64>,
 }
 
-impl GroupBackend for Cuda {
+impl GroupBackend for &'static Cuda {
     fn solve(
         &self,
         group: &CardinalityGroup,
@@ -77,7 +77,7 @@ impl Cuda {
         self.phases.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn solve_group(&self, group: &CardinalityGroup, cancel: &Cancel) -> Result<Answer> {
+    fn solve_group(&'static self, group: &CardinalityGroup, cancel: &Cancel) -> Result<Answer> {
         let (rows, d) = (group.rows(), group.quadratic.features());
         let mut phases = Vec::new();
         if rows == 0 || d == 0 {
@@ -130,14 +130,14 @@ impl Cuda {
 }
 
 /// Where the splitting ended: v = x + s, and the dual s.
-struct Split<'s> {
-    x: Buffer<'s, f32>,
-    s: Buffer<'s, f32>,
+struct Split {
+    x: Buffer<f32>,
+    s: Buffer<f32>,
 }
 
-impl Session<'_> {
+impl Session {
     /// Ĝ on the device, from whichever form it has.
-    fn gram(&self, quadratic: Quadratic) -> Result<Buffer<'_, f64>> {
+    fn gram(&self, quadratic: Quadratic) -> Result<Buffer<f64>> {
         match quadratic {
             Quadratic::Gram(gram) => self.uploaded(gram.as_slice()),
             Quadratic::Samples(samples) => {
@@ -150,7 +150,7 @@ impl Session<'_> {
         }
     }
 
-    fn ladder(&self, problem: &OnDevice, ladder: &[(f64, usize)]) -> Result<Vec<Rung<'_>>> {
+    fn ladder(&self, problem: &OnDevice, ladder: &[(f64, usize)]) -> Result<Vec<Rung>> {
         let (d, rows, kernels) = (problem.d, problem.rows, &self.cuda.kernels);
         let n = padded(d);
         let mut out = Vec::with_capacity(ladder.len());
@@ -184,7 +184,7 @@ impl Session<'_> {
     }
 
     /// All steps of all rows.
-    fn split(&self, problem: &OnDevice, start: &Buffer<'_, f32>, rungs: &[Rung], cancel: &Cancel) -> Result<Split<'_>> {
+    fn split(&self, problem: &OnDevice, start: &Buffer<f32>, rungs: &[Rung], cancel: &Cancel) -> Result<Split> {
         let (d, rows, kernels) = (problem.d, problem.rows, &self.cuda.kernels);
         let count = rows * d;
         let size = || Argument::Size(count as u64);
@@ -201,7 +201,7 @@ impl Session<'_> {
             for _ in 0..rung.steps {
                 let projection = Panel::new(rung.projection.address(), d);
                 let (x_all, y_all) = (Panel::new(x.address(), d), Panel::new(y.address(), d));
-                self.product_single(y_all, projection, x_all, Sizes(d, rows, d))?;
+                self.product_single(y_all, 0.0, projection, x_all, Sizes(d, rows, d))?;
                 let arguments = arguments!(&y, &rung.ridge_solutions, &problem.prices, &x, &s, 0.5 * rung.rho, size());
                 self.each(kernels.threshold, count, 1, arguments)?;
             }

@@ -1,42 +1,191 @@
 //! G and H of a group, accumulated on the device in f64, a block of samples at a time.
 
 use super::dense::{Panel, Sizes};
+use super::layers::{Geometry, Values};
 use super::memory::Buffer;
-use super::{Cuda, Session, arguments};
+use super::{Argument, Cuda, Session, THREADS, arguments};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
+/// Blocks of a grid along its second axis, at most.
+const MOST_BLOCKS: usize = 65_535;
+
 /// Sums on the device while blocks come in.
 pub(crate) struct Accumulator<'s> {
-    session: &'s Session<'s>,
+    session: &'s Session,
     d: usize,
     r: usize,
-    gram: Buffer<'s, f64>,
-    cross: Buffer<'s, f64>,
-    /// Room for a block, kept from one to the next.
-    features: Option<Buffer<'s, f64>>,
-    targets: Option<Buffer<'s, f64>>,
-    room: usize,
+    samples: usize,
+    gram: Buffer<f64>,
+    cross: Buffer<f64>,
+    /// Σ t² of every target over the device's blocks, in [`THREADS`] parts, and over the host's.
+    squares: Buffer<f64>,
+    energy: Vec<f64>,
+}
+
+/// What [`Accumulator`] comes to.
+pub(crate) struct Sums {
+    /// Samples added.
+    pub(crate) samples: usize,
+    /// G, full, d × d.
+    pub(crate) gram: Matrix,
+    /// H, one target a row.
+    pub(crate) cross: Matrix,
+    /// Σ t² of every target.
+    pub(crate) energy: Vec<f64>,
+}
+
+/// Samples of features and targets on the device, both with a column of samples each.
+pub(crate) struct Block {
+    pub(crate) samples: usize,
+    features: Buffer<f64>,
+    targets: Buffer<f64>,
+}
+
+/// Places (sample · positions + position) of a chunk at which features and targets are taken.
+pub(crate) struct Places {
+    data: Buffer<i32>,
+    len: usize,
 }
 
 impl Cuda {
-    /// Runs `feed` with an accumulator of d features and r targets; G (full, d × d) and H (one target a row) at the end.
+    /// Runs `feed` with an accumulator of d features and r targets.
     pub(crate) fn accumulate(
-        &self,
+        &'static self,
         d: usize,
         r: usize,
         feed: impl FnOnce(&mut Accumulator) -> Result<()>,
-    ) -> Result<(Matrix, Matrix)> {
+    ) -> Result<Sums> {
         let session = self.session()?;
-        let (gram, cross) = (session.zeros(d * d)?, session.zeros(d * r)?);
-        let mut sums = Accumulator { session: &session, d, r, gram, cross, features: None, targets: None, room: 0 };
+        let mut sums = session.accumulator(d, r)?;
         feed(&mut sums)?;
         sums.finish()
     }
 }
 
+impl Session {
+    /// Sums of d features and r targets, all zero.
+    pub(crate) fn accumulator(&self, d: usize, r: usize) -> Result<Accumulator<'_>> {
+        let (gram, cross, squares) = (self.zeros(d * d)?, self.zeros(d * r)?, self.zeros(r * THREADS)?);
+        Ok(Accumulator { session: self, d, r, samples: 0, gram, cross, squares, energy: vec![0.0; r] })
+    }
+
+    /// Room for samples of d features and r targets.
+    pub(crate) fn block(&self, samples: usize, d: usize, r: usize) -> Result<Block> {
+        Ok(Block { samples, features: self.allocate(samples * d)?, targets: self.allocate(samples * r)? })
+    }
+
+    pub(crate) fn places(&self, places: &[i32]) -> Result<Places> {
+        Ok(Places { data: self.uploaded(places)?, len: places.len() })
+    }
+
+    /// Values of all channels at some places: one channel a column.
+    pub(crate) fn at_places(&self, z: &Values, places: &Places) -> Result<Values> {
+        let out = self.no_values(z.channels, places.len, 1)?;
+        let arguments = arguments!(&out.data, &z.data, &places.data, z.channels, places.len, z.positions, z.count);
+        self.launch(self.cuda.kernels.gather_targets, grid(places.len, z.channels), THREADS, arguments)?;
+        Ok(out)
+    }
+
+    /// Features `column..` of a block: the taps of some channels, at the places from `first` on.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn gather_taps(
+        &self,
+        block: &Block,
+        x: &Values,
+        places: &Places,
+        first: usize,
+        geometry: Geometry,
+        channel: usize,
+        taps: usize,
+        column: usize,
+    ) -> Result<()> {
+        let (m, f) = (block.samples, &block.features);
+        let arguments = arguments!(f, &x.data, &places.data, geometry, channel, taps, column, m, first, x.count);
+        self.launch(self.cuda.kernels.gather_taps, grid(m, taps), THREADS, arguments)
+    }
+
+    /// Features `column..` of a block: single units, where a place is a sample.
+    pub(crate) fn gather_units(
+        &self,
+        block: &Block,
+        x: &Values,
+        places: &Places,
+        first: usize,
+        units: &[i32],
+        column: usize,
+    ) -> Result<()> {
+        let (m, on_device) = (block.samples, self.uploaded(units)?);
+        let arguments = arguments!(
+            &block.features,
+            &x.data,
+            &places.data,
+            &on_device,
+            x.positions,
+            units.len(),
+            column,
+            m,
+            first,
+            x.count
+        );
+        self.launch(self.cuda.kernels.gather_units, grid(m, units.len()), THREADS, arguments)
+    }
+
+    /// A feature of a block that is always one.
+    pub(crate) fn gather_constant(&self, block: &Block, column: usize) -> Result<()> {
+        let at = Argument::Address(block.features.at(column * block.samples));
+        self.each(self.cuda.kernels.fill_double, block.samples, 1, arguments!(at, block.samples as u64, 1.0))
+    }
+
+    /// Targets of a block: `rows` channels of `targets` from `row` on, at its samples from `first` on.
+    pub(crate) fn gather_targets(
+        &self,
+        block: &Block,
+        targets: &Values,
+        first: usize,
+        row: usize,
+        rows: usize,
+    ) -> Result<()> {
+        let (m, all) = (block.samples, targets.count);
+        let arguments = arguments!(&block.targets, &targets.data, rows, row, m, first, all);
+        self.launch(self.cuda.kernels.targets_double, grid(m, rows), THREADS, arguments)
+    }
+
+    /// Takes a residual sum off the targets of a block.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn subtract_residual(
+        &self,
+        block: &Block,
+        x: &Values,
+        factors: Option<&Buffer<f32>>,
+        places: &Places,
+        first: usize,
+        row: usize,
+        rows: usize,
+    ) -> Result<()> {
+        let m = block.samples;
+        let factors = Argument::Address(factors.map_or(0, Buffer::address));
+        let arguments =
+            arguments!(&block.targets, &x.data, factors, &places.data, rows, row, m, first, x.positions, x.count);
+        self.launch(self.cuda.kernels.subtract_residual, grid(m, rows), THREADS, arguments)
+    }
+
+    /// A block as matrices with one sample a row.
+    pub(crate) fn block_rows(&self, block: &Block) -> Result<(Matrix, Matrix)> {
+        let rows = |columns: Vec<f64>| {
+            let width = columns.len() / block.samples.max(1);
+            Matrix::from_fn(block.samples, width, |i, j| columns[j * block.samples + i])
+        };
+        Ok((rows(self.to_host(&block.features)?), rows(self.to_host(&block.targets)?)))
+    }
+}
+
+fn grid(across: usize, down: usize) -> (usize, usize) {
+    (across.div_ceil(THREADS), down.min(MOST_BLOCKS))
+}
+
 impl Accumulator<'_> {
-    /// Adds a block: features and targets with one sample a row.
+    /// Adds a block of the host's: features and targets with one sample a row.
     pub(crate) fn add(&mut self, features: &Matrix, targets: &Matrix) -> Result<()> {
         let (samples, d, r) = (features.rows(), self.d, self.r);
         if features.cols() != d || targets.cols() != r || targets.rows() != samples {
@@ -46,30 +195,51 @@ impl Accumulator<'_> {
                 format!("{:?} and {:?}", (samples, features.cols()), (targets.rows(), targets.cols())),
             ));
         }
-        if samples > self.room {
-            self.features = None;
-            self.targets = None;
-            self.features = Some(self.session.allocate(samples * d)?);
-            self.targets = Some(self.session.allocate(samples * r)?);
-            self.room = samples;
-        }
-        let (Some(f), Some(t)) = (&self.features, &self.targets) else { return Ok(()) };
-        self.session.upload(features.as_slice(), f)?;
-        self.session.upload(targets.as_slice(), t)?;
+        let (f, t) = (self.session.uploaded(features.as_slice())?, self.session.uploaded(targets.as_slice())?);
         // A sample a row is, by columns, a sample a column.
-        let (f, t) = (Panel::new(f.address(), d), Panel::new(t.address(), r.max(1)));
-        self.session.add_square(Panel::new(self.gram.address(), d), f, d, samples)?;
-        if r > 0 {
-            let cross = Panel::new(self.cross.address(), d);
-            self.session.product(cross, 1.0, 1.0, f, t.t(), Sizes(d, r, samples))?;
+        self.add_panels(Panel::new(f.address(), d), Panel::new(t.address(), r.max(1)).t(), samples)?;
+        for row in 0..samples {
+            self.energy.iter_mut().zip(targets.row(row)).for_each(|(e, t)| *e += t * t);
         }
         Ok(())
     }
 
-    fn finish(self) -> Result<(Matrix, Matrix)> {
+    /// Adds a block of the device's.
+    pub(crate) fn add_block(&mut self, block: &Block) -> Result<()> {
+        let m = block.samples;
+        self.add_panels(Panel::new(block.features.address(), m).t(), Panel::new(block.targets.address(), m), m)?;
+        let arguments = arguments!(&self.squares, &block.targets, m as u64);
+        self.session.launch(self.session.cuda.kernels.squares_double, (self.r, 1), THREADS, arguments)
+    }
+
+    /// Adds F (d × m) times its transpose, and times the targets (m × r).
+    fn add_panels(&mut self, f: Panel, t: Panel, m: usize) -> Result<()> {
+        let (d, r) = (self.d, self.r);
+        self.session.add_square(Panel::new(self.gram.address(), d), f, d, m)?;
+        if r > 0 {
+            let cross = Panel::new(self.cross.address(), d);
+            self.session.product(cross, 1.0, 1.0, f, t, Sizes(d, r, m))?;
+        }
+        self.samples += m;
+        Ok(())
+    }
+
+    /// The sums, all of them finite.
+    pub(crate) fn finish(self) -> Result<Sums> {
         let (d, r) = (self.d, self.r);
         self.session.each(self.session.cuda.kernels.mirror, d * d, 1, arguments!(&self.gram, d))?;
         let (gram, cross) = (self.session.to_host(&self.gram)?, self.session.to_host(&self.cross)?);
-        Ok((Matrix::from_vec(d, d, gram)?, Matrix::from_vec(r, d, cross)?))
+        let squares = self.session.to_host(&self.squares)?;
+        let on_device = squares.chunks(THREADS).map(|part| part.iter().sum::<f64>());
+        let energy: Vec<f64> = self.energy.iter().zip(on_device).map(|(a, b)| a + b).collect();
+        let (gram, cross) = (Matrix::from_vec(d, d, gram)?, Matrix::from_vec(r, d, cross)?);
+        // A feature or target that is not finite shows in its own square.
+        if let Some(row) = (0..d).find(|&j| !gram[(j, j)].is_finite()) {
+            return Err(Error::NotFinite { array: "features".into(), row, column: row, value: gram[(row, row)] });
+        }
+        if let Some(row) = energy.iter().position(|e| !e.is_finite()) {
+            return Err(Error::NotFinite { array: "targets".into(), row, column: row, value: energy[row] });
+        }
+        Ok(Sums { samples: self.samples, gram, cross, energy })
     }
 }

@@ -11,14 +11,14 @@ use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::Source;
 
 /// What computes a layer, or the output.
-pub(super) struct Sum {
-    pub(super) target: Target,
-    pub(super) blocks: Vec<TapBlock>,
+pub(crate) struct Sum {
+    pub(crate) target: Target,
+    pub(crate) blocks: Vec<TapBlock>,
     /// One per row of weights.
-    pub(super) bias: Vec<f32>,
-    pub(super) activation: Activation,
+    pub(crate) bias: Vec<f32>,
+    pub(crate) activation: Activation,
     /// What computes the layer instead of the blocks.
-    pub(super) operator: Option<Operator>,
+    pub(crate) operator: Option<Operator>,
     name: String,
     /// The layer's units in the layout.
     range: Range<usize>,
@@ -26,7 +26,7 @@ pub(super) struct Sum {
 }
 
 impl Sum {
-    pub(super) fn new(model: &ImplicitModel, target: Target) -> Self {
+    pub(crate) fn new(model: &ImplicitModel, target: Target) -> Self {
         let bias = match target {
             Target::Layer(k) => &model.state_bias()[model.layout().row_range(k)],
             Target::Output => model.output_bias(),
@@ -34,7 +34,7 @@ impl Sum {
         Self::of_blocks(model.layout(), model.shape().outputs, target, model.summands(target), bias.to_vec())
     }
 
-    pub(super) fn of_blocks(
+    pub(crate) fn of_blocks(
         layout: &Layout,
         outputs: usize,
         target: Target,
@@ -69,13 +69,13 @@ impl Sum {
     }
 
     /// What it reads, as often as it does.
-    pub(super) fn sources(&self) -> impl Iterator<Item = Source> {
+    pub(crate) fn sources(&self) -> impl Iterator<Item = Source> {
         let operands = self.operator.iter().flat_map(|o| o.operands());
         self.blocks.iter().map(|b| b.source).chain(operands.map(|o| o.source))
     }
 
     /// The shape of its own value.
-    pub(super) fn map(&self) -> MapShape {
+    pub(crate) fn map(&self) -> MapShape {
         self.map
     }
 

@@ -38,18 +38,8 @@ impl LayerSum {
         Self::of(model.layout(), &Sum::new(model, target))
     }
 
-    /// Of a layer with these summands and biases, or the output: a model of which no more is known yet.
-    pub(crate) fn of_blocks(
-        layout: &Layout,
-        outputs: usize,
-        target: Target,
-        blocks: Vec<TapBlock>,
-        bias: Vec<f32>,
-    ) -> Self {
-        Self::of(layout, &Sum::of_blocks(layout, outputs, target, blocks, bias))
-    }
-
-    fn of(layout: &Layout, sum: &Sum) -> Self {
+    /// Of a layer's blocks: a model of which no more may be known yet.
+    pub(crate) fn of(layout: &Layout, sum: &Sum) -> Self {
         let only = || std::iter::once(sum);
         let instructions = Instructions::detect();
         let mut places = Places::new(LANES);

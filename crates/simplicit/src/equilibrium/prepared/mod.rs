@@ -15,6 +15,7 @@ mod places;
 mod plan;
 
 pub use layer::BlockKernel;
+pub(crate) use layer::Sum;
 pub use layer_sum::LayerSum;
 
 use std::sync::Mutex;
@@ -29,7 +30,7 @@ use crate::parallel::{self, Threads};
 use crate::{Error, Result};
 use bounds::Bounds;
 use execute::Room;
-use layer::{Step, Sum, is_direct, own_map, own_margin};
+use layer::{Step, is_direct, own_map, own_margin};
 use places::Places;
 use plan::View;
 

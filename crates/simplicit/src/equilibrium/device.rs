@@ -1,0 +1,497 @@
+//! Layers and whole models on a GPU: the same blocks as [`LayerSum`](super::LayerSum) runs on the CPU, forwards and
+//! backwards, for samples that stay on the device. Sums are in single precision, as on the CPU, in another order.
+
+use std::collections::BTreeSet;
+use std::ffi::c_int;
+
+use super::prepared::Sum;
+use crate::backend::cuda::{Buffer, Cuda, Geometry, Operand, Phi, PoolKind, Session, Values};
+use crate::backend::{self, Device};
+use crate::layout::{Activation, MapShape, Operator};
+use crate::linalg::Matrix;
+use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
+use crate::network::{FixedMap, Source, Window};
+use crate::parallel::{self, Cancel, Threads};
+use crate::{Error, Result};
+
+/// Samples on the device at once, at most.
+const SAMPLES: usize = 512;
+
+/// A layer, or the output, with its weights on the device.
+pub(crate) struct DeviceLayer {
+    sum: Sum,
+    blocks: Vec<Weights>,
+    bias: Buffer<f32>,
+    threads: Threads,
+}
+
+/// The weights of a block.
+enum Weights {
+    /// One row a channel out, over the taps of its own group of channels; nothing where all of them are zero.
+    Taps(Option<Buffer<f32>>),
+    /// A residual sum, with a factor a channel or none.
+    Residual(Option<Buffer<f32>>),
+}
+
+/// The window of a block over its operand.
+pub(crate) fn geometry(input: MapShape, output: MapShape, window: Window) -> Geometry {
+    let int = |v: usize| v as c_int;
+    Geometry {
+        channels: int(input.channels),
+        height: int(input.height),
+        width: int(input.width),
+        out_height: int(output.height),
+        out_width: int(output.width),
+        kernel: window.kernel.map(int),
+        stride: window.stride.map(int),
+        padding: [int(window.padding[0]), int(window.padding[1])],
+        dilation: window.dilation.map(int),
+    }
+}
+
+fn pooling(map: FixedMap) -> Result<(Geometry, PoolKind)> {
+    let (input, output) = (map.input(), map.output()?);
+    Ok(match map {
+        FixedMap::AveragePool { window, count_padding, .. } => {
+            let kind = if count_padding { PoolKind::MeanWithPadding } else { PoolKind::Mean };
+            (geometry(input, output, window), kind)
+        }
+        FixedMap::MaxPool { window, .. } => (geometry(input, output, window), PoolKind::Maximum),
+        FixedMap::GlobalAverage { .. } => {
+            let kernel = [input.height, input.width];
+            let window = Window { kernel, stride: [1, 1], padding: [0; 4], dilation: [1; 2] };
+            (geometry(input, output, window), PoolKind::Mean)
+        }
+    })
+}
+
+/// φ by its number among the kernels.
+fn phi(activation: Activation) -> Phi {
+    let (kind, a, b) = match activation {
+        Activation::Relu => (0, 0.0, 0.0),
+        Activation::LeakyRelu { slope } => (1, slope, 0.0),
+        Activation::Tanh => (2, 0.0, 0.0),
+        Activation::Sigmoid => (3, 0.0, 0.0),
+        Activation::Identity => (4, 0.0, 0.0),
+        Activation::Clip { low, high } => (5, low, high),
+        Activation::Softplus => (6, 0.0, 0.0),
+        Activation::Softsign => (7, 0.0, 0.0),
+        Activation::Elu { alpha } => (8, alpha, 0.0),
+        Activation::Celu { alpha } => (9, alpha, 0.0),
+        Activation::Selu => (10, 0.0, 0.0),
+        Activation::HardSigmoid { alpha, beta } => (11, alpha, beta),
+        Activation::HardSwish => (12, 0.0, 0.0),
+        Activation::Gelu => (13, 0.0, 0.0),
+        Activation::GeluTanh => (14, 0.0, 0.0),
+        Activation::Silu => (15, 0.0, 0.0),
+        Activation::Mish => (16, 0.0, 0.0),
+    };
+    Phi { kind, a, b }
+}
+
+/// The shape that a block reads its source in.
+fn read_as(block: &TapBlock) -> MapShape {
+    block.maps.first().map_or(block.input, |m| m.input())
+}
+
+/// What the weights of a block are applied to: its source behind its poolings.
+pub(crate) fn operand<'a>(session: &Session, block: &TapBlock, source: &'a Values) -> Result<Operand<'a>> {
+    let mut x = session.under(source, read_as(block).positions())?;
+    for map in &block.maps {
+        let (geometry, kind) = pooling(*map)?;
+        x = Operand::Made(session.pooled(&x, geometry, kind)?);
+    }
+    Ok(x)
+}
+
+impl DeviceLayer {
+    /// Puts the weights of a layer on the device.
+    pub(crate) fn new(session: &Session, sum: Sum, threads: Threads) -> Result<Self> {
+        let blocks = sum.blocks.iter().map(|block| match &block.weights {
+            TapWeights::Taps(taps) if taps.nonzeros() == 0 => Ok(Weights::Taps(None)),
+            TapWeights::Taps(taps) => {
+                let own = block.columns() / block.groups.max(1);
+                let mut dense = vec![0.0; taps.rows() * own];
+                for o in 0..taps.rows() {
+                    let first = block.group_columns(o).start;
+                    taps.row(o).for_each(|(j, v)| dense[o * own + j - first] = v);
+                }
+                session.hold(&dense).map(|dense| Weights::Taps(Some(dense)))
+            }
+            TapWeights::Identity => Ok(Weights::Residual(None)),
+            TapWeights::Diagonal(factors) => session.hold(factors).map(|f| Weights::Residual(Some(f))),
+        });
+        let blocks = blocks.collect::<Result<Vec<_>>>()?;
+        let bias = match &sum.operator {
+            // Numbers of a constant are what a bias per unit would be.
+            Some(Operator::Constant { values, .. }) => session.hold(values)?,
+            _ => session.hold(&sum.bias)?,
+        };
+        Ok(Self { sum, blocks, bias, threads })
+    }
+
+    /// What it reads, each once.
+    pub(crate) fn sources(&self) -> Vec<Source> {
+        let mut out: Vec<Source> = Vec::new();
+        self.sum.sources().for_each(|source| {
+            if !out.contains(&source) {
+                out.push(source);
+            }
+        });
+        out
+    }
+
+    /// The layer or the output.
+    pub(crate) fn target(&self) -> Target {
+        self.sum.target
+    }
+
+    /// z (or the value of an operator) of `count` samples.
+    pub(crate) fn forward<'a>(
+        &self,
+        session: &Session,
+        count: usize,
+        source: impl Fn(Source) -> Result<&'a Values>,
+    ) -> Result<Values> {
+        let map = self.sum.map();
+        match &self.sum.operator {
+            Some(Operator::Constant { values, .. }) => {
+                let all = session.biased(&self.bias, values.len(), count, 1)?;
+                return session.relayout(&all, map.positions());
+            }
+            Some(operator) => return self.operator(session, operator, count, source),
+            None => {}
+        }
+        let z = session.biased(&self.bias, map.channels, count, map.positions())?;
+        for (block, weights) in self.sum.blocks.iter().zip(&self.blocks) {
+            let x = match weights {
+                Weights::Taps(None) => continue,
+                _ => operand(session, block, source(block.source)?)?,
+            };
+            let same = block.output.positions() == map.positions();
+            match weights {
+                Weights::Taps(Some(weights)) => {
+                    let window = geometry(block.input, block.output, block.window);
+                    if same {
+                        session.add_taps(&z, &x, weights, window, block.groups)?;
+                    } else {
+                        let own = session.no_values(block.output.channels, count, block.output.positions())?;
+                        session.add_taps(&own, &x, weights, window, block.groups)?;
+                        session.add_scaled(&z, &session.relayout(&own, map.positions())?, None, 1.0)?;
+                    }
+                }
+                Weights::Residual(factors) if same => session.add_scaled(&z, &x, factors.as_ref(), 1.0)?,
+                Weights::Residual(factors) => {
+                    let own = session.no_values(block.output.channels, count, block.output.positions())?;
+                    session.add_scaled(&own, &x, factors.as_ref(), 1.0)?;
+                    session.add_scaled(&z, &session.relayout(&own, map.positions())?, None, 1.0)?;
+                }
+                Weights::Taps(None) => {}
+            }
+        }
+        Ok(z)
+    }
+
+    /// φ(z), in place.
+    pub(crate) fn activate(&self, session: &Session, z: &Values) -> Result<()> {
+        match self.sum.activation {
+            Activation::Identity => Ok(()),
+            activation => session.activate(z, phi(activation)),
+        }
+    }
+
+    /// An operator without a kernel: its operands go to the CPU and its value comes back.
+    fn operator<'a>(
+        &self,
+        session: &Session,
+        operator: &Operator,
+        count: usize,
+        source: impl Fn(Source) -> Result<&'a Values>,
+    ) -> Result<Values> {
+        let operands = operator.operands().iter().map(|o| session.to_rows(source(o.source)?));
+        let operands = operands.collect::<Result<Vec<_>>>()?;
+        let (map, size) = (self.sum.map(), self.sum.map().size());
+        let rows = parallel::map(self.threads, count, |s| {
+            let of_sample: Vec<&[f32]> = operands.iter().map(|o| row(o, s, count)).collect();
+            let mut out = vec![0.0; size];
+            operator.forward(&of_sample, &mut out);
+            Ok(out)
+        })?;
+        session.from_rows(&rows.concat(), count, map.positions())
+    }
+
+    /// Sends the cotangent of z back to everything the layer reads: `cotangent` gives the values that it is added to, and
+    /// `source` the layer's operands.
+    pub(crate) fn pull_back<'a>(
+        &self,
+        session: &Session,
+        z: &Values,
+        dz: &Values,
+        source: impl Fn(Source) -> Result<&'a Values>,
+        cotangent: impl Fn(Source) -> Option<&'a Values>,
+    ) -> Result<()> {
+        if let Some(operator) = &self.sum.operator {
+            return self.operator_back(session, operator, z, dz, source, cotangent);
+        }
+        for (block, weights) in self.sum.blocks.iter().zip(&self.blocks) {
+            let Some(into) = cotangent(block.source) else { continue };
+            if matches!(weights, Weights::Taps(None)) {
+                continue;
+            }
+            let dout = session.under(dz, block.output.positions())?;
+            let add = |dx: &Values| match weights {
+                Weights::Taps(Some(weights)) => {
+                    let window = geometry(block.input, block.output, block.window);
+                    session.add_taps_back(dx, &dout, weights, window, block.groups)
+                }
+                Weights::Residual(factors) => session.add_scaled(dx, &dout, factors.as_ref(), 1.0),
+                Weights::Taps(None) => Ok(()),
+            };
+            if block.maps.is_empty() && into.positions == block.input.positions() {
+                add(into)?;
+                continue;
+            }
+            let mut dx = session.no_values(block.input.channels, dz.count, block.input.positions())?;
+            add(&dx)?;
+            if !block.maps.is_empty() {
+                // What every pooling read, first to last.
+                let mut read = vec![session.under(source(block.source)?, read_as(block).positions())?];
+                for map in &block.maps[..block.maps.len() - 1] {
+                    let (geometry, kind) = pooling(*map)?;
+                    let next = read.last().map(|x| session.pooled(x, geometry, kind)).transpose()?;
+                    read.extend(next.map(Operand::Made));
+                }
+                for (map, x) in block.maps.iter().zip(&read).rev() {
+                    let (geometry, kind) = pooling(*map)?;
+                    let before = session.no_values(x.channels, x.count, x.positions)?;
+                    session.pooled_back(&before, x, &dx, geometry, kind)?;
+                    dx = before;
+                }
+            }
+            session.add_scaled(into, &*session.under(&dx, into.positions)?, None, 1.0)?;
+        }
+        Ok(())
+    }
+
+    fn operator_back<'a>(
+        &self,
+        session: &Session,
+        operator: &Operator,
+        z: &Values,
+        dz: &Values,
+        source: impl Fn(Source) -> Result<&'a Values>,
+        cotangent: impl Fn(Source) -> Option<&'a Values>,
+    ) -> Result<()> {
+        let operands = operator.operands().iter().map(|o| session.to_rows(source(o.source)?));
+        let operands = operands.collect::<Result<Vec<_>>>()?;
+        let (value, dout, count) = (session.to_rows(z)?, session.to_rows(dz)?, z.count);
+        let rows = parallel::map(self.threads, count, |s| {
+            let of_sample: Vec<&[f32]> = operands.iter().map(|o| row(o, s, count)).collect();
+            let mut cotangents: Vec<Vec<f32>> = of_sample.iter().map(|o| vec![0.0; o.len()]).collect();
+            let mut into: Vec<Option<&mut [f32]>> = cotangents.iter_mut().map(|c| Some(&mut c[..])).collect();
+            operator.adjoint(&of_sample, row(&value, s, count), row(&dout, s, count), &mut into);
+            Ok(cotangents)
+        })?;
+        for (k, operand) in operator.operands().iter().enumerate() {
+            let Some(into) = cotangent(operand.source) else { continue };
+            let all: Vec<f32> = rows.iter().flat_map(|of_sample| of_sample[k].iter().copied()).collect();
+            session.add_scaled(into, &session.from_rows(&all, count, into.positions)?, None, 1.0)?;
+        }
+        Ok(())
+    }
+}
+
+fn row(values: &[f32], sample: usize, count: usize) -> &[f32] {
+    let width = values.len() / count.max(1);
+    &values[sample * width..(sample + 1) * width]
+}
+
+/// A model without cycles, on a GPU.
+pub struct DeviceModel {
+    cuda: &'static Cuda,
+    inputs: usize,
+    outputs: usize,
+    /// Values of a sample, all layers together.
+    units: usize,
+    /// In an order in which they can be computed, the output last.
+    layers: Vec<DeviceLayer>,
+    states: usize,
+}
+
+impl std::fmt::Debug for DeviceModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceModel").field("cuda", &self.cuda).field("layers", &self.layers.len()).finish()
+    }
+}
+
+/// Some samples of all layers: pre-activations, and values where those are not the same.
+pub(crate) struct DevicePass {
+    u: Values,
+    /// By layer, last first.
+    z: Vec<Option<Values>>,
+    x: Vec<Option<Values>>,
+    pub(crate) y: Values,
+}
+
+impl DevicePass {
+    /// Values of a layer or the inputs.
+    pub(crate) fn of(&self, source: Source) -> Result<&Values> {
+        match source {
+            Source::Input => Ok(&self.u),
+            Source::Layer(k) => self.x[k].as_ref().or(self.z[k].as_ref()).ok_or_else(|| not_there(k)),
+        }
+    }
+
+    /// Pre-activations of a layer, or the output.
+    pub(crate) fn z(&self, target: Target) -> Result<&Values> {
+        match target {
+            Target::Layer(k) => self.z[k].as_ref().ok_or_else(|| not_there(k)),
+            Target::Output => Ok(&self.y),
+        }
+    }
+}
+
+fn not_there(layer: usize) -> Error {
+    Error::shape("states of a layer", "those of a layer before", format!("layer {layer}"))
+}
+
+impl DeviceModel {
+    /// Puts the weights on the device. Models with cycles are refused: [`Equilibrium`](super::Equilibrium) iterates those.
+    pub fn new(cuda: &'static Cuda, model: &ImplicitModel, threads: Threads) -> Result<Self> {
+        if !model.layers_are_acyclic() {
+            return Err(Error::unsupported("a model with cycles on a GPU", "run it through Equilibrium"));
+        }
+        let session = cuda.session()?;
+        let targets = model.layer_order().into_iter().map(Target::Layer).chain([Target::Output]);
+        let layers = targets.map(|target| DeviceLayer::new(&session, Sum::new(model, target), threads));
+        Ok(Self {
+            cuda,
+            inputs: model.shape().inputs,
+            outputs: model.shape().outputs,
+            units: model.shape().inputs + model.shape().states + model.shape().outputs,
+            layers: layers.collect::<Result<_>>()?,
+            states: model.layout().layers().len(),
+        })
+    }
+
+    /// On the GPU that a device stands for; `None` where the CPU is better: no GPU, cycles, or too little to do.
+    pub fn on(device: Device, model: &ImplicitModel, threads: Threads) -> Result<Option<Self>> {
+        let work = SAMPLES as f64 * model.shape().states as f64;
+        match backend::gpu(device, work)?.filter(|_| model.layers_are_acyclic()) {
+            Some(cuda) => backend::or_cpu(device, Self::new(cuda, model, threads)),
+            None => Ok(None),
+        }
+    }
+
+    /// Operators that run on the CPU because they have no kernel, each once.
+    pub fn on_cpu(&self) -> Vec<&'static str> {
+        let names: BTreeSet<&'static str> =
+            self.layers.iter().filter_map(|l| l.sum.operator.as_ref()).map(Operator::name).collect();
+        names.into_iter().collect()
+    }
+
+    /// Samples that are run at once when all layers stay.
+    pub(crate) fn at_once(&self, copies: usize) -> Result<usize> {
+        let (free, _) = self.cuda.memory()?;
+        Ok((free / 2 / (4 * copies * self.units).max(1)).clamp(1, SAMPLES))
+    }
+
+    /// The GPU.
+    pub(crate) fn cuda(&self) -> &'static Cuda {
+        self.cuda
+    }
+
+    /// Every layer, and the output last.
+    pub(crate) fn layers(&self) -> &[DeviceLayer] {
+        &self.layers
+    }
+
+    /// The outputs of a batch, one sample a row.
+    pub fn outputs(&self, u: &Matrix<f32>, cancel: &Cancel) -> Result<Matrix<f32>> {
+        if u.cols() != self.inputs {
+            let expected = format!("{} values per sample", self.inputs);
+            return Err(Error::shape("inputs", expected, format!("{} values per sample", u.cols())));
+        }
+        u.require_finite("U", 0)?;
+        let mut y = Vec::with_capacity(u.rows() * self.outputs);
+        let size = self.at_once(1)?;
+        for first in (0..u.rows()).step_by(size) {
+            cancel.check()?;
+            let count = size.min(u.rows() - first);
+            let session = self.cuda.session()?;
+            let rows = &u.as_slice()[first * self.inputs..(first + count) * self.inputs];
+            y.extend(session.to_rows(&self.pass(&session, rows, count, false)?.y)?);
+        }
+        Matrix::from_vec(u.rows(), self.outputs, y)
+    }
+
+    /// Runs samples (one a row) through all layers; with `keep` every layer's values stay, otherwise until they are read.
+    pub(crate) fn pass(&self, session: &Session, u: &[f32], count: usize, keep: bool) -> Result<DevicePass> {
+        let mut pass = DevicePass {
+            u: session.from_rows(u, count, self.input_positions())?,
+            z: (0..self.states).map(|_| None).collect(),
+            x: (0..self.states).map(|_| None).collect(),
+            y: session.no_values(0, 0, 0)?,
+        };
+        for (at, layer) in self.layers.iter().enumerate() {
+            let z = layer.forward(session, count, |source| pass.of(source))?;
+            match layer.target() {
+                Target::Output => pass.y = z,
+                Target::Layer(k) => {
+                    if keep && layer.sum.activation != Activation::Identity {
+                        let x = session.copy(&z)?;
+                        layer.activate(session, &x)?;
+                        pass.x[k] = Some(x);
+                    } else {
+                        layer.activate(session, &z)?;
+                    }
+                    pass.z[k] = Some(z);
+                }
+            }
+            if !keep {
+                for k in 0..self.states {
+                    let read = |l: &DeviceLayer| l.sum.sources().any(|s| s == Source::Layer(k));
+                    if !self.layers[at + 1..].iter().any(read) {
+                        pass.z[k] = None;
+                    }
+                }
+            }
+        }
+        Ok(pass)
+    }
+
+    /// Positions a channel under which the first reader of the inputs wants them.
+    fn input_positions(&self) -> usize {
+        let blocks = self.layers.iter().flat_map(|l| &l.sum.blocks);
+        blocks.filter(|b| b.source == Source::Input).map(|b| read_as(b).positions()).next().unwrap_or(1)
+    }
+
+    /// The derivative of Σ v·y by the pre-activations of every layer (last first), at a pass that kept its layers.
+    pub(crate) fn pull_back(&self, session: &Session, pass: &DevicePass, v: &[f32]) -> Result<Vec<Values>> {
+        let count = pass.y.count;
+        let mut cotangents = Vec::with_capacity(self.states);
+        for k in 0..self.states {
+            let z = pass.z(Target::Layer(k))?;
+            cotangents.push(session.no_values(z.channels, count, z.positions)?);
+        }
+        let dy = session.from_rows(v, count, 1)?;
+        for layer in self.layers.iter().rev() {
+            let (z, dz) = match layer.target() {
+                Target::Output => (&pass.y, &dy),
+                Target::Layer(k) => {
+                    let z = pass.z(Target::Layer(k))?;
+                    if layer.sum.activation != Activation::Identity {
+                        session.gate(&cotangents[k], z, phi(layer.sum.activation))?;
+                    }
+                    (z, &cotangents[k])
+                }
+            };
+            let into = |source: Source| match source {
+                Source::Input => None,
+                Source::Layer(k) => Some(&cotangents[k]),
+            };
+            layer.pull_back(session, z, dz, |source| pass.of(source), into)?;
+        }
+        Ok(cotangents)
+    }
+}
