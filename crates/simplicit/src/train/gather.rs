@@ -613,3 +613,103 @@ impl Chosen {
             .choose(self.positions, self.per_sample)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Device;
+    use crate::layout::Activation;
+    use crate::model::ImplicitModel;
+    use crate::network::{Network, Shape, Window};
+    use crate::parallel::{Cancel, Threads};
+    use crate::problem::Connectivity;
+    use crate::states::Collected;
+    use crate::train::Forget;
+
+    fn network() -> Network {
+        let mut random = Random::new(3);
+        let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| 0.4 * random.normal() as f32);
+        let window = |kernel, stride, padding, dilation| Window { kernel, stride, padding, dilation };
+        let first = Network::builder(Shape::map(2, 7, 6))
+            .and_then(|b| b.convolution(weights(4, 18), window([3, 3], [1, 1], [1; 4], [1; 2]), Some(vec![0.1; 4])))
+            .and_then(|b| b.activation(Activation::Relu))
+            .unwrap();
+        let here = first.here();
+        first
+            .grouped_convolution(weights(4, 18), window([3, 3], [1, 1], [2; 4], [2; 2]), 2, Some(vec![0.2; 4]))
+            .and_then(|b| b.plus(here))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.max_pool(window([2, 2], [2, 2], [0; 4], [1; 2])))
+            .and_then(|b| b.convolution(weights(5, 16), window([2, 2], [2, 1], [1, 0, 0, 1], [1; 2]), None))
+            .and_then(|b| b.activation(Activation::Tanh))
+            .and_then(|b| b.global_average())
+            .and_then(|b| b.linear(weights(3, 5), Some(vec![0.0, 1.0, -1.0])))
+            .and_then(|b| b.build())
+            .unwrap()
+    }
+
+    /// Statistics of every group, and again where the walk comes back to the CPU in the middle.
+    fn walked(device: Device, images: usize, comes_back: bool) -> Vec<Statistics> {
+        let network = network();
+        let mut random = Random::new(4);
+        let u = Matrix::from_fn(images, 84, |_, _| random.normal() as f32);
+        let source = Collected::new(&network, &u).unwrap();
+        let baseline = ImplicitModel::from_network(&network).unwrap();
+        let input = TrainInput {
+            source: &source,
+            baseline: Some(&baseline),
+            importance: None,
+            preprocessing: Default::default(),
+        };
+        let settings = TrainSettings { device, cascade: false, positions: 5, ..Default::default() };
+        let constant = vec![true; baseline.layout().rows() + 3];
+        let plan = Plan::taps(&baseline, &Connectivity::Baseline, 2, &constant).unwrap();
+        let (room, cancel) = (Room::new(u64::MAX, &std::env::temp_dir()), Cancel::new());
+        let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
+        let mut walks = Walks::new(&input, &settings, &plan, &room).unwrap();
+        let built = Build::new(&plan);
+        let mut out = Vec::new();
+        for (k, group) in plan.groups().enumerate() {
+            walks.enter(&settings, group, &run).unwrap();
+            if comes_back && k == 2 {
+                walks.to_host(per_sample(group, &settings, images)).unwrap();
+            }
+            if group.features() > 0 {
+                out.push(walks.statistics(&settings, group, &mut run).unwrap());
+            }
+            walks.leave(&settings, group, &built, &run).unwrap();
+        }
+        out
+    }
+
+    #[test]
+    #[ignore = "needs a GPU"]
+    fn a_gpu_gathers_what_the_cpu_does() {
+        // 70 images are no whole number of blocks; 3 are fewer samples than features.
+        for images in [70, 3] {
+            let expected = walked(Device::Cpu, images, false);
+            for comes_back in [false, true] {
+                let got = walked(Device::Cuda(0), images, comes_back);
+                assert_eq!(got.len(), expected.len());
+                for (got, expected) in got.iter().zip(&expected) {
+                    assert_eq!(got.samples(), expected.samples());
+                    assert_eq!(got.few_samples().is_some(), expected.few_samples().is_some());
+                    let (d, r) = (expected.features(), expected.targets());
+                    assert_eq!((got.features(), got.targets()), (d, r));
+                    let close = |a: f64, b: f64, size: f64| assert!((a - b).abs() <= 1e-5 * size, "{a} {b}");
+                    for i in 0..d {
+                        let of = |j: usize| expected.gram()[(j, j)].sqrt();
+                        for j in 0..d {
+                            close(got.gram()[(i, j)], expected.gram()[(i, j)], of(i) * of(j));
+                        }
+                        for k in 0..r {
+                            let size = of(i) * expected.energy(k).sqrt();
+                            close(got.cross(k)[i], expected.cross(k)[i], size);
+                        }
+                    }
+                    (0..r).for_each(|k| close(got.energy(k), expected.energy(k), expected.energy(k)));
+                }
+            }
+        }
+    }
+}

@@ -45,9 +45,10 @@ using std::isnan;
 template <class... A, size_t... I>
 static void unpack(void (*f)(A...), void** a, std::index_sequence<I...>) { f(*(A*)a[I]...); }
 template <class... A> static void call(void (*f)(A...), void** a) { unpack(f, a, std::index_sequence_for<A...>{}); }
-struct entry { const char* name; void (*run)(void**); };
+struct entry { const char* name; bool has_barriers; void (*run)(void**); };
 static const entry table[] = {
-#define KERNEL(name) {#name, [](void** a) { call(name, a); }},
+#define KERNEL(name) {#name, true, [](void** a) { call(name, a); }},
+#define PLAIN_KERNEL(name) {#name, false, [](void** a) { call(name, a); }},
 #include TABLE
 };
 
@@ -116,6 +117,13 @@ API cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, 
     for (unsigned y = 0; y < gy; y++)
         for (unsigned x = 0; x < gx; x++) {
             blockIdx = {x, y, 0};
+            if (!e->has_barriers) {
+                for (unsigned t = 0; t < bx; t++) {
+                    threadIdx = {t, 0, 0};
+                    e->run(args);
+                }
+                continue;
+            }
             for (unsigned t = 0; t < bx; t++) {
                 if (!stacks[t]) stacks[t] = (char*)malloc(65536);
                 getcontext(&fibres[t]);
