@@ -29,6 +29,7 @@
 mod block;
 mod boxes;
 mod graph;
+mod price;
 mod reach;
 mod region;
 mod relaxation;
@@ -36,7 +37,7 @@ mod sample;
 mod slopes;
 mod substitution;
 
-pub use reach::{Sensitivity, sensitivity};
+pub use price::{Sensitivity, sensitivity};
 
 use std::borrow::Cow;
 

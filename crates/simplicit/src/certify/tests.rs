@@ -442,6 +442,57 @@ fn the_global_bound_is_the_formula() {
     }
 }
 
+/// Prices of shared weights against differences: the constant is what the model with magnitudes of its weights, without
+/// biases and activations, makes of 1/std, averaged over the outputs and doubled.
+#[test]
+fn prices_of_taps_are_the_derivative() {
+    let mut r = Random::new(12);
+    for seed in 0..4 {
+        let model = ImplicitModel::from_network(&convolutional(seed, 2.0)).unwrap();
+        let std = features(model.shape().inputs).std;
+        let constant = |model: &ImplicitModel| {
+            let mut parts = model.clone().into_parts();
+            for block in &mut parts.taps {
+                if let crate::model::TapWeights::Taps(taps) = &mut block.weights {
+                    *taps = Csr::from_rows(
+                        taps.cols(),
+                        (0..taps.rows()).map(|o| taps.row(o).map(|(j, w)| (j, w.abs())).collect::<Vec<_>>()),
+                    );
+                }
+            }
+            let plain = parts.layout.layers().iter().cloned().map(|l| Layer { activation: Activation::Identity, ..l });
+            parts.layout = Layout::new(plain.collect());
+            parts.state_bias.fill(0.0);
+            parts.output_bias.fill(0.0);
+            parts.c = Csr::from_dense(&magnitudes(&parts.c));
+            let model = ImplicitModel::new(parts).unwrap();
+            let u = Matrix::from_fn(1, std.len(), |_, k| (1.0 / std[k]) as f32);
+            let y = Equilibrium::new(&model, one_thread()).unwrap().run(&u).unwrap().y;
+            2.0 * y.row(0).iter().map(|v| f64::from(*v)).sum::<f64>() / y.cols() as f64
+        };
+        let found = sensitivity(&model, &std).unwrap();
+        let before = constant(&model);
+        for _ in 0..30 {
+            let k = r.below(model.taps().len());
+            let crate::model::TapWeights::Taps(taps) = &model.taps()[k].weights else { continue };
+            let (o, j) = (r.below(taps.rows()), r.below(taps.cols()));
+            let h = 0.25f32;
+            let mut dense = taps.to_dense();
+            dense[(o, j)] += if dense[(o, j)] < 0.0 { -h } else { h };
+            let mut parts = model.clone().into_parts();
+            parts.taps[k].weights = crate::model::TapWeights::Taps(Csr::from_dense(&dense));
+            let slope = (constant(&ImplicitModel::new(parts).unwrap()) - before) / f64::from(h);
+            let price = found.taps[k][(o, j)];
+            assert!((slope - price).abs() < 1e-4 * (1.0 + price), "block {k}: {slope} against {price}");
+        }
+    }
+}
+
+fn magnitudes(m: &Csr<f32>) -> Matrix<f32> {
+    let dense = m.to_dense();
+    Matrix::from_fn(dense.rows(), dense.cols(), |i, j| dense[(i, j)].abs())
+}
+
 #[test]
 fn each_bound_adds_to_the_one_before_and_threads_do_not_matter() {
     let mut r = Random::new(3);
