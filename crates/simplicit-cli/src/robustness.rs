@@ -26,6 +26,8 @@ pub(crate) struct RobustnessResults {
     pub(crate) pixels: Option<f64>,
     /// linf or l2.
     pub(crate) norm: String,
+    /// Of a certificate, whose outputs it is about: single (exact ones and a run's) or exact.
+    pub(crate) arithmetic: Option<String>,
 }
 
 /// How a change is measured.

@@ -18,11 +18,13 @@
 //! # Rounding
 //!
 //! A certificate holds for the model in exact arithmetic and for its single-precision run by [`Equilibrium`]. A run
-//! computes z = Wx + b + δ with |δ| ≤ γ_n(|W||x| + |b|) in whatever order it sums its n terms, γ_n = n·u/(1 − n·u),
-//! u = 2⁻²⁴. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z takes
-//! |μ|·γ_n(|W||x| + |b|) from its constant, |x| bounded by its box. Its own coefficients are single precision too: where
-//! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, which summed over the units is the same expression
-//! with another n. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
+//! computes z = Wx + b + δ. In whatever order it sums its n products, every addition is off by at most u = 2⁻²⁴ of a
+//! partial sum, and a partial sum lies between the sum P of the positive products and that of the negative ones, −N: so
+//! |δ| ≤ u·n·max(P, N) + u(P + N), but for terms of order u², which are added. P and N are taken at their largest over the
+//! boxes of x. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z
+//! takes |μ| times that bound of |δ| from its constant. Its own coefficients are single precision too: where
+//! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, γ_n = n·u/(1 − n·u), which summed over the units is
+//! |μ|·γ_n|W||x| with the n of the transpose. [`Arithmetic::Exact`] leaves out the run's part, not this one. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
 //! multiplied along paths. Constants are double precision; their roundings are below one more u. Inputs are float32: ε is
 //! taken 2⁻²³ larger than asked.
 
@@ -82,6 +84,25 @@ impl std::fmt::Display for Bound {
     }
 }
 
+/// Whose outputs a certificate is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arithmetic {
+    /// Both the model's in exact arithmetic and those of its single-precision run.
+    #[default]
+    Single,
+    /// The model's in exact arithmetic alone. The certifier's own rounding is accounted for all the same.
+    Exact,
+}
+
+impl std::fmt::Display for Arithmetic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Arithmetic::Single => "single",
+            Arithmetic::Exact => "exact",
+        })
+    }
+}
+
 /// What is to be certified.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CertifySettings {
@@ -93,11 +114,19 @@ pub struct CertifySettings {
     pub slopes: usize,
     /// In which norm a perturbation is at most ε. Default: every value on its own.
     pub norm: Norm,
+    /// Whose outputs must keep their class. Default: exact ones and those of a single-precision run.
+    pub arithmetic: Arithmetic,
 }
 
 impl Default for CertifySettings {
     fn default() -> Self {
-        Self { epsilon: vec![1.0 / 255.0, 2.0 / 255.0], bound: Bound::Linear, slopes: 0, norm: Norm::Linf }
+        Self {
+            epsilon: vec![1.0 / 255.0, 2.0 / 255.0],
+            bound: Bound::Linear,
+            slopes: 0,
+            norm: Norm::Linf,
+            arithmetic: Arithmetic::Single,
+        }
     }
 }
 
@@ -237,7 +266,7 @@ struct Cycle<'a> {
 
 impl<'a> Certifier<'a> {
     fn new(model: &'a ImplicitModel, per_feature: &'a PerFeature, settings: &'a CertifySettings) -> Result<Self> {
-        let graph = Graph::new(model)?;
+        let graph = Graph::new(model, settings.arithmetic)?;
         let mut cycle = None;
         if let (Some(_), Some(plain)) = (&graph.turns, model.without_taps()) {
             let inverse: Vec<f64> = per_feature.std.iter().map(|s| 1.0 / s).collect();

@@ -192,7 +192,13 @@ fn report(
     (epsilon, norm): (&[f64], Norm),
     threads: usize,
 ) -> CertifyReport {
-    let settings = CertifySettings { epsilon: epsilon.to_vec(), bound: Bound::Slopes, slopes: 4, norm };
+    let settings = CertifySettings {
+        epsilon: epsilon.to_vec(),
+        bound: Bound::Slopes,
+        slopes: 4,
+        norm,
+        arithmetic: Arithmetic::Single,
+    };
     let features = features(u.cols());
     certify(model, u, labels, &features, &settings, Threads::new(threads), &Cancel::new(), |_| {}).unwrap()
 }
@@ -241,8 +247,8 @@ fn nothing_beats(r: &mut Random, model: &ImplicitModel, epsilon: &[f64], norm: N
             });
             let wrong = crate::evaluate::predictions(&target.logits(&points).unwrap());
             assert!(wrong.iter().all(|p| *p == labels[s]), "round {round} sample {s} ε {size} {norm}");
-            // PGD from two starts, FGSM, the square search, and the points.
-            found.trials += 2 * (settings.iterations + 1) + 1 + settings.queries + points.rows();
+            // PGD from all starts, FGSM, the square search, and the points.
+            found.trials += settings.restarts * (settings.iterations + 1) + 1 + settings.queries + points.rows();
         }
     }
     found
@@ -272,6 +278,61 @@ fn nothing_beats_a_certificate() {
         assert!(kind[0] > 200 && kind[1] > 100 && kind[2] > 10, "{certified:?}");
     }
     assert!(fooled > 300 && trials > 100_000, "{fooled} fooled, {trials} trials");
+}
+
+/// Sums of single precision in many orders, pairwise ones too, stay within the slack, which is about half of what γ_n of all
+/// magnitudes allows; and exact arithmetic has less of it.
+#[test]
+fn slacks_hold_for_every_order_of_a_sum() {
+    let mut r = Random::new(41);
+    let features = 300;
+    for round in 0..20 {
+        let w: Vec<f32> = (0..features).map(|_| r.normal() as f32).collect();
+        let x: Vec<f32> = (0..features).map(|_| if round % 2 == 0 { r.uniform() } else { r.normal() } as f32).collect();
+        let bias = r.normal() as f32;
+        let model = ImplicitModel::new(ModelParts {
+            a: Csr::empty(0, 0),
+            b: Csr::empty(0, features),
+            c: Csr::empty(1, 0),
+            d: Csr::from_rows(features, [w.iter().copied().enumerate().collect::<Vec<_>>()]),
+            output_bias: vec![bias],
+            ..Default::default()
+        })
+        .unwrap();
+        let wide: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+        let slack = |arithmetic| {
+            let graph = Graph::new(&model, arithmetic).unwrap();
+            let all = [boxes::Bounds::of_values(wide.clone(), wide.clone())];
+            boxes::Bounds::sum(&graph, 1, &all, &mut block::Packed::default()).slack[0]
+        };
+        let (single, exact) = (slack(Arithmetic::Single), slack(Arithmetic::Exact));
+        let products: Vec<f64> = w.iter().zip(&wide).map(|(w, x)| f64::from(*w) * x).collect();
+        let right = products.iter().sum::<f64>() + f64::from(bias);
+        let magnitudes = products.iter().map(|p| p.abs()).sum::<f64>() + f64::from(bias.abs());
+        assert!(single - exact < 0.62 * boxes::gamma(features as f64 + 4.0) * magnitudes, "{single} {magnitudes}");
+        assert!(exact < 0.1 * single);
+        let mut worst: f64 = 0.0;
+        for turn in 0..60 {
+            // Largest first, all of one sign first, or any order; in turn or by pairs.
+            let mut order: Vec<f32> = w.iter().zip(&x).map(|(w, x)| w * x).chain([bias]).collect();
+            match turn {
+                0 => order.sort_by(|a, b| b.abs().total_cmp(&a.abs())),
+                1 => order.sort_by(|a, b| b.total_cmp(a)),
+                2 => order.sort_by(f32::total_cmp),
+                _ => (1..order.len()).for_each(|k| order.swap(k, r.below(k + 1))),
+            }
+            let found = if turn % 2 == 1 || turn == 2 {
+                order.iter().fold(0.0, |sum, p| sum + p)
+            } else {
+                while order.len() > 1 {
+                    order = order.chunks(2).map(|pair| pair.iter().sum()).collect();
+                }
+                order[0]
+            };
+            worst = worst.max((f64::from(found) - right).abs());
+        }
+        assert!(worst <= single, "{worst} against {single}");
+    }
 }
 
 /// Of dense ReLU layers (W, b), the last without activation: the smallest differences of output `label` and the others
