@@ -373,6 +373,7 @@ class ImplicitModel(Shaped):
         slopes: int = 0,
         norm: str = "linf",
         arithmetic: str = "single",
+        work: float = 1.1e12,
         threads: int | None = None,
     ) -> CertifyReport:
         """Accuracy that no change within epsilon can take away, as ``simplicit certify`` proves it.
@@ -393,6 +394,8 @@ class ImplicitModel(Shaped):
             ``linf``: every value changes by at most epsilon; ``l2``: the Euclidean length of the change.
         arithmetic : str, optional
             ``single``: proved for exact arithmetic and for a run in single precision; ``exact``: for exact arithmetic alone.
+        work : float, optional
+            Multiply-adds that the intervals of one sample at one epsilon may cost; ``given_up`` counts samples that need more.
         threads : int, optional
         """
         labels = np.asarray(labels).ravel().tolist()
@@ -405,6 +408,7 @@ class ImplicitModel(Shaped):
             slopes=slopes,
             norm=norm,
             arithmetic=arithmetic,
+            work=work,
             threads=threads,
         )
         return CertifyReport(**{**found, "certified": np.array(found["certified"])})

@@ -188,6 +188,7 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         pixels: Some(args.pixels),
         norm: args.norm.norm().to_string(),
         arithmetic: None,
+        given_up: None,
     };
     results.deliver(&args.json, &table)?;
     Ok(Outcome::Done)

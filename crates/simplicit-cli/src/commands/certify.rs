@@ -80,6 +80,9 @@ pub(crate) struct CertifyArgs {
     /// Whose outputs keep their class
     #[arg(long, value_name = "A", default_value = "single", help_heading = "The certificate")]
     arithmetic: ArithmeticKind,
+    /// Multiply-adds that the intervals of one sample at one epsilon may cost; a sample that needs more is given up
+    #[arg(long, value_name = "N", value_parser = number, default_value = "1.1e12", help_heading = "The certificate")]
+    work: f64,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -111,6 +114,7 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
             ArithmeticKind::Single => Arithmetic::Single,
             ArithmeticKind::Exact => Arithmetic::Exact,
         },
+        work: args.work as u64,
     };
     watcher.phase("certifying");
     let (labels, features) = (labels.as_slice(), inputs.per_feature());
@@ -130,7 +134,13 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     results.seconds = stopwatch.seconds();
     let seconds = results.seconds.get("certify").copied().unwrap_or(0.0);
     let table = table(&report, seconds, seconds / (1e-6 * milliseconds * samples as f64));
-    let notices = results.notices();
+    let mut notices = results.notices();
+    if report.given_up > 0 {
+        let (count, work) = (report.given_up, args.work);
+        notices.push(format!(
+            "{count} sample(s) given up: their intervals cost more than {work:.1e} multiply-adds; --work allows more"
+        ));
+    }
     let results = RobustnessResults {
         results,
         epsilon: report.epsilon,
@@ -146,6 +156,7 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
         pixels: None,
         norm: args.norm.norm().to_string(),
         arithmetic: Some(settings.arithmetic.to_string()),
+        given_up: Some(report.given_up),
     };
     results.deliver(&args.json, &table)?;
     Ok(Outcome::with_notices(&notices))

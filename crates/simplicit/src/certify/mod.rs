@@ -116,6 +116,9 @@ pub struct CertifySettings {
     pub norm: Norm,
     /// Whose outputs must keep their class. Default: exact ones and those of a single-precision run.
     pub arithmetic: Arithmetic,
+    /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds; a sample that needs more
+    /// is given up there. Default 2⁴⁰, half a minute or a minute.
+    pub work: u64,
 }
 
 impl Default for CertifySettings {
@@ -126,6 +129,7 @@ impl Default for CertifySettings {
             slopes: 0,
             norm: Norm::Linf,
             arithmetic: Arithmetic::Single,
+            work: 1 << 40,
         }
     }
 }
@@ -147,6 +151,8 @@ pub struct CertifyReport {
     pub certified: Vec<Vec<bool>>,
     /// Samples without equilibrium, of which none is certified.
     pub not_converged: usize,
+    /// Samples that were given up at some ε because their intervals would have cost more than the settings allow.
+    pub given_up: usize,
 }
 
 /// Certifies every sample at every ε. The result depends on neither the number of threads nor the order of ε.
@@ -194,7 +200,7 @@ pub fn certify(
         .filter(|b| *b <= settings.bound)
         .collect();
     let mut counts = vec![vec![0usize; ascending.len()]; bounds.len()];
-    let (mut right, mut not_converged) = (0, 0);
+    let (mut right, mut not_converged, mut given_up) = (0, 0, 0);
     let mut certified = Vec::with_capacity(samples);
     parallel::fold(
         threads,
@@ -209,6 +215,7 @@ pub fn certify(
             for verdict in verdicts {
                 right += usize::from(verdict.right);
                 not_converged += usize::from(!verdict.converged);
+                given_up += usize::from(verdict.given_up);
                 for (count, reached) in counts.iter_mut().zip(&verdict.reached) {
                     count[..*reached].iter_mut().for_each(|c| *c += 1);
                 }
@@ -236,6 +243,7 @@ pub fn certify(
         by_bound,
         certified,
         not_converged,
+        given_up,
     })
 }
 
@@ -244,6 +252,7 @@ pub fn certify(
 struct Verdict {
     right: bool,
     converged: bool,
+    given_up: bool,
     /// Of every bound: at how many ε, ascending, it or one before it certifies the sample.
     reached: Vec<usize>,
 }
@@ -293,6 +302,7 @@ impl<'a> Certifier<'a> {
             let mut verdict = Verdict {
                 right: predicted[s] == labels[s],
                 converged: diagnostics[s].converged,
+                given_up: false,
                 reached: vec![0; self.settings.bound as usize + 1],
             };
             if verdict.right && verdict.converged {
@@ -304,8 +314,10 @@ impl<'a> Certifier<'a> {
                     label: labels[s] as usize,
                     states,
                     cancel,
+                    given_up: false,
                 };
                 verdict.reached = sample.reached(ascending)?;
+                verdict.given_up = sample.given_up;
             }
             verdicts.push(verdict);
         }

@@ -192,13 +192,8 @@ fn report(
     (epsilon, norm): (&[f64], Norm),
     threads: usize,
 ) -> CertifyReport {
-    let settings = CertifySettings {
-        epsilon: epsilon.to_vec(),
-        bound: Bound::Slopes,
-        slopes: 4,
-        norm,
-        arithmetic: Arithmetic::Single,
-    };
+    let settings =
+        CertifySettings { epsilon: epsilon.to_vec(), bound: Bound::Slopes, slopes: 4, norm, ..Default::default() };
     let features = features(u.cols());
     certify(model, u, labels, &features, &settings, Threads::new(threads), &Cancel::new(), |_| {}).unwrap()
 }
@@ -577,6 +572,26 @@ fn each_bound_adds_to_the_one_before_and_threads_do_not_matter() {
         }
     }
     assert!(totals.windows(2).all(|t| t[0] < t[1]), "{totals:?}");
+}
+
+/// A sample that would cost too much is not certified by lines, and is counted.
+#[test]
+fn what_is_given_up_is_counted() {
+    let model = ImplicitModel::from_network(&convolutional(3, 3.0)).unwrap();
+    let features = features(model.shape().inputs);
+    let u = samples_of(&mut Random::new(4), 12, &features);
+    let labels = crate::evaluate::predictions(&ModelClassifier::new(&model).unwrap().logits(&u).unwrap());
+    let run = |work: u64| {
+        let settings = CertifySettings { epsilon: vec![0.015], work, ..Default::default() };
+        certify(&model, &u, &labels, &features, &settings, Threads::one(), &Cancel::new(), |_| {}).unwrap()
+    };
+    let (none, all) = (run(0), run(1 << 40));
+    let interval = all.by_bound[1].1[0];
+    assert_eq!(all.given_up, 0);
+    assert!(all.certified_accuracy[0] > interval, "{all:?}");
+    // Every sample that intervals leave open is given up.
+    assert_eq!(none.certified_accuracy[0], interval);
+    assert_eq!(none.given_up, ((1.0 - interval) * 12.0).round() as usize);
 }
 
 #[test]
