@@ -86,7 +86,7 @@ def train_blocks(
     progress: Callable[[str, int, int], object] | None = None,
 ) -> tuple[str, list[str]]: ...
 def prove_row(
-    gram: _Array, cross: list[float], energy: float, prices: list[float], answer: list[float], seconds: float
+    gram: _Array, cross: list[float], energy: float, prices: list[float], answer: list[float] | None, seconds: float
 ) -> tuple[float, float, float, list[float], str, list[list[float]], list[Any]]: ...
 
 @final
@@ -171,6 +171,8 @@ def certify_model(
     bound: str,
     slopes: int = 0,
     norm: str = "linf",
+    arithmetic: str = "single",
+    work: float = 1.1e12,
     threads: int | None = None,
 ) -> dict[str, Any]: ...
 def connections(connectivity: str, layout: str, inputs: int, outputs: int) -> _F32: ...

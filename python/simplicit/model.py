@@ -314,8 +314,8 @@ class ImplicitModel(Shaped):
         baseline: Network | ImplicitModel | None = None,
         methods: Sequence[str] = ("fgsm", "pgd", "square"),
         pixels: float = 1.0,
-        iterations: int = 20,
-        restarts: int = 2,
+        iterations: int = 10,
+        restarts: int = 5,
         step: float | None = None,
         queries: int = 300,
         seed: int = 0,
@@ -372,6 +372,8 @@ class ImplicitModel(Shaped):
         bound: str = "linear",
         slopes: int = 0,
         norm: str = "linf",
+        arithmetic: str = "single",
+        work: float = 1.1e12,
         threads: int | None = None,
     ) -> CertifyReport:
         """Accuracy that no change within epsilon can take away, as ``simplicit certify`` proves it.
@@ -390,6 +392,10 @@ class ImplicitModel(Shaped):
             Gradient steps on the slopes of the lines, for samples that the linear bound leaves open.
         norm : str, optional
             ``linf``: every value changes by at most epsilon; ``l2``: the Euclidean length of the change.
+        arithmetic : str, optional
+            ``single``: proved for exact arithmetic and for a run in single precision; ``exact``: for exact arithmetic alone.
+        work : float, optional
+            Multiply-adds that the intervals of one sample at one epsilon may cost; ``given_up`` counts samples that need more.
         threads : int, optional
         """
         labels = np.asarray(labels).ravel().tolist()
@@ -401,6 +407,8 @@ class ImplicitModel(Shaped):
             bound=bound,
             slopes=slopes,
             norm=norm,
+            arithmetic=arithmetic,
+            work=work,
             threads=threads,
         )
         return CertifyReport(**{**found, "certified": np.array(found["certified"])})

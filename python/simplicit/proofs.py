@@ -87,14 +87,8 @@ def prove(gram: Any, cross: Any, energy: float, prices: Any, answer: Any = None,
     if seconds < 0:
         raise SettingError(f"seconds: expected zero or more, got {seconds}")
 
-    def search(start: np.ndarray) -> tuple[Any, ...]:
-        return _core.prove_row(gram, cross.tolist(), float(energy), prices.tolist(), start.tolist(), float(seconds))
-
-    if answer is None:
-        found = search(np.zeros(d))
-        found = search(np.array(found[3]))
-    else:
-        found = search(np.asarray(answer, dtype=np.float64))
+    start = None if answer is None else np.asarray(answer, dtype=np.float64).tolist()
+    found = _core.prove_row(gram, cross.tolist(), float(energy), prices.tolist(), start, float(seconds))
     value, bound, best, weights, verdict, diagonals, cases = found
     problem = (gram, cross, float(energy), prices)
     return Proof(value, bound, best, np.array(weights), verdict, problem, diagonals, cases)

@@ -73,6 +73,7 @@ class CertifyReport:
     by_bound: list[tuple[str, list[float]]]
     certified: Array
     not_converged: int
+    given_up: int
 
     def results(self) -> dict[str, Any]:
         """As ``certify --json`` has them."""

@@ -221,7 +221,7 @@ pub fn page(
     let run = report::Run::of(found.training.map(|json| ("results", json.as_bytes())), model)?;
     let attack = found.attack.map(|json| ("attack", json.as_bytes()));
     let certify = found.certify.map(|json| ("certify", json.as_bytes()));
-    let robustness = report::robustness(attack, certify, model)?;
+    let robustness = report::robustness(attack.as_slice(), certify.as_slice(), model)?;
     let silent = |_: Event| {};
     let watcher = Watcher::telling(&silent);
     report::page(Page { title, model, baseline, inputs, labels, robustness, run, threads, cancel, watcher: &watcher })

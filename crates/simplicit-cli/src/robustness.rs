@@ -26,6 +26,10 @@ pub(crate) struct RobustnessResults {
     pub(crate) pixels: Option<f64>,
     /// linf or l2.
     pub(crate) norm: String,
+    /// Of a certificate, whose outputs it is about: single (exact ones and a run's) or exact.
+    pub(crate) arithmetic: Option<String>,
+    /// Samples whose intervals would have cost more than allowed.
+    pub(crate) given_up: Option<usize>,
 }
 
 /// How a change is measured.

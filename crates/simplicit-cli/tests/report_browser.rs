@@ -186,7 +186,7 @@ fn cyclic_report() -> String {
         kind,
         points: (1..=4).map(|k| (f64::from(k) / 255.0, share / f64::from(k))).collect(),
     };
-    let robustness = Robustness {
+    let robustness = [Robustness {
         clean: 0.9,
         curves: vec![
             curve(RobustnessKind::Transfer, 0.85),
@@ -194,11 +194,11 @@ fn cyclic_report() -> String {
             curve(RobustnessKind::Certified, 0.5),
         ],
         ..Robustness::default()
-    };
+    }];
     render(&Input {
         rows: &rows,
         diagnostics: &solution.diagnostics,
-        robustness: Some(&robustness),
+        robustness: &robustness,
         ..Input::new("cyclic", &model)
     })
 }

@@ -68,19 +68,35 @@ fn a_network_is_certified_after_convert_in_both_norms() {
     run(d, "convert @fashion_cnn.onnx --scale 1/255 --out net.safetensors").expect(0);
     for (norm, epsilon) in [("linf", "1/255,4/255"), ("l2", "0.1,0.4")] {
         let flags = format!("net.safetensors {TEST} --samples 40 --epsilon {epsilon} --norm {norm}");
-        run(d, &format!("attack {flags} --queries 20 --json a.json")).expect(0);
-        run(d, &format!("certify {flags} --slopes 10 --json c.json")).expect(0);
-        let [a, c] = ["a.json", "c.json"].map(|name| json(&d.join(name)));
+        run(d, &format!("attack {flags} --queries 20 --json {norm}.a.json")).expect(0);
+        run(d, &format!("certify {flags} --slopes 10 --json {norm}.c.json")).expect(0);
+        let [a, c] = ["a", "c"].map(|name| json(&d.join(format!("{norm}.{name}.json"))));
         assert_eq!((&a["norm"], &c["norm"]), (&Value::from(norm), &Value::from(norm)));
         let (attacked, certified) = (list(&a["attacked_accuracy"]), list(&c["certified_accuracy"]));
         assert!(certified.iter().zip(&attacked).all(|(c, a)| c <= a), "{certified:?} above {attacked:?}");
         assert!(certified[0] > 0.5, "{norm}: {certified:?}");
         let bounds: Vec<&str> = c["bounds"].as_array().unwrap().iter().map(|b| b["bound"].as_str().unwrap()).collect();
         assert_eq!(bounds, ["global", "interval", "linear", "slopes"]);
-        run(d, "report --model net.safetensors --attack a.json --certify c.json --out r.html").expect(0);
-        let page = std::fs::read_to_string(d.join("r.html")).unwrap();
-        assert_eq!(page.contains("Euclidean length of the change"), norm == "l2");
+        // In exact arithmetic alone no less is certified.
+        run(d, &format!("certify {flags} --arithmetic exact --json e.json")).expect(0);
+        let exact = json(&d.join("e.json"));
+        assert_eq!((&exact["arithmetic"], &c["arithmetic"]), (&Value::from("exact"), &Value::from("single")));
+        let linear = list(&c["bounds"][2]["accuracy"]);
+        assert!(
+            list(&exact["certified_accuracy"]).iter().zip(&linear).all(|(e, c)| e >= c),
+            "{exact} below {linear:?}"
+        );
     }
+    let report = "report --model net.safetensors --out r.html --attack linf.a.json --certify linf.c.json";
+    run(d, report).expect(0);
+    assert!(!std::fs::read_to_string(d.join("r.html")).unwrap().contains("Euclidean length of the change"));
+    run(d, &format!("{report} --attack l2.a.json --certify l2.c.json")).expect(0);
+    let page = std::fs::read_to_string(d.join("r.html")).unwrap();
+    for axis in ["largest change ε", "Euclidean length of the change ε"] {
+        assert!(page.contains(axis), "{axis}");
+    }
+    let ran = run(d, &format!("{report} --attack linf.a.json")).expect(2);
+    assert!(ran.one_line().contains("--attack: expected one file for each norm, got two with linf"), "{ran:?}");
     // Nothing is accepted and ignored.
     let ran = run(d, &format!("certify net.safetensors {TEST} --bound interval --slopes 3")).expect(2);
     assert!(ran.one_line().contains("slopes: expected steps with the bound slopes"), "{ran:?}");

@@ -21,14 +21,17 @@ pub(crate) fn prove_row(
     cross: Vec<f64>,
     energy: f64,
     prices: Vec<f64>,
-    answer: Vec<f64>,
+    answer: Option<Vec<f64>>,
     seconds: f64,
 ) -> PyResult<Outcome> {
     let numbers = gram.numbers();
     enter(py, None, |inside| {
         let row = PricedRow::new(numbers.block(0..numbers.samples()), cross, energy, prices)?;
         let settings = ProveSettings { seconds, ..ProveSettings::default() };
-        let proof = row.prove(&answer, &settings, inside.cancel)?;
+        let proof = match answer {
+            Some(answer) => row.prove(&answer, &settings, inside.cancel)?,
+            None => row.solve(&settings, inside.cancel)?,
+        };
         let verdict = match proof.verdict {
             Verdict::Optimal => "optimal",
             Verdict::Beaten => "beaten",

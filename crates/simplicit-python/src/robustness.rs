@@ -114,7 +114,7 @@ fn norm_of(name: &str) -> PyResult<attack::Norm> {
 
 /// Accuracy that no perturbation can take away.
 #[pyfunction]
-#[pyo3(signature = (model, u, labels, *, epsilon, bound, slopes=0, norm="linf", threads=None))]
+#[pyo3(signature = (model, u, labels, *, epsilon, bound, slopes=0, norm="linf", arithmetic="single", work=1.1e12, threads=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn certify_model<'py>(
     py: Python<'py>,
@@ -125,10 +125,17 @@ pub(crate) fn certify_model<'py>(
     bound: &str,
     slopes: usize,
     norm: &str,
+    arithmetic: &str,
+    work: f64,
     threads: Option<usize>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let model = model.get().model.clone();
     let inputs = u.inputs(model.preprocessing())?;
+    let arithmetic = match arithmetic {
+        "single" => certify::Arithmetic::Single,
+        "exact" => certify::Arithmetic::Exact,
+        other => return Err(of_library(&Error::setting("arithmetic", "single or exact", other))),
+    };
     let bound = match bound {
         "global" => certify::Bound::Global,
         "interval" => certify::Bound::Interval,
@@ -139,7 +146,7 @@ pub(crate) fn certify_model<'py>(
     let norm = norm_of(norm)?;
     let threads = door::threads(threads);
     let report = enter(py, None, |inside| {
-        let settings = CertifySettings { epsilon, bound, slopes, norm };
+        let settings = CertifySettings { epsilon, bound, slopes, norm, arithmetic, work: work as u64 };
         let (per_feature, cancel) = (inputs.per_feature(), inside.cancel);
         Ok(certify::certify(&model, &inputs, &labels, per_feature, &settings, threads, cancel, |_| {})?)
     })?;
@@ -153,5 +160,6 @@ pub(crate) fn certify_model<'py>(
     out.set_item("by_bound", by_bound)?;
     out.set_item("certified", report.certified)?;
     out.set_item("not_converged", report.not_converged)?;
+    out.set_item("given_up", report.given_up)?;
     Ok(out)
 }

@@ -1,6 +1,6 @@
 //! Attacks and certificates on real models: FashionMNIST's network as it is, made sparse, and made sparse and cyclic.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::panic)]
 
 mod common;
 
@@ -196,4 +196,26 @@ fn robust_rounds_lower_the_certificates_constant() {
     let (robust, other) = constant(&TrainSettings { robust_rounds: 2, ..settings });
     assert!((sparsity - other).abs() < 0.005);
     assert!(robust < 0.8 * plain, "{robust} against {plain}");
+}
+
+/// The same for convolutions: prices by the certificate lower the constant at the same sparsity.
+#[test]
+fn robust_rounds_lower_the_constant_of_convolutions() {
+    let setting = setting_of("fashion_cnn.onnx", 20);
+    let constant = |settings: &TrainSettings| {
+        let model = setting.train(settings);
+        let found = sensitivity(&model, &[1.0; 784]).unwrap();
+        // Every path crosses the one block that reads the input.
+        let first = model.taps().iter().zip(&found.taps).find(|(b, _)| b.source == simplicit::network::Source::Input);
+        let (block, price) = first.unwrap();
+        let simplicit::model::TapWeights::Taps(taps) = &block.weights else { panic!("no taps") };
+        let rows = (0..taps.rows()).flat_map(|o| taps.row(o).map(move |(j, w)| (o, j, w)));
+        let total: f64 = rows.map(|(o, j, w)| f64::from(w.abs()) * price[(o, j)]).sum();
+        (total, model.sparsity().sparsity)
+    };
+    let settings = TrainSettings { target_sparsity: Some(0.6), ..l1(1e-3) };
+    let (plain, sparsity) = constant(&settings);
+    let (robust, other) = constant(&TrainSettings { robust_rounds: 1, ..settings });
+    assert!((sparsity - other).abs() < 0.01, "{sparsity} {other}");
+    assert!(robust < 0.9 * plain, "{robust} against {plain}");
 }

@@ -24,8 +24,9 @@ use crate::table::{Table, count, percent};
 const HELP: &str = "\
 Every value of an input may change by at most epsilon, in raw·scale units (before mean and std), and
 stays in [0, 1]; with --norm l2 the Euclidean length of the change is at most epsilon; with
---pixels 0.5 only half of the values of each input change, chosen at random. FGSM and PGD follow the
-exact gradient of the cross-entropy, the square search none. With a network beside the model,
+--pixels 0.5 only half of the values of each input change, chosen at random. FGSM and the first
+start of PGD follow the exact gradient of the cross-entropy, each further start of PGD that of one
+other class's output less the right one's, largest output first; the square search follows none. With a network beside the model,
 attacks along the baseline's gradient are transferred too, and the white-box attacks try their
 points as well. The last column is the worst case over all attacks, example by example; what fools
 the model at some epsilon counts at every larger one. A network alone can be attacked too.
@@ -40,7 +41,7 @@ Examples:
 pub(crate) enum MethodKind {
     /// One step along the sign of the gradient
     Fgsm,
-    /// Projected steps, from FGSM's point and random ones
+    /// Projected steps, from FGSM's point, and from random ones towards one other class each
     Pgd,
     /// Random search, no gradient
     Square,
@@ -81,12 +82,12 @@ pub(crate) struct AttackArgs {
     #[arg(long, value_name = "P", value_parser = number, default_value = "1", help_heading = "The attack")]
     pixels: f64,
     /// Steps of PGD per start
-    #[arg(long, value_name = "N", default_value_t = 20, help_heading = "The attack")]
+    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "The attack")]
     iterations: usize,
-    /// Starts of PGD: FGSM's point, then random ones
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "The attack")]
+    /// Starts of PGD: FGSM's point, then random ones, each towards one other class
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "The attack")]
     restarts: usize,
-    /// Size of a PGD step, in raw·scale units [default: 2.5·epsilon/iterations]
+    /// Size of PGD's first step, in raw·scale units; the steps after it shrink to nothing [default: epsilon]
     #[arg(long, value_name = "S", value_parser = number, help_heading = "The attack")]
     step: Option<f64>,
     /// Outputs that the square search may ask for at each epsilon
@@ -186,6 +187,8 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         bounds: Vec::new(),
         pixels: Some(args.pixels),
         norm: args.norm.norm().to_string(),
+        arithmetic: None,
+        given_up: None,
     };
     results.deliver(&args.json, &table)?;
     Ok(Outcome::Done)

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use simplicit::arrays::Labels;
-use simplicit::certify::{Bound, CertifyReport, CertifySettings, certify};
+use simplicit::certify::{Arithmetic, Bound, CertifyReport, CertifySettings, certify};
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 use simplicit::states::InputSource;
@@ -22,7 +22,8 @@ const HELP: &str = "\
 Every value of an input may change by at most epsilon, in raw·scale units (before mean and std), and
 stays in [0, 1]; with --norm l2 the Euclidean length of the change is at most epsilon. Certified
 means proved: no such change makes another class the largest output, neither in exact arithmetic nor
-in this program's single precision. Bounds from cheap to tight, each tried where the one before does
+in this program's single precision (with --arithmetic exact in exact arithmetic alone, which is what
+other tools claim at most). Bounds from cheap to tight, each tried where the one before does
 not suffice: global, |C|(I-|A|)^-1|B| + |D| on differences of classes; interval, the box of every
 value; linear, every activation between two lines, substituted back to the inputs; with --slopes N,
 the slopes of these lines improved by N gradient steps. A sample that is not certified at some
@@ -42,6 +43,15 @@ pub(crate) enum BoundKind {
     Interval,
     /// And lines in place of activations
     Linear,
+}
+
+/// Whose outputs keep their class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ArithmeticKind {
+    /// Exact ones and those of a run in single precision
+    Single,
+    /// Exact ones alone
+    Exact,
 }
 
 /// Prove which inputs keep their class under any small change
@@ -67,6 +77,12 @@ pub(crate) struct CertifyArgs {
     /// How a change is measured: its largest value, or its Euclidean length
     #[arg(long, value_name = "NORM", default_value = "linf", help_heading = "The certificate")]
     norm: NormKind,
+    /// Whose outputs keep their class
+    #[arg(long, value_name = "A", default_value = "single", help_heading = "The certificate")]
+    arithmetic: ArithmeticKind,
+    /// Multiply-adds that the intervals of one sample at one epsilon may cost; a sample that needs more is given up
+    #[arg(long, value_name = "N", value_parser = number, default_value = "1.1e12", help_heading = "The certificate")]
+    work: f64,
     #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
@@ -94,6 +110,11 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
         },
         slopes: args.slopes,
         norm: args.norm.norm(),
+        arithmetic: match args.arithmetic {
+            ArithmeticKind::Single => Arithmetic::Single,
+            ArithmeticKind::Exact => Arithmetic::Exact,
+        },
+        work: args.work as u64,
     };
     watcher.phase("certifying");
     let (labels, features) = (labels.as_slice(), inputs.per_feature());
@@ -113,7 +134,13 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     results.seconds = stopwatch.seconds();
     let seconds = results.seconds.get("certify").copied().unwrap_or(0.0);
     let table = table(&report, seconds, seconds / (1e-6 * milliseconds * samples as f64));
-    let notices = results.notices();
+    let mut notices = results.notices();
+    if report.given_up > 0 {
+        let (count, work) = (report.given_up, args.work);
+        notices.push(format!(
+            "{count} sample(s) given up: their intervals cost more than {work:.1e} multiply-adds; --work allows more"
+        ));
+    }
     let results = RobustnessResults {
         results,
         epsilon: report.epsilon,
@@ -128,6 +155,8 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
             .collect(),
         pixels: None,
         norm: args.norm.norm().to_string(),
+        arithmetic: Some(settings.arithmetic.to_string()),
+        given_up: Some(report.given_up),
     };
     results.deliver(&args.json, &table)?;
     Ok(Outcome::with_notices(&notices))

@@ -31,7 +31,8 @@ One self-contained HTML file: sizes, the pattern of (A B; C D), non-zeros per la
 singular values of A. What it cannot know from the model alone comes from --run (what train --json
 wrote: rows, gaps, accuracies, times), the network (the pattern before) and, with --inputs and
 --labels, from measuring again (classes, layers, iterations). Accuracy against the size of a
-perturbation comes from --attack and --certify, the JSON that these commands wrote.
+perturbation comes from --attack and --certify, the JSON that these commands wrote; both may be given
+once for each norm.
 
 train and evaluate write the page themselves with --report FILE.
 
@@ -48,12 +49,12 @@ pub(crate) struct ReportArgs {
     /// What train --json wrote
     #[arg(long, value_name = "FILE")]
     run: Option<PathBuf>,
-    /// What attack --json wrote
+    /// What attack --json wrote; once for each norm
     #[arg(long, value_name = "FILE")]
-    attack: Option<PathBuf>,
-    /// What certify --json wrote
+    attack: Vec<PathBuf>,
+    /// What certify --json wrote; once for each norm
     #[arg(long, value_name = "FILE")]
-    certify: Option<PathBuf>,
+    certify: Vec<PathBuf>,
     /// The page to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -118,16 +119,16 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     let threads = args.running.threads();
     let model = ImplicitModel::load(args.files.model())?;
     let baseline = args.files.network().map(Baseline::open).transpose()?;
-    let read = |path: &Option<PathBuf>| match path {
-        Some(path) => read_capped(path, MAX_RUN).map(|bytes| Some((path.display().to_string(), bytes))),
-        None => Ok(None),
+    let read = |paths: &[PathBuf]| {
+        let files = paths.iter().map(|path| Ok((path.display().to_string(), read_capped(path, MAX_RUN)?)));
+        files.collect::<anyhow::Result<Vec<_>>>()
     };
-    let (run, attack, certify) = (read(&args.run)?, read(&args.attack)?, read(&args.certify)?);
-    fn lent((name, bytes): &(String, Vec<u8>)) -> (&str, &[u8]) {
-        (name, bytes)
+    let (run, attack, certify) = (read(args.run.as_slice())?, read(&args.attack)?, read(&args.certify)?);
+    fn lent(files: &[(String, Vec<u8>)]) -> Vec<Json<'_>> {
+        files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect()
     }
-    let run = Run::of(run.as_ref().map(lent), &model)?;
-    let robustness = robustness(attack.as_ref().map(lent), certify.as_ref().map(lent), &model)?;
+    let run = Run::of(lent(&run).first().copied(), &model)?;
+    let robustness = robustness(&lent(&attack), &lent(&certify), &model)?;
     let selection = args.selection.selection();
     let inputs = match &args.inputs {
         Some(path) => Some(open_inputs(path, &args.preprocessing, Some(model.preprocessing()), &selection)?),
@@ -179,7 +180,7 @@ pub(crate) fn page_about(
         baseline: about.baseline,
         inputs: measured.map(|(inputs, _)| inputs as &dyn InputSource),
         labels: measured.and_then(|(_, labels)| labels),
-        robustness: None,
+        robustness: Vec::new(),
         run: Run::of(Some(("results", text.as_bytes())), about.model)?,
         threads,
         cancel,
@@ -194,7 +195,7 @@ pub(crate) struct Page<'a> {
     pub(crate) baseline: Option<&'a Baseline>,
     pub(crate) inputs: Option<&'a dyn InputSource>,
     pub(crate) labels: Option<&'a Labels>,
-    pub(crate) robustness: Option<Robustness>,
+    pub(crate) robustness: Vec<Robustness>,
     pub(crate) run: Run,
     pub(crate) threads: Threads,
     pub(crate) cancel: &'a Cancel,
@@ -249,7 +250,7 @@ pub(crate) fn page(of: Page) -> anyhow::Result<String> {
         classes: &classes,
         layer_errors: &layers,
         diagnostics: &diagnostics,
-        robustness: robustness.as_ref(),
+        robustness: &robustness,
         seconds: total,
         phases: &phases,
         ..report::Input::new(title, model)
@@ -257,7 +258,7 @@ pub(crate) fn page(of: Page) -> anyhow::Result<String> {
 }
 
 /// The keys of an attack's or a certificate's results that the page shows.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 struct OverEpsilon {
     nonzeros: Option<u64>,
     epsilon: Vec<f64>,
@@ -292,19 +293,32 @@ impl OverEpsilon {
     }
 }
 
-/// Curves of transferred and white-box attacks and of the certificate, as far as there are results.
+/// Of each norm with results: curves of transferred and white-box attacks and of the certificate.
 pub(crate) fn robustness(
-    attack: Option<Json<'_>>,
-    certify: Option<Json<'_>>,
+    attack: &[Json<'_>],
+    certify: &[Json<'_>],
     model: &ImplicitModel,
-) -> anyhow::Result<Option<Robustness>> {
-    let attacked = attack.map(|json| OverEpsilon::of(json, "attack", model)).transpose()?;
-    let certified = certify.map(|json| OverEpsilon::of(json, "certify", model)).transpose()?;
-    let Some(first) = attacked.as_ref().or(certified.as_ref()) else { return Ok(None) };
-    let norm = first.norm();
-    if let Some(other) = certified.as_ref().map(OverEpsilon::norm).filter(|other| *other != norm) {
-        anyhow::bail!("--attack and --certify: expected results in one norm, got {norm} and {other}");
+) -> anyhow::Result<Vec<Robustness>> {
+    let read = |files: &[Json<'_>], command: &str| {
+        files.iter().map(|json| OverEpsilon::of(*json, command, model)).collect::<anyhow::Result<Vec<_>>>()
+    };
+    let (attacked, certified) = (read(attack, "attack")?, read(certify, "certify")?);
+    let mut found = Vec::new();
+    for norm in [Norm::Linf, Norm::L2] {
+        let of = |all: &[OverEpsilon], command: &str| {
+            let mut own = all.iter().filter(|results| results.norm() == norm).cloned();
+            match (own.next(), own.next()) {
+                (_, Some(_)) => anyhow::bail!("--{command}: expected one file for each norm, got two with {norm}"),
+                (first, None) => Ok(first),
+            }
+        };
+        found.extend(curves(of(&attacked, "attack")?, of(&certified, "certify")?, norm));
     }
+    Ok(found)
+}
+
+fn curves(attacked: Option<OverEpsilon>, certified: Option<OverEpsilon>, norm: Norm) -> Option<Robustness> {
+    let clean = attacked.as_ref().or(certified.as_ref())?.clean_accuracy;
     let mut curves = Vec::new();
     if let Some(results) = &attacked {
         let of = |whose: &str| -> Option<Vec<f64>> {
@@ -320,5 +334,5 @@ pub(crate) fn robustness(
     if let Some(results) = &certified {
         curves.extend(results.certified_accuracy.as_ref().map(|a| results.curve(RobustnessKind::Certified, a)));
     }
-    Ok(Some(Robustness { clean: first.clean_accuracy, curves, norm }))
+    Some(Robustness { clean, curves, norm })
 }

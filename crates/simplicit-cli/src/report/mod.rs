@@ -66,7 +66,7 @@ pub struct Input<'a> {
     /// One per test sample. Empty: not known.
     pub diagnostics: &'a [SampleDiagnostics],
     /// From `attack --json` and `certify --json`.
-    pub robustness: Option<&'a Robustness>,
+    pub robustness: &'a [Robustness],
     /// Seconds from start to end.
     pub seconds: Option<f64>,
     /// Name and seconds of every phase.
@@ -96,7 +96,7 @@ impl<'a> Input<'a> {
             class_names: &[],
             layer_errors: &[],
             diagnostics: &[],
-            robustness: None,
+            robustness: &[],
             seconds: None,
             phases: &[],
             settings: &[],
@@ -111,7 +111,7 @@ pub fn render(input: &Input) -> String {
     body += &section("loss", "What was lost where", &grid(&[loss::layers(input), loss::classes(input)]));
     body += &section("nonzeros", "Where the non-zeros are", &grid(&[density::layers(input), density::inputs(input)]));
     body += &section("rows", "How well the rows were solved", &grid(&[rows::residuals(input), rows::gaps(input)]));
-    body += &section("robustness", "Attacked and certified", &grid(&[robustness::figure(input)]));
+    body += &section("robustness", "Attacked and certified", &grid(&robustness::figures(input)));
     body += &section("pattern", "The pattern of M", &pattern::figure(input));
     body +=
         &section("equilibrium", "Rank and equilibrium", &grid(&[spectrum::figure(input), iterations::figure(input)]));

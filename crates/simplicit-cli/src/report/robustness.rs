@@ -55,11 +55,13 @@ impl RobustnessKind {
     }
 }
 
-pub(super) fn figure(input: &Input) -> String {
+/// One figure for each norm.
+pub(super) fn figures(input: &Input) -> Vec<String> {
+    input.robustness.iter().map(figure).collect()
+}
+
+fn figure(robustness: &Robustness) -> String {
     const TITLE: &str = "Accuracy against the size of the change";
-    let Some(robustness) = input.robustness else {
-        return String::new();
-    };
     let known = |(e, a): &(f64, f64)| e.is_finite() && a.is_finite();
     let points = robustness.curves.iter().flat_map(|c| &c.points).filter(|p| known(p));
     let widest = points.clone().map(|p| 255.0 * p.0).fold(0.0, f64::max);

@@ -136,7 +136,7 @@ fn degenerate_models_and_numbers_make_a_page_too() {
             milliseconds: Some(0.0),
             baseline_milliseconds: Some(0.0),
             equilibrium_error: Some(infinite),
-            robustness: robustness.get(turn),
+            robustness: robustness.get(turn..=turn).unwrap_or(&[]),
             ..Input::new("degenerate", &model)
         });
         assert!(!page.contains("NaN") && !page.contains("inf"), "{n} {p} {q}");

@@ -1,4 +1,4 @@
-//! What an attack needs of a model: logits, and the gradient of the cross-entropy with respect to the inputs.
+//! What an attack needs of a model: logits, and the gradient of a loss with respect to the inputs.
 
 use crate::Result;
 use crate::equilibrium::{EquilibriumSettings, InputGradient};
@@ -9,6 +9,15 @@ use crate::network::Network;
 use crate::parallel::Threads;
 use crate::states::StateMap;
 
+/// What an attack climbs.
+#[derive(Debug, Clone, Copy)]
+pub enum Loss<'a> {
+    /// −log softmax(outputs) at the label.
+    CrossEntropy,
+    /// The output of one other class per sample less that of the label.
+    Towards(&'a [u32]),
+}
+
 /// Something that can be attacked, run on the calling thread.
 pub trait Classifier: Sync {
     /// Values per sample.
@@ -17,9 +26,9 @@ pub trait Classifier: Sync {
     fn classes(&self) -> usize;
     /// Outputs of a batch, one sample a row.
     fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>>;
-    /// Outputs, and the gradient of −log softmax(outputs) at the label with respect to the inputs, each sample's scaled by a
-    /// positive number of its own: a softmax that is saturated must not round the direction to zero.
-    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32]) -> Result<(Matrix<f32>, Matrix<f32>)>;
+    /// Outputs, and the gradient of the loss with respect to the inputs, each sample's scaled by a positive number of its
+    /// own: a softmax that is saturated must not round the direction to zero.
+    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32], loss: Loss<'_>) -> Result<(Matrix<f32>, Matrix<f32>)>;
 }
 
 impl Classifier for Network {
@@ -35,9 +44,9 @@ impl Classifier for Network {
         self.forward(u)
     }
 
-    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32]) -> Result<(Matrix<f32>, Matrix<f32>)> {
+    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32], loss: Loss<'_>) -> Result<(Matrix<f32>, Matrix<f32>)> {
         let trace = self.trace(u)?;
-        let gradient = trace.backward(&cross_entropy_cotangent(trace.outputs(), labels, 1.0))?;
+        let gradient = trace.backward(&cotangent(trace.outputs(), labels, loss, 1.0))?;
         Ok((trace.outputs().clone(), gradient.du))
     }
 }
@@ -72,12 +81,22 @@ impl Classifier for ModelClassifier {
         Ok(self.gradient.equilibrium().outputs(u)?.y)
     }
 
-    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32]) -> Result<(Matrix<f32>, Matrix<f32>)> {
+    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32], loss: Loss<'_>) -> Result<(Matrix<f32>, Matrix<f32>)> {
         let solution = self.gradient.equilibrium().run(u)?;
-        let cotangent = cross_entropy_cotangent(&solution.y, labels, self.factor);
+        let cotangent = cotangent(&solution.y, labels, loss, self.factor);
         let gradient = self.gradient.at_inputs(u, &solution.z, &cotangent)?.gradient;
         Ok((solution.y, gradient))
     }
+}
+
+fn cotangent(logits: &Matrix<f32>, labels: &[u32], loss: Loss<'_>, factor: f64) -> Matrix<f32> {
+    let Loss::Towards(classes) = loss else { return cross_entropy_cotangent(logits, labels, factor) };
+    let mut out = Matrix::zeros(logits.rows(), logits.cols());
+    for (i, (&label, &other)) in labels.iter().zip(classes).enumerate().take(logits.rows()) {
+        out[(i, other as usize)] = 1.0;
+        out[(i, label as usize)] = -1.0;
+    }
+    out
 }
 
 /// (softmax − one-hot) of every sample over its largest magnitude.

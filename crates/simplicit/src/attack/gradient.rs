@@ -1,19 +1,22 @@
 //! FGSM and PGD: along the sign of a gradient inside the box, or along the gradient itself inside the ball.
+//!
+//! PGD's first start is FGSM's point, and it climbs the cross-entropy. The others are random points, each of which climbs
+//! towards one other class: the second start towards the one with the largest output, the third towards the next. Where
+//! the cross-entropy mixes the others' gradients, a class of one's own goes straight. Steps shrink to nothing.
 
-use super::classifier::{Classifier, fooled};
+use super::classifier::{Classifier, Loss, fooled};
 use super::region::{Part, pick, stream};
 use super::{AttackSettings, Method};
 use crate::Result;
-use crate::linalg::Matrix;
 use crate::random::Random;
 
 const START: u64 = 2;
 
 /// How many steps, how large.
 pub(super) struct Steps {
-    /// Of every value, in its own units.
-    size: Vec<f32>,
-    /// In raw·scale units: one step, and FGSM's.
+    /// From raw·scale units to those of every value.
+    inverse: Vec<f64>,
+    /// In raw·scale units: PGD's first step, and FGSM's.
     step: f64,
     epsilon: f64,
     /// 0 is FGSM.
@@ -25,13 +28,13 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn of(settings: &AttackSettings, method: Method, epsilon: f64, std: &[f64], first: usize) -> Self {
-        let step = settings.step.unwrap_or(2.5 * epsilon / settings.iterations as f64);
+        let step = settings.step.unwrap_or(epsilon);
         let (iterations, restarts) = match method {
             Method::Pgd => (settings.iterations, settings.restarts),
             _ => (0, 1),
         };
-        let size = std.iter().map(|s| (step / s) as f32).collect();
-        Self { size, step, epsilon, iterations, restarts, seed: settings.seed, first }
+        let inverse = std.iter().map(|s| 1.0 / s).collect();
+        Self { inverse, step, epsilon, iterations, restarts, seed: settings.seed, first }
     }
 }
 
@@ -45,8 +48,8 @@ pub(super) fn search(
     let mut found = vec![false; part.samples.len()];
     // Samples not yet fooled, and where they are.
     let mut open: Vec<usize> = (0..found.len()).collect();
-    let climb = |u: &Matrix<f32>, labels: &[u32]| source.unwrap_or(target).loss_gradient(u, labels);
-    let (_, first) = climb(&part.u, &part.labels)?;
+    let (clean, first) = source.unwrap_or(target).loss_gradient(&part.u, &part.labels, Loss::CrossEntropy)?;
+    let ranked: Vec<Vec<u32>> = (0..found.len()).map(|s| others(clean.row(s), part.labels[s])).collect();
     let mut start = part.u.clone();
     for s in 0..start.rows() {
         if part.ball.is_some() {
@@ -72,28 +75,35 @@ pub(super) fn search(
         for iteration in 0..=steps.iterations {
             let labels: Vec<u32> = open.iter().map(|&s| part.labels[s]).collect();
             let last = iteration == steps.iterations;
+            let classes: Option<Vec<u32>> = match restart {
+                0 => None,
+                _ => open.iter().map(|&s| ranked[s].get((restart - 1) % ranked[s].len().max(1)).copied()).collect(),
+            };
+            let loss = classes.as_deref().map_or(Loss::CrossEntropy, Loss::Towards);
             // White box: the outputs come with the gradient.
             let (logits, gradient) = match (source, last) {
                 (None, false) => {
-                    let (logits, gradient) = target.loss_gradient(&x, &labels)?;
+                    let (logits, gradient) = target.loss_gradient(&x, &labels, loss)?;
                     (logits, Some(gradient))
                 }
                 (_, true) => (target.logits(&x)?, None),
-                (Some(source), false) => (target.logits(&x)?, Some(source.loss_gradient(&x, &labels)?.1)),
+                (Some(source), false) => (target.logits(&x)?, Some(source.loss_gradient(&x, &labels, loss)?.1)),
             };
             let hit = fooled(&logits, &labels);
             open.iter().zip(&hit).filter(|(_, hit)| **hit).for_each(|(&s, _)| found[s] = true);
             let keep: Vec<usize> = (0..open.len()).filter(|&i| !hit[i]).collect();
             if let Some(gradient) = gradient {
                 let mut next = pick(&x, &keep);
+                let size = steps.step * (1.0 - iteration as f64 / steps.iterations as f64);
                 for (row, &i) in keep.iter().enumerate() {
                     let s = open[i];
                     if part.ball.is_some() {
-                        part.along(s, gradient.row(i), steps.step, next.row_mut(row));
+                        part.along(s, gradient.row(i), size, next.row_mut(row));
                         continue;
                     }
                     for k in 0..next.cols() {
-                        let step = towards(gradient[(i, k)], -steps.size[k], 0.0, steps.size[k]);
+                        let size = (size * steps.inverse[k]) as f32;
+                        let step = towards(gradient[(i, k)], -size, 0.0, size);
                         next[(row, k)] = (next[(row, k)] + step).clamp(part.low[(s, k)], part.high[(s, k)]);
                     }
                 }
@@ -106,6 +116,13 @@ pub(super) fn search(
         }
     }
     Ok(found)
+}
+
+/// The classes other than the label, largest output first.
+fn others(logits: &[f32], label: u32) -> Vec<u32> {
+    let mut classes: Vec<u32> = (0..logits.len() as u32).filter(|c| *c != label).collect();
+    classes.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
+    classes
 }
 
 /// By the sign of the gradient; a gradient that is not a number moves nothing.

@@ -1,8 +1,8 @@
 //! Attacks: inputs that are hardly changed and classified wrongly.
 //!
 //! The threat model: every value of an input may move by at most ε, in raw·scale units (before mean and std), or all
-//! together by at most ε in the Euclidean norm, and stays in [0, 1]; `pixels` limits the attacker to a random share of the values of every image. FGSM and PGD climb the
-//! cross-entropy along its exact gradient, either that of the model itself (white box, through the equilibrium) or that
+//! together by at most ε in the Euclidean norm, and stays in [0, 1]; `pixels` limits the attacker to a random share of the values of every image. FGSM climbs the
+//! cross-entropy along its exact gradient, PGD that and, from further starts, the differences of outputs, either that of the model itself (white box, through the equilibrium) or that
 //! of the baseline (transfer, the paper's setting); the square search needs no gradient and would see through one that
 //! is masked.
 //!
@@ -14,7 +14,7 @@ mod gradient;
 mod region;
 mod square;
 
-pub use classifier::{Classifier, ModelClassifier};
+pub use classifier::{Classifier, Loss, ModelClassifier};
 use region::Region;
 pub(crate) use region::limits;
 
@@ -50,7 +50,7 @@ impl std::fmt::Display for Norm {
 pub enum Method {
     /// One step of size ε along the gradient: its sign, or its direction in the Euclidean norm.
     Fgsm,
-    /// Projected steps of the same kind, from FGSM's point and from random ones.
+    /// Projected steps of the same kind, from FGSM's point, and from random ones towards one other class each.
     Pgd,
     /// Random search over squares of extreme values; needs outputs only.
     Square,
@@ -95,11 +95,11 @@ pub struct AttackSettings {
     pub gradients: Vec<Gradient>,
     /// Share of the values of a sample that may change, chosen at random per sample. Default 1.
     pub pixels: f64,
-    /// PGD's step in raw·scale units. Default 2.5·ε / iterations.
+    /// PGD's first step in raw·scale units; the others shrink in proportion to those left. Default ε.
     pub step: Option<f64>,
-    /// PGD's steps per start. Default 20.
+    /// PGD's steps per start. Default 10.
     pub iterations: usize,
-    /// PGD's starts: FGSM's point, then random ones. Default 2.
+    /// PGD's starts: FGSM's point, then random ones, the k-th towards the class with the k-th largest output. Default 5.
     pub restarts: usize,
     /// Outputs the square search may ask for per ε. Default 300.
     pub queries: usize,
@@ -117,8 +117,8 @@ impl Default for AttackSettings {
             gradients: vec![Gradient::Model],
             pixels: 1.0,
             step: None,
-            iterations: 20,
-            restarts: 2,
+            iterations: 10,
+            restarts: 5,
             queries: 300,
             seed: 0,
             norm: Norm::Linf,

@@ -83,7 +83,7 @@ fn the_gradient_points_where_the_loss_grows() {
     let target = ModelClassifier::new(&cyclic(1)).unwrap();
     let u = samples(1, 4);
     for label in 0..3 {
-        let (_, gradient) = target.loss_gradient(&u, &[label]).unwrap();
+        let (_, gradient) = target.loss_gradient(&u, &[label], Loss::CrossEntropy).unwrap();
         let h = 1e-2f32;
         let differences: Vec<f64> = (0..12)
             .map(|k| {
@@ -114,7 +114,7 @@ fn a_saturated_softmax_still_has_a_direction() {
     })
     .unwrap();
     let u = Matrix::from_vec(1, 2, vec![0.9f32, 0.1]).unwrap();
-    let (_, gradient) = ModelClassifier::new(&model).unwrap().loss_gradient(&u, &[0]).unwrap();
+    let (_, gradient) = ModelClassifier::new(&model).unwrap().loss_gradient(&u, &[0], Loss::CrossEntropy).unwrap();
     assert!(gradient[(0, 0)] < 0.0 && gradient[(0, 1)] > 0.0);
 }
 

@@ -23,14 +23,14 @@ pub(super) struct Weights {
     magnitudes: Stencil,
     /// The weights that are there, each one.
     pattern: Stencil,
-    /// By groups of results, whose sums are added up: a sum of few products, then of few sums, rounds less.
+    /// By groups of results, whose sums are added up in double precision: a sum of few products rounds little.
     transposed: Vec<Stencil>,
     row_terms: usize,
     column_terms: usize,
 }
 
-/// Products that one group of the transpose sums, about.
-const GROUP: usize = 72;
+/// Roundings of a product behind its group's sum: to single precision, and when it joins the coefficient.
+const AFTER_GROUP: usize = 3;
 
 pub(super) struct Select {
     /// Per result: unit of the source, or `NONE`.
@@ -54,8 +54,8 @@ impl Select {
 }
 
 impl Linear {
-    /// The weights of a block, without its poolings.
-    pub(super) fn of_block(block: &TapBlock) -> Self {
+    /// The weights of a block, without its poolings; a group of the transpose sums about `group` products.
+    pub(super) fn of_block(block: &TapBlock, group: usize) -> Self {
         let TapWeights::Taps(taps) = &block.weights else {
             let size = block.output.size();
             let factor = (0..size).map(|unit| block.unit_factor(unit)).collect();
@@ -63,7 +63,7 @@ impl Linear {
         };
         let packing = Packing::new(block.input, block.window, block.output);
         let area = block.window.area();
-        let groups = groups(taps, (GROUP / area).max(1));
+        let groups = groups(taps, (group / area).max(1));
         let terms = |part: &Csr<f32>| {
             let mut per_channel = vec![0usize; block.input.channels];
             part.indices().iter().for_each(|&j| per_channel[j as usize / area] += 1);
@@ -77,17 +77,17 @@ impl Linear {
             forward: packing.stencil(taps),
             magnitudes: packing.stencil(&with(taps, f32::abs)),
             pattern: packing.stencil(&with(taps, |_| 1.0)),
-            column_terms: groups.iter().map(terms).max().unwrap_or(0) + groups.len(),
+            column_terms: groups.iter().map(terms).max().unwrap_or(0) + AFTER_GROUP,
             transposed: groups.iter().map(|part| packing.transposed(part)).collect(),
             packing: (!plain).then_some(packing),
             row_terms: longest(taps),
         }))
     }
 
-    /// A matrix, results × units of the source.
-    pub(super) fn of_entries(entries: &Csr<f32>) -> Self {
+    /// A matrix, results × units of the source; groups as of a block.
+    pub(super) fn of_entries(entries: &Csr<f32>, group: usize) -> Self {
         let stencil = |m: &Csr<f32>| Stencil::new([1, 1], 1, (0..m.rows()).map(|i| m.row(i).collect::<Vec<_>>()));
-        let groups: Vec<Csr<f32>> = groups(entries, GROUP).iter().map(Csr::transposed).collect();
+        let groups: Vec<Csr<f32>> = groups(entries, group).iter().map(Csr::transposed).collect();
         Linear::Weights(Box::new(Weights {
             packing: None,
             input: entries.cols(),
@@ -96,7 +96,7 @@ impl Linear {
             forward: stencil(entries),
             magnitudes: stencil(&with(entries, f32::abs)),
             pattern: stencil(&with(entries, |_| 1.0)),
-            column_terms: groups.iter().map(longest).max().unwrap_or(0) + groups.len(),
+            column_terms: groups.iter().map(longest).max().unwrap_or(0) + AFTER_GROUP,
             transposed: groups.iter().map(stencil).collect(),
             row_terms: longest(entries),
         }))
@@ -151,13 +151,13 @@ impl Linear {
     pub(super) fn transposed(&self, dout: &[f32], dx: &mut [f32], lanes: usize, room: &mut Packed) {
         match self {
             Linear::Weights(w) => match &w.packing {
-                None => w.add_groups(dx, dout, lanes, &mut room.partial),
+                None => w.add_groups(dx, dout, lanes, &mut room.partial, &mut room.sums),
                 Some(packing) => {
                     let above = sized(&mut room.above, w.packed_cotangent * lanes);
                     packing.pack_cotangent(dout, above, lanes);
                     let below = sized(&mut room.below, w.packed * lanes);
                     below.fill(0.0);
-                    w.add_groups(below, above, lanes, &mut room.partial);
+                    w.add_groups(below, above, lanes, &mut room.partial, &mut room.sums);
                     packing.unpack_add(below, dx, lanes);
                 }
             },
@@ -174,17 +174,20 @@ impl Linear {
 }
 
 impl Weights {
-    /// Every group's sums, and then the sum of these.
-    fn add_groups(&self, sums: &mut [f32], source: &[f32], lanes: usize, partial: &mut Vec<f32>) {
-        let partial = sized(partial, sums.len());
+    /// Adds every group's sums, and then the sum of these.
+    fn add_groups(&self, into: &mut [f32], source: &[f32], lanes: usize, partial: &mut Vec<f32>, sums: &mut Vec<f64>) {
+        let partial = sized(partial, into.len());
+        sums.clear();
+        sums.resize(into.len(), 0.0);
         for group in &self.transposed {
             partial.fill(0.0);
             group.accumulate(partial, source, lanes);
             vectorised(
                 #[inline(always)]
-                || sums.iter_mut().zip(partial.iter()).for_each(|(s, p)| *s += p),
+                || sums.iter_mut().zip(partial.iter()).for_each(|(s, p)| *s += f64::from(*p)),
             );
         }
+        into.iter_mut().zip(sums.iter()).for_each(|(i, s)| *i += *s as f32);
     }
 
     fn apply(&self, stencil: &Stencil, x: &[f32], out: &mut [f32], lanes: usize, room: &mut Packed) {
@@ -216,6 +219,7 @@ pub(super) struct Packed {
     above: Vec<f32>,
     below: Vec<f32>,
     partial: Vec<f32>,
+    sums: Vec<f64>,
 }
 
 fn sized(room: &mut Vec<f32>, size: usize) -> &mut [f32] {

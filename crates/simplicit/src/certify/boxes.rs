@@ -29,8 +29,9 @@ pub(super) struct Bounds {
     pub(super) slack: Vec<f64>,
     /// How far a value is moved after its activation; empty for nowhere.
     pub(super) moved: Vec<f64>,
-    /// Centres, and radius and largest magnitude side by side, rounded outwards.
-    centre: Vec<f32>,
+    /// Side by side: the centre; how far the interval goes above zero, less how far below.
+    centres: Vec<f32>,
+    /// Side by side, rounded outwards: radius; largest magnitude; how far the interval goes above zero and below, together.
     spans: Vec<f32>,
     /// One where a value may differ from zero, and zero elsewhere.
     live: Vec<f32>,
@@ -54,16 +55,16 @@ impl Bounds {
     }
 
     fn round_outwards(&mut self) {
-        self.centre.clear();
+        self.centres.clear();
         self.spans.clear();
         self.live.clear();
         for (&low, &high) in self.x_low.iter().zip(&self.x_high) {
             let centre = f64::midpoint(low, high) as f32;
             let radius = (high - f64::from(centre)).max(f64::from(centre) - low).max(0.0);
-            self.centre.push(centre);
+            let (above, below) = (high.max(0.0), (-low).max(0.0));
+            self.centres.extend([centre, (above - below) as f32]);
             self.live.push(f32::from(u8::from(low != 0.0 || high != 0.0)));
-            self.spans.push(upwards(radius));
-            self.spans.push(upwards(low.abs().max(high.abs())));
+            self.spans.extend([upwards(radius), upwards(low.abs().max(high.abs())), upwards(above + below)]);
         }
     }
 
@@ -71,30 +72,37 @@ impl Bounds {
     pub(super) fn sum(graph: &Graph, k: usize, all: &[Bounds], room: &mut Packed) -> Self {
         let node = &graph.nodes[k];
         let size = node.size;
-        let (mut centre, mut spans, mut counts) = (vec![0.0f32; size], vec![0.0f32; 2 * size], vec![0.0f32; size]);
+        let (mut centres, mut spans, mut counts) = (vec![0.0f32; 2 * size], vec![0.0f32; 3 * size], vec![0.0f32; size]);
         for term in &node.terms {
             let source = &all[term.source];
-            term.map.forward(&source.centre, &mut centre, 1, room);
-            term.map.magnitudes(&source.spans, &mut spans, 2, room);
+            term.map.forward(&source.centres, &mut centres, 2, room);
+            term.map.magnitudes(&source.spans, &mut spans, 3, room);
             term.map.count(&source.live, &mut counts, room);
         }
-        let substitution = gamma(node.substitution_terms);
+        let (one, substitution) = (gamma(1.0), gamma(node.substitution_terms));
         let mut bounds = Self::default();
         for i in 0..size {
             // Products that are not zero, bias, the factor of a mean, and once for every block.
             let terms = f64::from(counts[i]) + (node.terms.len() + 3) as f64;
             let own = gamma(terms);
-            let run = if node.rounds { own } else { 0.0 };
+            let bias = node.bias_of(i);
+            let wide = |value: f32| f64::from(value) * (1.0 + own);
+            let (radius, magnitude) = (wide(spans[3 * i]), wide(spans[3 * i + 1]) + bias.abs());
+            // Positive products add up to at most ½(Σ|w|(above + below) + Σw(above − below)), negative ones to the difference.
+            let together = wide(spans[3 * i + 2]);
+            let partial = 0.5 * (together + f64::from(centres[2 * i + 1]).abs()) + (own + one) * together + bias.abs();
+            let together = together + bias.abs();
+            // In whatever order, every addition is off by one unit of a partial sum, which is between those two sums or off by
+            // the additions before; products round once.
+            let rounding = one * (terms * (partial + own * together) + together);
+            let run = if node.rounds { rounding } else { 0.0 };
             // Underflow of products.
             let tiny = terms * f64::from(f32::MIN_POSITIVE);
-            let bias = node.bias_of(i);
-            let radius = f64::from(spans[2 * i]) * (1.0 + own);
-            let magnitude = (f64::from(spans[2 * i + 1]) + bias.abs()) * (1.0 + own);
-            let far = radius + (own + run) * magnitude + tiny;
-            let centre = f64::from(centre[i]) + bias;
+            let far = radius + rounding + run + tiny;
+            let centre = f64::from(centres[2 * i]) + bias;
             bounds.low.push(centre - far);
             bounds.high.push(centre + far);
-            bounds.slack.push((run + substitution) * magnitude + tiny);
+            bounds.slack.push(run + substitution * magnitude + tiny);
         }
         bounds
     }
@@ -110,7 +118,7 @@ impl Bounds {
             if *activation == Activation::Identity {
                 continue;
             }
-            let rounds = !matches!(activation, Activation::Relu | Activation::Clip { .. });
+            let rounds = node.activation_rounds && !matches!(activation, Activation::Relu | Activation::Clip { .. });
             if rounds {
                 self.moved.resize(size, 0.0);
             }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::Arithmetic;
 use super::block::{Linear, Select};
 use crate::graph::{BoundShape, Dims};
 use crate::layout::{Activation, Operator, Source};
@@ -18,6 +19,11 @@ use crate::{Error, Result};
 
 /// Turns of a cycle before its box takes over.
 pub(super) const TURNS: usize = 12;
+
+/// Products that a substitution sums in single precision. Beside the roundings of a run its own matter little; without them
+/// short sums are worth their time.
+const COARSE: usize = 72;
+const FINE: usize = 9;
 
 /// One summand of a node.
 pub(super) struct Term {
@@ -47,6 +53,8 @@ pub(super) struct Node {
     pub(super) activations: Vec<(Range<usize>, Activation)>,
     /// Whether a run rounds its sums to single precision.
     pub(super) rounds: bool,
+    /// Whether a run rounds its activations.
+    pub(super) activation_rounds: bool,
     /// Roundings of a substitution on the way to one coefficient of what the node reads.
     pub(super) substitution_terms: f64,
     /// Whether everything it reads is the input itself.
@@ -66,12 +74,14 @@ pub(super) struct Graph {
     pub(super) outputs: usize,
     /// Whether every activation is non-expansive.
     pub(super) non_expansive: bool,
+    /// Products that one group of a transpose sums, about.
+    group: usize,
 }
 
 const INPUT: usize = 0;
 
 impl Graph {
-    pub(super) fn new(model: &ImplicitModel) -> Result<Self> {
+    pub(super) fn new(model: &ImplicitModel, arithmetic: Arithmetic) -> Result<Self> {
         let layers = model.layout().layers();
         for layer in layers.iter().filter(|l| l.operator.is_none()) {
             if !layer.activation.is_non_decreasing() {
@@ -86,6 +96,7 @@ impl Graph {
             turns: None,
             outputs: model.shape().outputs,
             non_expansive: layers.iter().all(|l| l.activation.is_non_expansive()),
+            group: if arithmetic == Arithmetic::Exact { FINE } else { COARSE },
         };
         if model.layers_are_acyclic() {
             graph.add_layers(model)?;
@@ -93,6 +104,9 @@ impl Graph {
             graph.add_cycle(model)?;
         }
         graph.count_roundings();
+        if arithmetic == Arithmetic::Exact {
+            graph.nodes.iter_mut().for_each(|n| (n.rounds, n.activation_rounds) = (false, false));
+        }
         Ok(graph)
     }
 
@@ -139,13 +153,13 @@ impl Graph {
                 source = match places.pooled.get(&key) {
                     Some(known) => *known,
                     None => {
-                        let pooled = self.push(pooling(*map, source)?);
+                        let pooled = self.push(pooling(*map, source, self.group)?);
                         places.pooled.insert(key, pooled);
                         pooled
                     }
                 };
             }
-            node.terms.push(Term { source, map: Arc::new(Linear::of_block(block)) });
+            node.terms.push(Term { source, map: Arc::new(Linear::of_block(block, self.group)) });
         }
         Ok(node)
     }
@@ -190,7 +204,7 @@ impl Graph {
                     row
                 });
                 let entries = Csr::from_rows(self.nodes[source].size, rows);
-                node.terms.push(Term { source, map: Arc::new(Linear::of_entries(&entries)) });
+                node.terms.push(Term { source, map: Arc::new(Linear::of_entries(&entries, self.group)) });
             }
             BoundShape::Maximum(windows) => {
                 let source = *sources.first().ok_or_else(refused)?;
@@ -210,7 +224,8 @@ impl Graph {
             )
         })?;
         let n = plain.shape().states;
-        let map = |m: &Csr<f32>| Arc::new(Linear::of_entries(m));
+        let group = self.group;
+        let map = |m: &Csr<f32>| Arc::new(Linear::of_entries(m, group));
         let (a, b, c, d) = (map(plain.a()), map(plain.b()), map(plain.c()), map(plain.d()));
         let layout = plain.layout();
         let mut previous = self.push(Node::new(Kind::Free, n));
@@ -288,7 +303,7 @@ impl Places {
     }
 }
 
-fn pooling(map: FixedMap, source: usize) -> Result<Node> {
+fn pooling(map: FixedMap, source: usize, group: usize) -> Result<Node> {
     let (input, output) = (map.input(), map.output()?);
     if !map.is_linear() {
         let windows = map.windows();
@@ -308,7 +323,7 @@ fn pooling(map: FixedMap, source: usize) -> Result<Node> {
     });
     let entries = Csr::from_rows(input.size(), rows);
     let mut node = Node::new(Kind::Sum, output.size());
-    node.terms.push(Term { source, map: Arc::new(Linear::of_entries(&entries)) });
+    node.terms.push(Term { source, map: Arc::new(Linear::of_entries(&entries, group)) });
     Ok(node)
 }
 
@@ -321,6 +336,7 @@ impl Node {
             bias: Vec::new(),
             activations: Vec::new(),
             rounds: false,
+            activation_rounds: true,
             substitution_terms: 0.0,
             first: false,
             before_maximum: false,

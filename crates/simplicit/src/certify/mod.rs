@@ -18,17 +18,20 @@
 //! # Rounding
 //!
 //! A certificate holds for the model in exact arithmetic and for its single-precision run by [`Equilibrium`]. A run
-//! computes z = Wx + b + δ with |δ| ≤ γ_n(|W||x| + |b|) in whatever order it sums its n terms, γ_n = n·u/(1 − n·u),
-//! u = 2⁻²⁴. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z takes
-//! |μ|·γ_n(|W||x| + |b|) from its constant, |x| bounded by its box. Its own coefficients are single precision too: where
-//! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, which summed over the units is the same expression
-//! with another n. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
+//! computes z = Wx + b + δ. In whatever order it sums its n products, every addition is off by at most u = 2⁻²⁴ of a
+//! partial sum, and a partial sum lies between the sum P of the positive products and that of the negative ones, −N: so
+//! |δ| ≤ u·n·max(P, N) + u(P + N), but for terms of order u², which are added. P and N are taken at their largest over the
+//! boxes of x. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z
+//! takes |μ| times that bound of |δ| from its constant. Its own coefficients are single precision too: where
+//! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, γ_n = n·u/(1 − n·u), which summed over the units is
+//! |μ|·γ_n|W||x| with the n of the transpose. [`Arithmetic::Exact`] leaves out the run's part, not this one. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
 //! multiplied along paths. Constants are double precision; their roundings are below one more u. Inputs are float32: ε is
 //! taken 2⁻²³ larger than asked.
 
 mod block;
 mod boxes;
 mod graph;
+mod price;
 mod reach;
 mod region;
 mod relaxation;
@@ -36,7 +39,7 @@ mod sample;
 mod slopes;
 mod substitution;
 
-pub use reach::{Sensitivity, sensitivity};
+pub use price::{Sensitivity, sensitivity};
 
 use std::borrow::Cow;
 
@@ -81,6 +84,25 @@ impl std::fmt::Display for Bound {
     }
 }
 
+/// Whose outputs a certificate is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Arithmetic {
+    /// Both the model's in exact arithmetic and those of its single-precision run.
+    #[default]
+    Single,
+    /// The model's in exact arithmetic alone. The certifier's own rounding is accounted for all the same.
+    Exact,
+}
+
+impl std::fmt::Display for Arithmetic {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Arithmetic::Single => "single",
+            Arithmetic::Exact => "exact",
+        })
+    }
+}
+
 /// What is to be certified.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CertifySettings {
@@ -92,11 +114,23 @@ pub struct CertifySettings {
     pub slopes: usize,
     /// In which norm a perturbation is at most ε. Default: every value on its own.
     pub norm: Norm,
+    /// Whose outputs must keep their class. Default: exact ones and those of a single-precision run.
+    pub arithmetic: Arithmetic,
+    /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds; a sample that needs more
+    /// is given up there. Default 2⁴⁰, half a minute or a minute.
+    pub work: u64,
 }
 
 impl Default for CertifySettings {
     fn default() -> Self {
-        Self { epsilon: vec![1.0 / 255.0, 2.0 / 255.0], bound: Bound::Linear, slopes: 0, norm: Norm::Linf }
+        Self {
+            epsilon: vec![1.0 / 255.0, 2.0 / 255.0],
+            bound: Bound::Linear,
+            slopes: 0,
+            norm: Norm::Linf,
+            arithmetic: Arithmetic::Single,
+            work: 1 << 40,
+        }
     }
 }
 
@@ -117,6 +151,8 @@ pub struct CertifyReport {
     pub certified: Vec<Vec<bool>>,
     /// Samples without equilibrium, of which none is certified.
     pub not_converged: usize,
+    /// Samples that were given up at some ε because their intervals would have cost more than the settings allow.
+    pub given_up: usize,
 }
 
 /// Certifies every sample at every ε. The result depends on neither the number of threads nor the order of ε.
@@ -164,7 +200,7 @@ pub fn certify(
         .filter(|b| *b <= settings.bound)
         .collect();
     let mut counts = vec![vec![0usize; ascending.len()]; bounds.len()];
-    let (mut right, mut not_converged) = (0, 0);
+    let (mut right, mut not_converged, mut given_up) = (0, 0, 0);
     let mut certified = Vec::with_capacity(samples);
     parallel::fold(
         threads,
@@ -179,6 +215,7 @@ pub fn certify(
             for verdict in verdicts {
                 right += usize::from(verdict.right);
                 not_converged += usize::from(!verdict.converged);
+                given_up += usize::from(verdict.given_up);
                 for (count, reached) in counts.iter_mut().zip(&verdict.reached) {
                     count[..*reached].iter_mut().for_each(|c| *c += 1);
                 }
@@ -206,6 +243,7 @@ pub fn certify(
         by_bound,
         certified,
         not_converged,
+        given_up,
     })
 }
 
@@ -214,6 +252,7 @@ pub fn certify(
 struct Verdict {
     right: bool,
     converged: bool,
+    given_up: bool,
     /// Of every bound: at how many ε, ascending, it or one before it certifies the sample.
     reached: Vec<usize>,
 }
@@ -236,7 +275,7 @@ struct Cycle<'a> {
 
 impl<'a> Certifier<'a> {
     fn new(model: &'a ImplicitModel, per_feature: &'a PerFeature, settings: &'a CertifySettings) -> Result<Self> {
-        let graph = Graph::new(model)?;
+        let graph = Graph::new(model, settings.arithmetic)?;
         let mut cycle = None;
         if let (Some(_), Some(plain)) = (&graph.turns, model.without_taps()) {
             let inverse: Vec<f64> = per_feature.std.iter().map(|s| 1.0 / s).collect();
@@ -263,6 +302,7 @@ impl<'a> Certifier<'a> {
             let mut verdict = Verdict {
                 right: predicted[s] == labels[s],
                 converged: diagnostics[s].converged,
+                given_up: false,
                 reached: vec![0; self.settings.bound as usize + 1],
             };
             if verdict.right && verdict.converged {
@@ -274,8 +314,10 @@ impl<'a> Certifier<'a> {
                     label: labels[s] as usize,
                     states,
                     cancel,
+                    given_up: false,
                 };
                 verdict.reached = sample.reached(ascending)?;
+                verdict.given_up = sample.given_up;
             }
             verdicts.push(verdict);
         }

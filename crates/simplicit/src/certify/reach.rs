@@ -1,5 +1,5 @@
 //! How far the states of a model of plain entries can move: |A| summed over all paths, rounded outwards. Cycles start from
-//! it, and `--robust` prices weights by it.
+//! it.
 
 use crate::equilibrium::{EquilibriumSettings, Schedule};
 use crate::layout::Activation;
@@ -11,7 +11,7 @@ use super::boxes::gamma;
 
 /// Steps of x ← |A|x + w in a cycle before the rest is bounded by the contraction: for slacks, and for what is computed
 /// once for a model.
-const FEW: usize = 40;
+pub(super) const FEW: usize = 40;
 const MANY: usize = 5000;
 /// Steps that raise no sum by more than this share are enough.
 const SETTLED: f64 = 1e-9;
@@ -19,15 +19,15 @@ const SETTLED: f64 = 1e-9;
 const ROOM: f64 = 1.0 / 16.0;
 
 /// States computed together, and how a cycle contracts.
-struct Stage {
-    units: Vec<usize>,
-    cycle: Option<Contraction>,
+pub(super) struct Stage {
+    pub(super) units: Vec<usize>,
+    pub(super) cycle: Option<Contraction>,
 }
 
 /// A model in the order its states are computed.
 pub(super) struct Stages<'a> {
     model: &'a ImplicitModel,
-    stages: Vec<Stage>,
+    pub(super) stages: Vec<Stage>,
     /// Stage of every state.
     stage_of: Vec<usize>,
 }
@@ -195,57 +195,4 @@ impl CycleBox {
         let side = |sign: f64| (0..n).map(|i| f64::from(x[i]) + sign * (moved[i] + error[i])).collect();
         Self { low: side(-1.0), high: side(1.0), error }
     }
-}
-
-/// What one unit of |weight| adds to the global certificate's constant, averaged over pairs of classes: the derivative of
-/// |C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j| is rows ⊗ columns.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Sensitivity {
-    /// How much the outputs' differences mind a change of a pre-activation or output: n states, q outputs.
-    pub rows: Vec<f64>,
-    /// How far a state or an input moves: n states, p inputs.
-    pub columns: Vec<f64>,
-}
-
-/// Of a model at inputs whose raw·scale units are divided by `std`; an error where a cycle is not shown to contract.
-pub fn sensitivity(model: &ImplicitModel, std: &[f64]) -> Result<Sensitivity> {
-    model.require_no_taps("a certificate")?;
-    let shape = model.shape();
-    if std.len() != shape.inputs {
-        return Err(Error::shape("std", format!("{} values", shape.inputs), std.len()));
-    }
-    let stages = Stages::new(model)?;
-    let inverse: Vec<f64> = std.iter().map(|s| 1.0 / s).collect();
-    let reach = reach(&stages, &inverse);
-    let q = shape.outputs;
-    // Mean of |C_i − C_j| over pairs, then back along every path: the same sums on the transposed model.
-    let c = model.c().to_dense();
-    let pairs = (q * q.saturating_sub(1) / 2).max(1) as f64;
-    let mut rows = vec![0.0; shape.states];
-    for i in 0..q {
-        for j in 0..i {
-            rows.iter_mut().enumerate().for_each(|(k, r)| *r += f64::from((c[(i, k)] - c[(j, k)]).abs()) / pairs);
-        }
-    }
-    for stage in stages.stages.iter().rev() {
-        // In a cycle a few dozen steps are enough for a price.
-        let turns = if stage.cycle.is_some() { FEW } else { 1 };
-        let mut fresh: Vec<f64> = stage.units.iter().map(|&i| rows[i]).collect();
-        for _ in 0..turns {
-            let mut next = vec![0.0; fresh.len()];
-            for (&i, r) in stage.units.iter().zip(&fresh) {
-                for (j, w) in model.a().row(i) {
-                    let more = f64::from(w.abs()) * r;
-                    rows[j] += more;
-                    if let Ok(k) = stage.units.binary_search(&j) {
-                        next[k] += more;
-                    }
-                }
-            }
-            fresh = next;
-        }
-    }
-    rows.extend(std::iter::repeat_n(2.0 / q.max(1) as f64, q));
-    let columns = reach.into_iter().chain(inverse).collect();
-    Ok(Sensitivity { rows, columns })
 }

@@ -11,9 +11,6 @@ use super::{Bound, Certifier};
 use crate::Result;
 use crate::parallel::Cancel;
 
-/// Multiply-adds spent on narrowing the intervals of one sample at one ε: a minute or so. Beyond it the sample is given up.
-const WORK: u64 = 1 << 40;
-
 pub(super) struct Sample<'a, 'g> {
     pub(super) certifier: &'a Certifier<'a>,
     pub(super) substitution: &'a mut Substitution<'g>,
@@ -22,6 +19,8 @@ pub(super) struct Sample<'a, 'g> {
     /// The states of a model with cycles.
     pub(super) states: Option<(&'a [f32], &'a Stages<'a>)>,
     pub(super) cancel: &'a Cancel,
+    /// Whether narrowing its intervals would have cost more than the settings allow, at some ε.
+    pub(super) given_up: bool,
 }
 
 /// What is narrowed.
@@ -201,7 +200,8 @@ impl Sample<'_, '_> {
             }));
         }
         *spent += open.len() as u64 * 2 * node.work;
-        if *spent > WORK {
+        if *spent > self.certifier.settings.work {
+            self.given_up = true;
             return Ok(false);
         }
         // The substitution starts at the node itself, which needs its slacks.

@@ -192,7 +192,8 @@ fn report(
     (epsilon, norm): (&[f64], Norm),
     threads: usize,
 ) -> CertifyReport {
-    let settings = CertifySettings { epsilon: epsilon.to_vec(), bound: Bound::Slopes, slopes: 4, norm };
+    let settings =
+        CertifySettings { epsilon: epsilon.to_vec(), bound: Bound::Slopes, slopes: 4, norm, ..Default::default() };
     let features = features(u.cols());
     certify(model, u, labels, &features, &settings, Threads::new(threads), &Cancel::new(), |_| {}).unwrap()
 }
@@ -241,8 +242,8 @@ fn nothing_beats(r: &mut Random, model: &ImplicitModel, epsilon: &[f64], norm: N
             });
             let wrong = crate::evaluate::predictions(&target.logits(&points).unwrap());
             assert!(wrong.iter().all(|p| *p == labels[s]), "round {round} sample {s} ε {size} {norm}");
-            // PGD from two starts, FGSM, the square search, and the points.
-            found.trials += 2 * (settings.iterations + 1) + 1 + settings.queries + points.rows();
+            // PGD from all starts, FGSM, the square search, and the points.
+            found.trials += settings.restarts * (settings.iterations + 1) + 1 + settings.queries + points.rows();
         }
     }
     found
@@ -272,6 +273,61 @@ fn nothing_beats_a_certificate() {
         assert!(kind[0] > 200 && kind[1] > 100 && kind[2] > 10, "{certified:?}");
     }
     assert!(fooled > 300 && trials > 100_000, "{fooled} fooled, {trials} trials");
+}
+
+/// Sums of single precision in many orders, pairwise ones too, stay within the slack, which is about half of what γ_n of all
+/// magnitudes allows; and exact arithmetic has less of it.
+#[test]
+fn slacks_hold_for_every_order_of_a_sum() {
+    let mut r = Random::new(41);
+    let features = 300;
+    for round in 0..20 {
+        let w: Vec<f32> = (0..features).map(|_| r.normal() as f32).collect();
+        let x: Vec<f32> = (0..features).map(|_| if round % 2 == 0 { r.uniform() } else { r.normal() } as f32).collect();
+        let bias = r.normal() as f32;
+        let model = ImplicitModel::new(ModelParts {
+            a: Csr::empty(0, 0),
+            b: Csr::empty(0, features),
+            c: Csr::empty(1, 0),
+            d: Csr::from_rows(features, [w.iter().copied().enumerate().collect::<Vec<_>>()]),
+            output_bias: vec![bias],
+            ..Default::default()
+        })
+        .unwrap();
+        let wide: Vec<f64> = x.iter().map(|v| f64::from(*v)).collect();
+        let slack = |arithmetic| {
+            let graph = Graph::new(&model, arithmetic).unwrap();
+            let all = [boxes::Bounds::of_values(wide.clone(), wide.clone())];
+            boxes::Bounds::sum(&graph, 1, &all, &mut block::Packed::default()).slack[0]
+        };
+        let (single, exact) = (slack(Arithmetic::Single), slack(Arithmetic::Exact));
+        let products: Vec<f64> = w.iter().zip(&wide).map(|(w, x)| f64::from(*w) * x).collect();
+        let right = products.iter().sum::<f64>() + f64::from(bias);
+        let magnitudes = products.iter().map(|p| p.abs()).sum::<f64>() + f64::from(bias.abs());
+        assert!(single - exact < 0.62 * boxes::gamma(features as f64 + 4.0) * magnitudes, "{single} {magnitudes}");
+        assert!(exact < 0.1 * single);
+        let mut worst: f64 = 0.0;
+        for turn in 0..60 {
+            // Largest first, all of one sign first, or any order; in turn or by pairs.
+            let mut order: Vec<f32> = w.iter().zip(&x).map(|(w, x)| w * x).chain([bias]).collect();
+            match turn {
+                0 => order.sort_by(|a, b| b.abs().total_cmp(&a.abs())),
+                1 => order.sort_by(|a, b| b.total_cmp(a)),
+                2 => order.sort_by(f32::total_cmp),
+                _ => (1..order.len()).for_each(|k| order.swap(k, r.below(k + 1))),
+            }
+            let found = if turn % 2 == 1 || turn == 2 {
+                order.iter().fold(0.0, |sum, p| sum + p)
+            } else {
+                while order.len() > 1 {
+                    order = order.chunks(2).map(|pair| pair.iter().sum()).collect();
+                }
+                order[0]
+            };
+            worst = worst.max((f64::from(found) - right).abs());
+        }
+        assert!(worst <= single, "{worst} against {single}");
+    }
 }
 
 /// Of dense ReLU layers (W, b), the last without activation: the smallest differences of output `label` and the others
@@ -442,6 +498,57 @@ fn the_global_bound_is_the_formula() {
     }
 }
 
+/// Prices of shared weights against differences: the constant is what the model with magnitudes of its weights, without
+/// biases and activations, makes of 1/std, averaged over the outputs and doubled.
+#[test]
+fn prices_of_taps_are_the_derivative() {
+    let mut r = Random::new(12);
+    for seed in 0..4 {
+        let model = ImplicitModel::from_network(&convolutional(seed, 2.0)).unwrap();
+        let std = features(model.shape().inputs).std;
+        let constant = |model: &ImplicitModel| {
+            let mut parts = model.clone().into_parts();
+            for block in &mut parts.taps {
+                if let crate::model::TapWeights::Taps(taps) = &mut block.weights {
+                    *taps = Csr::from_rows(
+                        taps.cols(),
+                        (0..taps.rows()).map(|o| taps.row(o).map(|(j, w)| (j, w.abs())).collect::<Vec<_>>()),
+                    );
+                }
+            }
+            let plain = parts.layout.layers().iter().cloned().map(|l| Layer { activation: Activation::Identity, ..l });
+            parts.layout = Layout::new(plain.collect());
+            parts.state_bias.fill(0.0);
+            parts.output_bias.fill(0.0);
+            parts.c = Csr::from_dense(&magnitudes(&parts.c));
+            let model = ImplicitModel::new(parts).unwrap();
+            let u = Matrix::from_fn(1, std.len(), |_, k| (1.0 / std[k]) as f32);
+            let y = Equilibrium::new(&model, one_thread()).unwrap().run(&u).unwrap().y;
+            2.0 * y.row(0).iter().map(|v| f64::from(*v)).sum::<f64>() / y.cols() as f64
+        };
+        let found = sensitivity(&model, &std).unwrap();
+        let before = constant(&model);
+        for _ in 0..30 {
+            let k = r.below(model.taps().len());
+            let crate::model::TapWeights::Taps(taps) = &model.taps()[k].weights else { continue };
+            let (o, j) = (r.below(taps.rows()), r.below(taps.cols()));
+            let h = 0.25f32;
+            let mut dense = taps.to_dense();
+            dense[(o, j)] += if dense[(o, j)] < 0.0 { -h } else { h };
+            let mut parts = model.clone().into_parts();
+            parts.taps[k].weights = crate::model::TapWeights::Taps(Csr::from_dense(&dense));
+            let slope = (constant(&ImplicitModel::new(parts).unwrap()) - before) / f64::from(h);
+            let price = found.taps[k][(o, j)];
+            assert!((slope - price).abs() < 1e-4 * (1.0 + price), "block {k}: {slope} against {price}");
+        }
+    }
+}
+
+fn magnitudes(m: &Csr<f32>) -> Matrix<f32> {
+    let dense = m.to_dense();
+    Matrix::from_fn(dense.rows(), dense.cols(), |i, j| dense[(i, j)].abs())
+}
+
 #[test]
 fn each_bound_adds_to_the_one_before_and_threads_do_not_matter() {
     let mut r = Random::new(3);
@@ -465,6 +572,26 @@ fn each_bound_adds_to_the_one_before_and_threads_do_not_matter() {
         }
     }
     assert!(totals.windows(2).all(|t| t[0] < t[1]), "{totals:?}");
+}
+
+/// A sample that would cost too much is not certified by lines, and is counted.
+#[test]
+fn what_is_given_up_is_counted() {
+    let model = ImplicitModel::from_network(&convolutional(3, 3.0)).unwrap();
+    let features = features(model.shape().inputs);
+    let u = samples_of(&mut Random::new(4), 12, &features);
+    let labels = crate::evaluate::predictions(&ModelClassifier::new(&model).unwrap().logits(&u).unwrap());
+    let run = |work: u64| {
+        let settings = CertifySettings { epsilon: vec![0.015], work, ..Default::default() };
+        certify(&model, &u, &labels, &features, &settings, Threads::one(), &Cancel::new(), |_| {}).unwrap()
+    };
+    let (none, all) = (run(0), run(1 << 40));
+    let interval = all.by_bound[1].1[0];
+    assert_eq!(all.given_up, 0);
+    assert!(all.certified_accuracy[0] > interval, "{all:?}");
+    // Every sample that intervals leave open is given up.
+    assert_eq!(none.certified_accuracy[0], interval);
+    assert_eq!(none.given_up, ((1.0 - interval) * 12.0).round() as usize);
 }
 
 #[test]

@@ -2,12 +2,13 @@
 //!
 //! The global certificate |C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j| grows by rows_i·columns_j for a unit of |w_ij|
 //! ([`certify::sensitivity`]). With these numbers as entry weights the penalty of the next model is the certificate
-//! itself, linearised at the last one; repeated, it settles.
+//! itself, linearised at the last one; repeated, it settles. The weight of a tap has the sum over the positions that use it.
 
 use crate::Result;
 use crate::arrays::Preprocessing;
 use crate::certify::{self, Sensitivity};
-use crate::model::ImplicitModel;
+use crate::linalg::Matrix;
+use crate::model::{ImplicitModel, TapWeights};
 use crate::problem::{RowProblem, Units};
 use crate::solver::Design;
 
@@ -26,12 +27,18 @@ impl Emphasis {
         if self.round == 0 { String::new() } else { format!(" robust {}", self.round) }
     }
 
-    /// The factor on the penalty of row i, column j; `unit` is what the penalty multiplies the weight with.
+    /// The factor on the penalty of unit i (outputs behind the states), column j; `unit` is what the penalty multiplies the weight with.
     pub(super) fn factor(&self, i: usize, j: usize, unit: f64) -> f64 {
         match &self.prices {
             Some((price, norm)) if unit > 0.0 => norm * price.rows[i] * price.columns[j] / unit,
             _ => 1.0,
         }
+    }
+
+    /// The same of a tap: row o of tap block k.
+    pub(super) fn tap_factor(&self, k: usize, o: usize, column: usize, unit: f64) -> f64 {
+        let Some((price, norm)) = self.prices.as_ref().filter(|_| unit > 0.0) else { return 1.0 };
+        price.taps.get(k).filter(|p| o < p.rows()).map_or(1.0, |p| norm * p[(o, column)] / unit)
     }
 
     /// A model is begun.
@@ -64,8 +71,16 @@ impl Emphasis {
                 }
             }
         }
+        for (block, price) in model.taps().iter().zip(&price.taps) {
+            if let TapWeights::Taps(taps) = &block.weights {
+                for o in 0..taps.rows() {
+                    cost += taps.row(o).map(|(j, w)| f64::from(w.abs()) * price[(o, j)]).sum::<f64>();
+                }
+            }
+        }
         // A unit that nothing reads, or that reads nothing, must still have a price.
-        for prices in [&mut price.rows, &mut price.columns] {
+        let taps = price.taps.iter_mut().map(Matrix::as_mut_slice);
+        for prices in [&mut price.rows[..], &mut price.columns[..]].into_iter().chain(taps) {
             let least = 1e-3 * prices.iter().sum::<f64>() / prices.len().max(1) as f64;
             prices.iter_mut().for_each(|p| *p = p.max(least));
         }

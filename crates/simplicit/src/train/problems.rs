@@ -37,11 +37,15 @@ pub(super) fn problems(
         let i = group.rows.start + k;
         let importance = input.importance.zip(largest).map(|(weights, largest)| (weights[i], largest));
         let mut problem = weighed(k, lambda, importance, settings, design);
+        let unit = if outputs { input.source.shape().states + k } else { group.first_unit + k };
         let weight = |(c, place): (usize, &Place)| match place {
             _ if !group.allowed.allows(k, c) => f64::INFINITY,
             Place::Constant => 0.0,
-            Place::Column(j) => factor * emphasis.factor(i, *j, emphasis::unit(design, &problem, c)),
-            Place::Tap { .. } => factor,
+            Place::Column(j) => factor * emphasis.factor(unit, *j, emphasis::unit(design, &problem, c)),
+            Place::Tap { block, column } => {
+                let per_weight = emphasis::unit(design, &problem, c);
+                factor * emphasis.tap_factor(*block, group.first_row + k, *column, per_weight)
+            }
         };
         let weights = places.iter().enumerate().map(weight).collect();
         problem.weights = Some(weights);

@@ -175,15 +175,32 @@ impl PricedRow {
         let value = self.value(answer);
         let found = search::search(self, answer, value, settings, cancel)?;
         let bound = found.certificate.check(self)?;
-        let verdict = if bound >= value - settings.tolerance * value.abs() {
-            Verdict::Optimal
-        } else if found.best < value - settings.tolerance * value.abs() {
-            Verdict::Beaten
-        } else {
-            Verdict::Open
-        };
         let search::Found { best, weights, certificate } = found;
-        Ok(Proof { value, bound, best, weights, verdict, certificate })
+        Ok(Proof { value, bound, best, weights, verdict: verdict(value, bound, best, settings.tolerance), certificate })
+    }
+
+    /// Searches for the best weights and for a proof that they are: [`PricedRow::prove`] of what the search itself finds, so
+    /// the verdict is never [`Verdict::Beaten`].
+    pub fn solve(&self, settings: &ProveSettings, cancel: &Cancel) -> Result<Proof> {
+        let free: Vec<usize> = (0..self.features()).filter(|&j| self.prices[j] == 0.0).collect();
+        let start = incumbent::settle(self, free).map_or_else(|| vec![0.0; self.features()], |(_, weights)| weights);
+        let mut proof = self.prove(&start, settings, cancel)?;
+        proof.value = proof.best;
+        if proof.verdict == Verdict::Beaten {
+            proof.verdict = verdict(proof.best, proof.bound, proof.best, settings.tolerance);
+        }
+        Ok(proof)
+    }
+}
+
+fn verdict(value: f64, bound: f64, best: f64, tolerance: f64) -> Verdict {
+    let less = value - tolerance * value.abs();
+    if bound >= less {
+        Verdict::Optimal
+    } else if best < less {
+        Verdict::Beaten
+    } else {
+        Verdict::Open
     }
 }
 

@@ -184,6 +184,46 @@ impl Relaxation<'_> {
         Solved { dual: bound }
     }
 
+    /// Whether entry j is on the linear piece of its envelope.
+    fn is_linear(&self, j: usize, x: f64) -> bool {
+        x.abs() < self.break_point(j)
+    }
+
+    /// Factors the curvature over the non-zero entries on their present pieces.
+    fn factor_pieces(&self, x: &[f64], active: &[usize], factor: &mut Cholesky) -> bool {
+        let k = active.len();
+        factor.factor(k, |a| {
+            for (r, &i) in active.iter().enumerate() {
+                let line = self.gram.row(i);
+                for (s, &j) in active.iter().enumerate().skip(r) {
+                    a[r * k + s] = line[j];
+                }
+                a[r * k + r] += LEVEL * line[i] - if self.is_linear(i, x[i]) { self.delta[i] } else { 0.0 };
+            }
+        })
+    }
+
+    /// The entry to split at: of those that pay a part of their price, the one whose two parts raise the bound most, by the
+    /// product of what each gains. To second order, with the other entries moving along on their pieces and s the curvature
+    /// that is left to x_j, holding it out gains ½s·x_j², and holding it in ½(k − δ|x_j|)²·s/(δ(s + δ)), k the kink.
+    pub(super) fn split_at(&self, x: &[f64], allowed: impl Fn(usize) -> bool, room: &mut Room) -> Option<usize> {
+        let Room { factor, active, .. } = room;
+        active.clear();
+        active.extend((0..x.len()).filter(|&j| x[j] != 0.0));
+        if active.is_empty() || !self.factor_pieces(x, active, factor) {
+            return None;
+        }
+        let inverse = factor.inverse();
+        let score = |(r, &j): (usize, &usize)| {
+            let (s, delta) = (1.0 / inverse[(r, r)], self.delta[j]);
+            let left = self.kink(j) - delta * x[j].abs();
+            (0.5 * s * x[j] * x[j] * (0.5 * left * left * s / (delta * (s + delta))), j)
+        };
+        let open = active.iter().enumerate().filter(|(_, j)| allowed(**j) && self.is_linear(**j, x[**j]));
+        let best = open.map(score).filter(|(score, _)| *score > 0.0).max_by(|a, b| a.0.total_cmp(&b.0));
+        best.map(|(_, j)| j)
+    }
+
     /// A step to the minimum over the non-zero entries on their present pieces, as far as it descends.
     #[allow(clippy::too_many_arguments)]
     fn newton(
@@ -203,20 +243,9 @@ impl Relaxation<'_> {
             return;
         }
         step.clear();
-        let is_linear = |j: usize| x[j].abs() < self.break_point(j);
-        step.extend(
-            active.iter().map(|&j| self.cross[j] - if is_linear(j) { self.kink(j).copysign(x[j]) } else { 0.0 }),
-        );
-        let factored = factor.factor(k, |a| {
-            for (r, &i) in active.iter().enumerate() {
-                let line = self.gram.row(i);
-                for (s, &j) in active.iter().enumerate().skip(r) {
-                    a[r * k + s] = line[j];
-                }
-                a[r * k + r] += LEVEL * line[i] - if is_linear(i) { self.delta[i] } else { 0.0 };
-            }
-        });
-        if !factored {
+        let pull = |j: usize| if self.is_linear(j, x[j]) { self.kink(j).copysign(x[j]) } else { 0.0 };
+        step.extend(active.iter().map(|&j| self.cross[j] - pull(j)));
+        if !self.factor_pieces(x, active, factor) {
             return;
         }
         factor.solve(step, 1);

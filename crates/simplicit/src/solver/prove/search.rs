@@ -350,10 +350,11 @@ impl<'a> Search<'a> {
                     places[j] = if excess > 0.0 { Place::In } else { Place::Out };
                 }
             }
-            let most = (0..x.len())
-                .filter(|&k| places[reduced.open[k]] == Place::Open)
-                .map(|k| ((relaxation.share(k, x[k]) - 0.5).abs(), reduced.open[k]))
-                .min_by(|a, b| a.0.total_cmp(&b.0));
+            let is_open = |k: usize| places[reduced.open[k]] == Place::Open;
+            let most = relaxation.split_at(&x, is_open, &mut self.room).or_else(|| {
+                let half = (0..x.len()).filter(|&k| is_open(k)).map(|k| ((relaxation.share(k, x[k]) - 0.5).abs(), k));
+                half.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, k)| k)
+            });
             let bound = bound.max(above);
             let cases = &mut self.certificate.cases;
             let (point, first) = (Arc::new(lifted), cases.len());
@@ -361,7 +362,7 @@ impl<'a> Search<'a> {
                 cases.push(Case { evidence: None, then: Then::Ends });
                 parts.push(Waiting { bound, case, places, point: point.clone(), delta: delta.clone(), diagonal });
             };
-            if let Some((_, entry)) = most {
+            if let Some(entry) = most.map(|k| reduced.open[k]) {
                 let mut other = places.clone();
                 places[entry] = Place::Out;
                 other[entry] = Place::In;

@@ -66,6 +66,9 @@ fn a_search_proves_what_all_supports_show() {
             assert_eq!(proof.verdict, Verdict::Optimal, "seed {seed}: {} of {best}", proof.bound);
             assert!(proof.bound <= best + 1e-12 && proof.bound >= best * (1.0 - 2e-6), "{} {best}", proof.bound);
             assert_eq!(proof.certificate.check(&row).unwrap(), proof.bound);
+            let alone = row.solve(&settings, &Cancel::new()).unwrap();
+            assert_eq!(alone.verdict, Verdict::Optimal, "seed {seed}");
+            assert!((alone.value - best).abs() <= 1e-9 * best && alone.value == alone.best, "{} {best}", alone.value);
             // Asked about a worse answer it finds the best.
             let (_, all) = incumbent::on_support(&row, &[0, 1, 3]).unwrap();
             let proof = row.prove(&all, &settings, &Cancel::new()).unwrap();
