@@ -135,6 +135,8 @@ class Engine:
         self.calls: dict[str, int] = collections.Counter()
         self.busy: dict[str, float] = collections.Counter()
         self.wall: dict[str, float] = collections.Counter()
+        #: Blocks of rows, of all groups together.
+        self.blocks = 0
         self._known: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._arrays: Any = baseline if isinstance(baseline, States) else as_array(U, "U")
         self._baseline = None if isinstance(baseline, States) else baseline
@@ -251,6 +253,7 @@ class Engine:
         statistics, *tasks = parts
         digest = hashlib.blake2b(statistics, digest_size=16).digest()
         self.bytes["tasks"] += sum(map(len, tasks))
+        self.blocks += len(tasks)
         # One call a worker: a design and its inverses are made once a call.
         length = -(-len(tasks) // len(self.alive))
         shares = [tasks[first : first + length] for first in range(0, len(tasks), length)]

@@ -17,16 +17,16 @@ from simplicit.errors import SettingError
 from simplicit.estimator import SIM, _baseline
 
 _PATIENCE = 0.2
-#: Seconds that a new worker may take to start.
-_START = 60.0
 
 
 class RayEngine(Engine):
     """Actors, spread over the nodes."""
 
     def __init__(
-        self, baseline: Any, U: Any, *, workers: int | None, cpus_per_task: int, gpus_per_task: float, shard_blocks: int, retries: int
+        self, baseline: Any, U: Any, *, workers: int | None, cpus_per_task: int, gpus_per_task: float, shard_blocks: int,
+        retries: int, patience: float,
     ) -> None:  # fmt: skip
+        self._patience = patience
         resources: Any = ray.cluster_resources
         if workers is None:
             workers = max(1, int(resources().get("CPU", 1)) // cpus_per_task)
@@ -39,13 +39,18 @@ class RayEngine(Engine):
         super().begin(decided, preprocessing)
         for worker in self.alive:
             self._actors[worker] = self._actor()
-        # One is enough to begin with; the others join as they start.
-        ready, _ = ray.wait([actor.__ray_ready__.remote() for actor in self._actors.values()], timeout=_START)
-        if not ready:
+        ready = {actor.__ray_ready__.remote(): worker for worker, actor in self._actors.items()}
+        started, late = ray.wait(list(ready), num_returns=len(ready), timeout=self._patience)
+        if not started:
+            self.close()
             raise SettingError(
-                f"workers: expected at least one of {len(self.alive)} workers of {self._cpus} CPUs to start in {_START:.0f} s; "
+                f"workers: expected at least one of {len(ready)} workers of {self._cpus} CPUs to start in {self._patience:.0f} s; "
                 "see ray status"
             )
+        # Nobody waits for those that find no room.
+        for worker in (ready[call] for call in late):
+            ray.kill(self._actors.pop(worker))
+            self.alive.remove(worker)
 
     def actor_options(self) -> dict[str, Any]:
         """How Ray places a worker; one that is lost is replaced by us, who know what it held."""
@@ -102,7 +107,7 @@ class RayEngine(Engine):
         if resources().get("CPU", 0) < self._cpus:
             return False
         actor = self._actor()
-        ready, _ = ray.wait([actor.__ray_ready__.remote()], timeout=_START)
+        ready, _ = ray.wait([actor.__ray_ready__.remote()], timeout=self._patience)
         if not ready:
             ray.kill(actor)
             return False
@@ -127,6 +132,7 @@ def fit(
     num_gpus: float = 0,
     shard_blocks: int = 1,
     retries: int = 3,
+    patience: float = 60.0,
 ) -> SIM:
     """``sim.fit(baseline, U)`` on a Ray cluster.
 
@@ -141,7 +147,7 @@ def fit(
         new one on this machine.
     workers : int, optional
         Workers to ask for; by default one for every ``cpus_per_task`` CPUs that the cluster has now. A cluster that grows
-        by itself grows for more.
+        by itself grows for more, if ``patience`` lets it.
     cpus_per_task : int, optional
         CPUs, and with them threads, of one worker.
     num_gpus : float, optional
@@ -152,6 +158,8 @@ def fit(
         neither on this nor on the number of workers.
     retries : int, optional
         How often one piece of work may be lost with its worker before training fails.
+    patience : float, optional
+        Seconds that workers may take to start; training does without those that take longer.
 
     Returns
     -------
@@ -169,8 +177,9 @@ def fit(
             )
     known = prepare(sim, baseline, U)
     engine = RayEngine(
-        known, U, workers=workers, cpus_per_task=cpus_per_task, gpus_per_task=num_gpus, shard_blocks=shard_blocks, retries=retries
-    )
+        known, U, workers=workers, cpus_per_task=cpus_per_task, gpus_per_task=num_gpus, shard_blocks=shard_blocks, retries=retries,
+        patience=patience,
+    )  # fmt: skip
     return fit_on(sim, known, U, engine)
 
 
@@ -212,7 +221,7 @@ def _serve() -> None:
                     U = np.load(asked["inputs"], mmap_mode="r") if "inputs" in asked else None
                     baseline = _baseline(asked.get("network", asked.get("states")), U)
                     engine = RayEngine(
-                        baseline, U, workers=None, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3
+                        baseline, U, workers=None, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3, patience=60.0
                     )  # fmt: skip
                     engine.begin(asked["decided"], asked["preprocessing"])
                     answer({"workers": len(engine.alive)})

@@ -13,6 +13,7 @@ from simplicit.network import Builder
 
 ray = needs("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 import simplicit.ray  # noqa: E402
 
@@ -109,7 +110,7 @@ def test_feature_maps_have_the_same_bits_for_any_number_of_workers(convolutional
 
 def test_a_node_that_dies_in_the_middle_changes_nothing(convolutional, pruned, cluster):
     network, U = convolutional
-    doomed = cluster.add_node(num_cpus=1, resources={"doomed": 1}, object_store_memory=100_000_000)
+    doomed = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
     cluster.wait_for_nodes()
     if not ray.is_initialized():
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
@@ -128,10 +129,10 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(convolutional, pruned, c
 
         def actor_options(self):
             """The second worker stands on the doomed node."""
-            on = {"resources": {"doomed": 1}} if len(self._actors) == 1 else {}
-            return {**super().actor_options(), **on}
+            on = {"scheduling_strategy": NodeAffinitySchedulingStrategy(doomed.node_id, soft=False)}
+            return {**super().actor_options(), **(on if len(self._actors) == 1 else {})}
 
-    engine = Watched(network, U, workers=2, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3)
+    engine = Watched(network, U, workers=2, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3, patience=60)
     survived = simplicit.ray.fit_on(SIM(**TO_HALF), network, U, engine)
     # It did die at work, with states of some layers, and another took its place.
     assert killed and engine.alive == [0, 2]
