@@ -38,7 +38,8 @@ class Runs:
         self.rows = []
 
     def sim(self):
-        return simplicit.SIM(network=self.network, target_sparsity=self.sparsity, threads=1, device="cpu", progress="none")
+        how = {"threads": 1, "device": "cpu", "bounds": "sampled", "progress": "none"}
+        return simplicit.SIM(network=self.network, target_sparsity=self.sparsity, **how)
 
     def add(self, workers, run):
         begin = time.monotonic()
@@ -136,7 +137,8 @@ class Cost:
         shards = min(nodes, self.shards(images))
         calls = self.groups * (3 * shards + nodes)
         sums = self.sizes["statistics"] / self.shards(self.images) * FAN_IN * max(1.0, math.log(max(2, shards), FAN_IN))
-        sent = sums + self.sizes["results"] * (1 + math.log2(max(1, nodes))) + self.sizes["tasks"] + self.sizes["steps"] * math.log2(max(2, nodes))
+        spread = math.log2(max(2, nodes))
+        sent = sums + self.sizes["results"] * spread + self.sizes["tasks"] + self.sizes["steps"] * spread
         return self.driver + self.arithmetic(nodes, cores, images) + self.latency * calls / max(1, nodes) + sent / BANDWIDTH
 
     def tables(self, nodes, cores, images):
@@ -155,8 +157,8 @@ class Cost:
             heads.append(lines_)
         assumed = (
             f"Predicted, not measured: nodes of {cores} cores, one worker each, whose threads are {THREADS} as fast as that many "
-            f"cores alone; {BANDWIDTH * 8 / 1e9:.0f} Gb/s a node; latency and the driver's share as here; the walk grows with the images and "
-            "rows do not; a group's rows spread over as many workers as it has blocks."
+            f"cores alone; {BANDWIDTH * 8 / 1e9:.0f} Gb/s a node; latency and the driver's share as here; the walk grows with the images "
+            "and rows do not; a group's rows spread over as many workers as it has blocks."
         )
         return ["Fitted to the runs:", page.table(("", ""), lines), assumed, page.table(heads[0], heads[1:])]
 

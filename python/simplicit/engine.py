@@ -10,6 +10,7 @@ can keep a :class:`Worker` elsewhere can be another: subclass :class:`Engine`.
 from __future__ import annotations
 
 import collections
+import functools
 import hashlib
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -85,7 +86,7 @@ class Worker:
             )
         for step in steps:
             walking.step(step)
-        result = walking.statistics(group)
+        result: bytes = walking.statistics(group)
         # After an error the shard is made again.
         self._shards[number] = (walking, known + len(steps))
         return result
@@ -102,10 +103,15 @@ class Worker:
 class _Job:
     """A call that may have to be made again."""
 
-    def __init__(self, what: str, method: str, args: Callable[[int], Sequence[Any]], size: int, home: int | None = None) -> None:
-        self.what, self.method, self.args, self.size, self.home = what, method, args, size, home
+    def __init__(self, method: str, args: Callable[[int], Sequence[Any]], size: int, home: int | None = None) -> None:
+        self.method, self.args, self.size, self.home = method, args, size, home
         self.lost = 0
         self.value: Any = None
+
+
+def _given(*args: Any) -> Callable[[int], Sequence[Any]]:
+    """Arguments that do not depend on the worker."""
+    return lambda _: args
 
 
 class Engine:
@@ -133,8 +139,8 @@ class Engine:
         #: Bytes that travelled, calls, seconds that workers worked and seconds that passed, by kind.
         self.bytes: dict[str, int] = collections.Counter()
         self.calls: dict[str, int] = collections.Counter()
-        self.busy: dict[str, float] = collections.Counter()
-        self.wall: dict[str, float] = collections.Counter()
+        self.busy: dict[str, float] = collections.defaultdict(float)
+        self.wall: dict[str, float] = collections.defaultdict(float)
         #: Blocks of rows, of all groups together.
         self.blocks = 0
         self._known: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
@@ -186,12 +192,14 @@ class Engine:
         """Begin a call; returns the number that its results are asked for by."""
         self._started += 1
         if method == "begin_walk":
-            self._begin_walk(*numbers, *parts)
+            self._begin_walk(numbers[1], parts[0])
         elif method == "end_walk":
-            self._end_walk(*numbers)
+            self._end_walk()
         else:
-            what = {"statistics": self._statistics, "walk": self._walk, "rows": self._rows}[method]
-            self._results = {self._started: what(*numbers, parts)}
+            begun: dict[str, Callable[..., Generator[bytes | None, None, None]]] = {
+                "statistics": self._statistics, "walk": self._walk, "rows": self._rows,
+            }  # fmt: skip
+            self._results = {self._started: begun[method](*numbers, parts)}
         return self._started
 
     def next(self, call: int) -> bytes | None:
@@ -206,15 +214,13 @@ class Engine:
             self._network = self.put(self._baseline)
 
         def jobs() -> list[_Job]:
-            return [
-                _Job("statistics", "statistics", lambda _, s=shard, n=count: (task, s, self._network, n), 8 * features * (features + targets))
-                for _, count, shard in shards
-            ]  # fmt: skip
+            size = 8 * features * (features + targets)
+            return [_Job("statistics", _given(task, shard, self._network, count), size) for _, count, shard in shards]
 
         self.bytes["tasks"] += len(task) * len(shards)
         return self._summed("statistics", jobs, features, targets)
 
-    def _begin_walk(self, walk: int, samples: int, task: bytes) -> None:
+    def _begin_walk(self, samples: int, task: bytes) -> None:
         """A walk through the layers begins: the network travels once. Walks do not overlap."""
         self._task, self._samples = self.put(task), samples
         self._steps, self._hosts = [], {}
@@ -237,14 +243,12 @@ class Engine:
             return (walk, number, here, self._task, shard, first, count, known, group, *steps)
 
         def jobs() -> list[_Job]:
-            return [
-                _Job("walk", "walk", lambda w, k=k: args(w, k), 8 * features * (features + targets), home=k)
-                for k in range(len(shards))
-            ]  # fmt: skip
+            size = 8 * features * (features + targets)
+            return [_Job("walk", functools.partial(args, number=k), size, home=k) for k in range(len(shards))]
 
         return self._summed("walk", jobs, features, targets)
 
-    def _end_walk(self, walk: int) -> None:
+    def _end_walk(self) -> None:
         """Nobody asks about a walk again; workers forget it when the next one begins."""
         self._task, self._steps, self._hosts = None, [], {}
 
@@ -263,10 +267,8 @@ class Engine:
                 self._remember(digest, self.put(statistics))
                 self.bytes["statistics"] += len(statistics)
             shared = self._known[digest]
-            jobs = [
-                _Job("rows", "rows", lambda _, p=part: (shared, features, targets, *p), len(statistics) + sum(map(len, part)))
-                for part in shares
-            ]  # fmt: skip
+            size = len(statistics) + sum(map(len, tasks))
+            jobs = [_Job("rows", _given(shared, features, targets, *part), size) for part in shares]
             try:
                 yield from self._run(jobs)
                 results = [self.fetch(job.value) for job in jobs]
@@ -314,9 +316,8 @@ class Engine:
                     groups = [values[k : k + FAN_IN] for k in range(0, len(values), FAN_IN)]
                     size = 8 * features * (features + targets)
                     merges = [
-                        _Job("sum of statistics", "merge", lambda _, g=group: (features, targets, *g), size * len(group), home=k)
-                        for k, group in enumerate(groups)
-                    ]  # fmt: skip
+                        _Job("merge", _given(features, targets, *group), size * len(group), home=k) for k, group in enumerate(groups)
+                    ]
                     yield from self._run([m for m, g in zip(merges, groups, strict=True) if len(g) > 1])
                     values = [m.value if len(g) > 1 else g[0] for m, g in zip(merges, groups, strict=True)]
                 result = self.fetch(values[0])
@@ -386,8 +387,9 @@ class Engine:
         job.lost += 1
         if job.lost > self.retries:
             raise WorkFailed(
-                f"{job.what}: its worker was lost {job.lost} times, the last time because {why}; "
-                f"the call holds about {job.size / 1e6:,.0f} MB besides its shard: give workers more memory, or smaller shards (shard_blocks)"
+                f"{job.method}: its worker was lost {job.lost} times, the last time because {why}; "
+                f"the call holds about {job.size / 1e6:,.0f} MB besides its shard: give workers more memory, or smaller shards "
+                "(shard_blocks)"
             ) from why
 
 
