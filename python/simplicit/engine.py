@@ -45,7 +45,7 @@ class WorkFailed(RuntimeError):
 
 
 class Worker:
-    """What a worker does, wherever it lives. Every method returns its result, the seconds it took and the result's bytes."""
+    """What a worker does, wherever it lives. Calls return a result, its core-seconds and its bytes."""
 
     def __init__(self, decided: str, preprocessing: str, threads: int, device: str = "cpu", share: float = 1.0) -> None:
         self._decided, self._preprocessing = decided, preprocessing
@@ -55,10 +55,10 @@ class Worker:
 
     def call(self, method: str, *args: Any) -> tuple[Any, tuple[float, int]]:
         """One of the methods below, by name."""
-        begin = time.perf_counter()
+        begin = time.process_time()
         result = getattr(self, method)(*args)
         size = sum(map(len, result)) if isinstance(result, list) else len(result)
-        return result, (time.perf_counter() - begin, size)
+        return result, (time.process_time() - begin, size)
 
     def statistics(self, task: bytes, shard: dict[str, Any], baseline: Any, samples: int) -> bytes:
         """Statistics of rows of single units over the first samples of a shard."""
@@ -136,7 +136,7 @@ class Engine:
         self._numbered = len(self.alive)
         self.retries = retries
         self.shard_blocks = shard_blocks
-        #: Bytes that travelled, calls, seconds that workers worked and seconds that passed, by kind.
+        #: Bytes that travelled, calls, core-seconds of workers and seconds that passed, by kind.
         self.bytes: dict[str, int] = collections.Counter()
         self.calls: dict[str, int] = collections.Counter()
         self.busy: dict[str, float] = collections.defaultdict(float)

@@ -165,7 +165,7 @@ def fit(
     -------
     SIM
         The one given, with ``model_``, ``report_``, ``travelled_`` (bytes of shards, steps, statistics, tasks and
-        results) and ``work_`` (calls, busy seconds of workers and wall seconds, by kind).
+        results) and ``work_`` (calls, core-seconds of workers and seconds that passed, by kind).
     """
     if not ray.is_initialized():
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)

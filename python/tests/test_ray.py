@@ -1,10 +1,13 @@
 """On real local clusters: the same bits for any number of workers, and with a node that dies in the middle."""
 
+import os
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
-from conftest import needs
+from conftest import ROOT, needs
 
 import simplicit
 from simplicit import SIM, Network
@@ -138,6 +141,29 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(convolutional, pruned, c
     assert killed and engine.alive == [0, 2]
     assert survived.model_ == pruned.model_
     assert survived.report_.rows == pruned.report_.rows
+
+
+def test_the_command_line_does_the_same(convolutional, cluster, tmp_path):
+    program = ROOT / "target/release/simplicit"
+    if not program.exists() and os.environ.get("CI") != "true":
+        pytest.skip("the program is not built")
+    network, U = convolutional
+    network.to_implicit().save(tmp_path / "net.safetensors")
+    np.save(tmp_path / "u.npy", U[:600])
+
+    def train(out, *more, python=sys.executable):
+        command = [program, "train", "net.safetensors", "--inputs", "u.npy", "--target-sparsity", "0.5", "--out", out, *more]
+        environment = {**os.environ, "SIMPLICIT_PYTHON": str(python)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    here, there = train("here.safetensors"), train("there.safetensors", "--ray", cluster.address)
+    assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
+    assert (tmp_path / "here.safetensors").read_bytes() == (tmp_path / "there.safetensors").read_bytes()
+    # One line where the package, or Python, is missing.
+    for python, why in ((tmp_path / "none", "cannot be started"), ("/bin/true", "pip install 'simplicit[ray]'")):
+        missing = train("missing.safetensors", "--ray", cluster.address, python=python)
+        assert missing.returncode == 2 and why in missing.stderr and len(missing.stderr.splitlines()) == 1, missing.stderr
+    assert not (tmp_path / "missing.safetensors").exists()
 
 
 def test_what_a_cluster_refuses(problem):

@@ -2,7 +2,7 @@
 //! through its standard input, results come back through its standard output: a line of JSON, then the bytes it announces.
 
 use std::io::{BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -25,6 +25,8 @@ pub(crate) struct Cluster {
 
 struct Process {
     child: Child,
+    /// Its standard error: a pipe that nobody empties would hold it up.
+    log: PathBuf,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
 }
@@ -57,25 +59,30 @@ impl Cluster {
             }
             Trained::States(states) => about["states"] = json!(states),
         }
+        let log = folder.path().join("log");
         let mut child = Command::new(&python)
             .args(["-m", "simplicit.ray"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
+            .stderr(std::fs::File::create(&log)?)
             .spawn()
             .with_context(|| format!("--ray: {python} cannot be started; set SIMPLICIT_PYTHON"))?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else { bail!("--ray: no pipes") };
-        let mut process = Process { child, to, from: BufReader::new(from) };
-        let answer = process.ask(&about, &[]).and_then(|(answer, _)| match answer["error"].as_str() {
-            Some(error) => bail!("{error}"),
-            None => Ok(()),
-        });
-        if let Err(error) = answer {
-            let said = process.last_words();
-            let why = if said.is_empty() { error.to_string() } else { said };
-            bail!(
-                "--ray: {python} failed ({why}); install the package with pip install 'simplicit[ray]', or set SIMPLICIT_PYTHON"
-            );
+        let mut process = Process { child, log, to, from: BufReader::new(from) };
+        match process.ask(&about, &[]) {
+            Ok((answer, _)) => {
+                if let Some(error) = answer["error"].as_str() {
+                    bail!("--ray {address}: {error}");
+                }
+            }
+            Err(error) => {
+                let said = process.last_words();
+                let why = if said.is_empty() { error.to_string() } else { said };
+                bail!(
+                    "--ray: {python} failed ({why}); install the package with pip install 'simplicit[ray]', or set \
+                     SIMPLICIT_PYTHON"
+                );
+            }
         }
         Ok(Self { process: Mutex::new(process), _folder: folder, failure: Mutex::default() })
     }
@@ -124,11 +131,8 @@ impl Process {
     /// The last line of its standard error, once it has ended.
     fn last_words(&mut self) -> String {
         let _ = self.child.kill();
-        let mut said = String::new();
-        if let Some(mut from) = self.child.stderr.take() {
-            let _ = from.read_to_string(&mut said);
-        }
         let _ = self.child.wait();
+        let said = std::fs::read_to_string(&self.log).unwrap_or_default();
         said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_string()
     }
 }
