@@ -1,202 +1,233 @@
-"""Serial, threads, Python multiprocessing and Ray on the same problem (the paper's Fig. 6), and the bytes that travel.
+"""One training of a network with feature maps in one process and on local Ray clusters, what travels, and a model of cost.
 
-    python bench/scaling.py [--workers 1 2] [--samples 2000] [--page docs/python.md]
+    python bench/scaling.py --network net.onnx --inputs images.npy [--samples 512] [--workers 1 2 4] [--page docs/cluster.md]
 
-The problem is the paper's: FashionMNIST states, full connectivity, perspective penalty, one convex solve per row, kappa
-0.99. Every run must give the same bits as the serial one, or this fails. With --page the tables go into the page between
-its marks, and the figure beside it as scaling.svg.
+Every cluster has one node of one CPU for each worker, and every run must give the bits of the run without Ray, or this
+fails. Seconds count where there are as many cores as workers; beyond that bytes and calls do. The model is fitted to the
+runs and predicts larger clusters. With --page tables go into the page between its marks, and the figure beside it as
+scaling.svg.
 """
 
 import argparse
-import multiprocessing
+import math
 import os
 import pathlib
-import pickle
 import sys
 import time
 
+import numpy as np
 import page
+import scipy.optimize
 
 import simplicit
-from simplicit import SIM
-from simplicit.engine import Engine
+from simplicit.engine import FAN_IN, PIECE
 
-sys.path.insert(0, str(page.ROOT / "python/tests"))
-from conftest import idx  # noqa: E402
-
-KINDS = ("shards", "statistics", "tasks", "results")
-COLOURS = {"serial": "#888", "threads": "#1b6ca8", "multiprocessing": "#c0561f", "Ray": "#3a8f3a"}
-
-
-def call(pickled):
-    """On a worker."""
-    function, args = pickle.loads(pickled)
-    return function(*args, 1)
+#: What is assumed of a cluster that was not measured.
+BANDWIDTH = 10e9 / 8
+THREADS = 0.7
+PHASES = ("walk", "merge", "rows")
+#: Cores that this process may use.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class Processes(Engine):
-    """A pool of processes: every call carries all it needs, as multiprocessing does."""
-
-    def __init__(self, pool, *args, **kwargs):
-        self.pool = pool
-        super().__init__(*args, **kwargs)
-        # Nothing is put anywhere once: shards and statistics are counted with every call.
-        self.bytes.clear()
-
-    def submit(self, function, *args):
-        pickled = pickle.dumps((function, args), protocol=5)
-        self.sent = getattr(self, "sent", 0) + len(pickled)
-        return self.pool.apply_async(call, (pickled,))
-
-    def poll(self, call):
-        return call.get()
-
-    def travelled(self):
-        """What was pickled; tasks are with the statistics they are solved from."""
-        return {"calls": self.sent, "results": self.bytes["results"]}
-
-
-def ready():
-    """What a worker does first."""
-    return simplicit.__version__
-
-
-class Scaling:
+class Runs:
     """The runs so far, each with the bits of the first."""
 
-    def __init__(self, states):
-        self.states = states
+    def __init__(self, network, images, sparsity):
+        self.network, self.images, self.sparsity = network, images, sparsity
         self.rows = []
-        self.bits = None
 
-    def sim(self, threads):
-        return SIM(penalty="perspective", preset="paper", alpha=1e-2, threads=threads, progress="none")
+    def sim(self):
+        how = {"threads": 1, "device": "cpu", "bounds": "sampled", "progress": "none"}
+        return simplicit.SIM(network=self.network, target_sparsity=self.sparsity, **how)
 
-    def timed(self, engine, workers, run):
+    def add(self, workers, run):
         begin = time.monotonic()
-        sim, travelled = run()
+        sim, engine = run()
         seconds = time.monotonic() - begin
-        bits = sim.model_.to_bytes()
-        if self.bits not in (None, bits):
-            raise SystemExit(f"{engine} with {workers} workers: other bits than serial")
-        self.bits = bits
-        self.rows.append({"engine": engine, "workers": workers, "seconds": seconds, "travelled": travelled})
-        print(f"{engine:16} {workers:3} workers {seconds:8.2f} s {sum(travelled.values()):14,} bytes", file=sys.stderr)
+        model = sim.model_.to_bytes()
+        if self.rows and model != self.bits:
+            raise SystemExit(f"{workers} workers: other bits than without Ray")
+        self.bits = model
+        self.rows.append({"workers": workers, "seconds": seconds, "engine": engine})
+        print(f"{workers} workers: {seconds:.1f} s", file=sys.stderr)
 
-    def local(self, engine, workers):
-        self.timed(engine, workers, lambda: (self.sim(workers).fit(self.states), {}))
-
-    def processes(self, workers):
-        def run():
-            engine = Processes(pool, self.states, None, workers=workers, shard_blocks=1)
-            return self.sim(1)._fit(self.states, None, engine), engine.travelled()
-
-        with multiprocessing.get_context("spawn").Pool(workers) as pool:
-            pool.starmap(ready, [()] * (4 * workers), chunksize=1)
-            self.timed("multiprocessing", workers, run)
+    def here(self):
+        self.add(0, lambda: (self.sim().fit(self.images), None))
 
     def ray(self, workers):
         import ray
+        from ray.cluster_utils import Cluster
 
-        from simplicit import ray as cluster
+        from simplicit.ray import RayEngine, fit_on
 
-        def run():
-            fitted = cluster.fit(self.sim(1), self.states, shard_blocks=1)
-            return fitted, fitted.travelled_
-
-        ray.init("local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="error")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 2**29})
         try:
-            # Workers start once; a cluster is already there.
-            ray.get([ray.remote(ready).remote() for _ in range(4 * workers)])
-            self.timed("Ray", workers, run)
+            for _ in range(workers):
+                cluster.add_node(num_cpus=1, object_store_memory=2**29)
+            ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+            cluster.wait_for_nodes()
+            sim = self.sim()
+            engine = RayEngine(
+                self.network, self.images, workers=workers, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3, patience=300
+            )  # fmt: skip
+            self.add(workers, lambda: (fit_on(sim, self.network, self.images, engine), engine))
         finally:
             ray.shutdown()
+            cluster.shutdown()
 
-    def markdown(self):
-        """Seconds and bytes, as tables."""
-        n, p, q = self.states.Z.shape[1], self.states.U.shape[1], self.states.Y.shape[1]
-        serial = self.rows[0]["seconds"]
-        runs = [
-            (r["engine"], str(r["workers"]), f"{r['seconds']:.2f}", f"{serial / r['seconds']:.2f}",
-             f"{sum(r['travelled'].values()):,}" if r["travelled"] else "–")
-            for r in self.rows
-        ]  # fmt: skip
-        said = (
-            f"`{page.command()}`: {self.states.samples:,} samples, {n} states, {p} inputs, {q} outputs; "
-            f"{page.machine()}. All runs gave the same bits."
+    def tables(self):
+        alone = self.rows[0]["seconds"]
+        lines = [("none", "–", f"{alone:.1f}", "1.00", "–", "–", *["–"] * len(PHASES))]
+        first = None
+        for run in self.rows[1:]:
+            engine, seconds = run["engine"], run["seconds"]
+            first = first or seconds
+            idle = [1 - engine.busy[k] / max(1e-9, run["workers"] * engine.wall[k]) for k in PHASES]
+            counts = run["workers"] <= CORES
+            lines.append((
+                "Ray", str(run["workers"]), f"{seconds:.1f}" if counts else "–", f"{first / seconds:.2f}" if counts else "–",
+                f"{sum(engine.bytes.values()) / 1e6:,.1f}", f"{sum(engine.calls.values()):,}",
+                *(f"{100 * max(0.0, i):.0f} %" if counts else "–" for i in idle),
+            ))  # fmt: skip
+        head = ("cluster", "workers", "seconds", "times one worker", "MB that travel", "calls", *(f"idle in {k}" for k in PHASES))
+        last = self.rows[-1]["engine"]
+        what = {
+            "shards": "inputs, once", "tasks": "the network, once a walk, and row problems", "steps": "solved rows, to every shard",
+            "statistics": "sums of shards on the way to their total", "results": "totals and rows, to the driver",
+        }  # fmt: skip
+        kinds = [(k, f"{last.bytes[k]:,}", text) for k, text in what.items()]
+        return [page.table(head, lines), f"What travels, with {self.rows[-1]['workers']} workers:", page.table(("", "bytes", ""), kinds)]
+
+
+class Cost:
+    """Seconds of one training: arithmetic, latency and bytes.
+
+    T = driver + Σ busy_k / (workers that phase k can use) + latency · calls + bytes / bandwidth
+    """
+
+    def __init__(self, runs):
+        timed = [r for r in runs.rows[1:] if r["workers"] <= CORES]
+        engines = [r["engine"] for r in timed]
+        self.images = len(runs.images)
+        self.busy = {k: float(np.mean([e.busy[k] for e in engines])) for k in PHASES}
+        self.driver = float(np.mean([r["seconds"] - sum(r["engine"].wall.values()) for r in timed]))
+        one = engines[0]
+        self.groups = one.calls["walk"] / self.shards(self.images)
+        self.rows_at_once = one.blocks / max(1, one.calls["rows"]) * timed[0]["workers"]
+        self.sizes = {k: float(one.bytes[k]) for k in ("statistics", "results", "tasks", "steps")}
+        left = [sum(r["engine"].wall.values()) - self.arithmetic(r["workers"], 1, self.images) for r in timed]
+        design = [[sum(r["engine"].calls.values()), sum(r["engine"].bytes.values())] for r in timed]
+        (self.latency, self.per_byte), _ = scipy.optimize.nnls(np.array(design, float), np.maximum(left, 0.0))
+
+    def shards(self, images):
+        return math.ceil(images / PIECE)
+
+    def arithmetic(self, nodes, cores, images):
+        threads = 1.0 if cores == 1 else THREADS * cores
+        grown = images / self.images
+        walk = grown * self.busy["walk"] / (min(nodes, self.shards(images)) * threads)
+        levels = math.log(max(2, min(nodes, self.shards(images))), FAN_IN)
+        merge = self.busy["merge"] / nodes if cores == 1 else self.busy["merge"] / self.shards(self.images) * FAN_IN * levels
+        rows = self.busy["rows"] / (min(nodes, self.rows_at_once) * threads)
+        return walk + merge + rows
+
+    def seconds(self, nodes, cores, images):
+        """On so many nodes of so many cores, one worker each, with so many images."""
+        shards = min(nodes, self.shards(images))
+        calls = self.groups * (3 * shards + nodes)
+        sums = self.sizes["statistics"] / self.shards(self.images) * FAN_IN * max(1.0, math.log(max(2, shards), FAN_IN))
+        spread = math.log2(max(2, nodes))
+        sent = sums + self.sizes["results"] * spread + self.sizes["tasks"] + self.sizes["steps"] * spread
+        return self.driver + self.arithmetic(nodes, cores, images) + self.latency * calls / max(1, nodes) + sent / BANDWIDTH
+
+    def tables(self, nodes, cores, images):
+        lines = [
+            ("seconds of the driver, alone", f"{self.driver:.2f}"),
+            *((f"core-seconds of {k}", f"{self.busy[k]:.2f}") for k in PHASES),
+            ("blocks of rows in a group, on average", f"{self.rows_at_once:.1f}"),
+            ("seconds a call", f"{self.latency:.4f}"),
+            ("seconds a byte here", f"{self.per_byte:.1e}"),
+        ]
+        counts = [2**k for k in range(int(math.log2(nodes)) + 1)]
+        heads = [("nodes", *(f"seconds, {m:,} images" for m in images), *(f"times one node, {m:,} images" for m in images))]
+        for n in counts:
+            at = [self.seconds(n, cores, m) for m in images]
+            lines_ = (str(n), *(f"{t:.2f}" for t in at), *(f"{self.seconds(1, cores, m) / t:.2f}" for m, t in zip(images, at, strict=True)))
+            heads.append(lines_)
+        assumed = (
+            f"Predicted, not measured: nodes of {cores} cores, one worker each, whose threads are {THREADS} as fast as that many "
+            f"cores alone; {BANDWIDTH * 8 / 1e9:.0f} Gb/s a node; latency and the driver's share as here; the walk grows with the images "
+            "and rows do not; a group's rows spread over as many workers as it has blocks."
         )
-        parts = [said, page.table(("", "workers", "seconds", "times as fast as serial", "bytes that travel"), runs)]
-        on_ray = [r["travelled"] for r in self.rows if r["engine"] == "Ray"]
-        if on_ray:
-            what = {
-                "shards": "U, Z, X, Y, once",
-                "statistics": "G, H, e of states and of outputs, once each into the object store",
-                "tasks": "row problems",
-                "results": "statistics of shards, and rows",
-            }
-            kinds = [(kind, f"{on_ray[-1].get(kind, 0):,}", what[kind]) for kind in KINDS]
-            several = "" if all(t == on_ray[0] for t in on_ray) else f", with {self.rows[-1]['workers']} workers"
-            parts += [f"What travels on Ray{several}:", page.table(("", "bytes", ""), kinds)]
-        return "\n\n".join(parts)
+        return ["Fitted to the runs:", page.table(("", ""), lines), assumed, page.table(heads[0], heads[1:])]
 
-    def figure(self):
-        """Seconds over workers, one line an engine, as a small SVG."""
-        width, height, left, top, right = 640, 300, 60, 20, 190
-        most = max(r["seconds"] for r in self.rows)
-        workers = sorted({r["workers"] for r in self.rows})
-        x = {w: left + (k + 0.5) * (width - left - right) / len(workers) for k, w in enumerate(workers)}
+    def figure(self, runs, nodes, cores, images):
+        """Times one node over nodes, as predicted; beside it the bound of perfect scaling."""
+        width, height, left, top, right = 640, 320, 60, 20, 170
+        counts = [2**k for k in range(int(math.log2(nodes)) + 1)]
+        steps = len(counts) - 1
 
-        def y(seconds):
-            return top + (height - top - 40) * (1 - seconds / (1.1 * most))
+        def x(n):
+            return left + math.log2(n) / steps * (width - left - right)
+
+        def y(v):
+            return height - 40 - math.log2(max(1.0, v)) / steps * (height - 40 - top)
 
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-            "<title>Seconds of one training, by engine and number of workers</title>",
+            "<title>Predicted speed over that of one node</title>",
             f'<rect width="{width}" height="{height}" fill="white"/>',
         ]
-        for k in range(5):
-            at = y(most * k / 4)
-            parts.append(f'<line x1="{left}" x2="{width - right}" y1="{at:.1f}" y2="{at:.1f}" stroke="#ddd"/>')
-            parts.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{most * k / 4:.1f} s</text>')
-        for w in workers:
-            name = f"{w} worker{'s' if w > 1 else ''}"
-            parts.append(f'<text x="{x[w]:.1f}" y="{height - 18}" text-anchor="middle">{name}</text>')
-        for k, (engine, colour) in enumerate(COLOURS.items()):
-            rows = [r for r in self.rows if r["engine"] == engine]
-            if not rows:
-                continue
-            points = [(x[r["workers"]], y(r["seconds"])) for r in rows]
-            if engine == "serial":
-                points = [(left, points[0][1]), (width - right, points[0][1])]
-            line = " ".join(f"{a:.1f},{b:.1f}" for a, b in points)
-            dash = ' stroke-dasharray="4 4"' if engine == "serial" else ""
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-            if engine != "serial":
-                parts += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>' for a, b in points]
-            megabytes = max(sum(r["travelled"].values()) for r in rows) / 1e6
-            travel = f", {megabytes:.0f} MB travel" if megabytes else ""
-            parts.append(f'<text x="{width - right + 8}" y="{top + 16 + 18 * k}" fill="{colour}">{engine}{travel}</text>')
+        for n in counts:
+            parts.append(f'<line x1="{left}" x2="{width - right}" y1="{y(n):.1f}" y2="{y(n):.1f}" stroke="#ddd"/>')
+            parts.append(f'<text x="{left - 6}" y="{y(n) + 4:.1f}" text-anchor="end">{n} ×</text>')
+            parts.append(f'<text x="{x(n):.1f}" y="{height - 20}" text-anchor="middle">{n}</text>')
+        parts.append(f'<text x="{(left + width - right) / 2}" y="{height - 4}" text-anchor="middle">nodes of {cores} cores</text>')
+        lines = [("perfect", "#bbb", [(n, n) for n in counts])]
+        for m, colour in zip(images, ("#1b6ca8", "#c0561f", "#3a8f3a"), strict=False):
+            first = self.seconds(1, cores, m)
+            lines.append((f"{m:,} images, predicted", colour, [(n, first / self.seconds(n, cores, m)) for n in counts]))
+        for k, (name, colour, points) in enumerate(lines):
+            line = " ".join(f"{x(n):.1f},{y(v):.1f}" for n, v in points)
+            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            parts.append(f'<text x="{width - right + 8}" y="{top + 16 + 18 * k}" fill="{colour}">{name}</text>')
+        one = next((r["seconds"] for r in runs.rows[1:] if r["workers"] == 1), None)
+        for run in runs.rows[1:]:
+            if one and run["workers"] <= CORES:
+                parts.append(f'<circle cx="{x(run["workers"]):.1f}" cy="{y(one / run["seconds"]):.1f}" r="4" fill="#333"/>')
+        parts.append(f'<text x="{width - right + 8}" y="{top + 16 + 18 * len(lines)}" fill="#333">● measured, 1 core a node</text>')
         return "\n".join([*parts, "</svg>", ""])
 
 
 def main():
-    cores = os.cpu_count() or 1
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[w for w in (1, 2, 4, 8) if w <= cores])
-    parser.add_argument("--samples", type=int, default=2000)
+    parser.add_argument("--network", type=pathlib.Path, required=True, help="ONNX")
+    parser.add_argument("--inputs", type=pathlib.Path, required=True, help=".npy, as the network takes them")
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--sparsity", type=float, default=0.8)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--nodes", type=int, default=64, help="of the cluster to predict")
+    parser.add_argument("--cores", type=int, default=64, help="of each of its nodes")
+    parser.add_argument("--images", type=int, nargs="+", help="to predict for; by default those of the runs and 50,000")
     parser.add_argument("--page", type=pathlib.Path, help="write the tables into this page, and scaling.svg beside it")
     args = parser.parse_args()
-    network = simplicit.Network.from_onnx(page.ROOT / "data/fashion_fc.onnx")
-    images = idx("fashion_train_images.idx.gz")[: args.samples]
-    scaling = Scaling(network.states(images.reshape(len(images), -1) / 255.0))
-    scaling.local("serial", 1)
-    for run in (lambda w: scaling.local("threads", w), scaling.processes, scaling.ray):
-        for workers in args.workers:
-            run(workers)
-    print(scaling.markdown())
+    images = np.load(args.inputs, mmap_mode="r")[: args.samples]
+    runs = Runs(simplicit.Network.from_onnx(args.network), np.ascontiguousarray(images), args.sparsity)
+    runs.here()
+    for workers in args.workers:
+        runs.ray(workers)
+    cost = Cost(runs)
+    asked = args.images or [len(images), 50_000]
+    said = (
+        f"`{page.command()}`: {len(images):,} images, {runs.network.nonzeros:,} weights to {100 * args.sparsity:.0f} % sparsity; "
+        f"{page.machine()}. All runs gave the same bits."
+    )
+    text = "\n\n".join([said, *runs.tables(), *cost.tables(args.nodes, args.cores, asked)])
+    print(text)
     if args.page:
-        (args.page.parent / "scaling.svg").write_text(scaling.figure(), encoding="utf-8")
-        page.fill(args.page, "bench/scaling.py", scaling.markdown() + "\n\n![seconds by engine and workers](scaling.svg)")
+        (args.page.parent / "scaling.svg").write_text(cost.figure(runs, args.nodes, args.cores, asked), encoding="utf-8")
+        page.fill(args.page, "bench/scaling.py", text + "\n\n![predicted speed over one node](scaling.svg)")
 
 
 if __name__ == "__main__":

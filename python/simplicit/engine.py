@@ -1,14 +1,19 @@
 """Training's heavy steps on somebody else's workers, with the bits they would have had here.
 
-An engine cuts the samples into shards of 1024·2ᵏ, has their statistics made on workers and summed in a fixed tree, and
-sends out blocks of rows; what is lost is computed again and is the same. :mod:`simplicit.ray` is one; anything that can
-run a function elsewhere can be another: subclass :class:`Engine`.
+An engine cuts the samples into shards, has their statistics made and summed on workers in a fixed tree, and sends out
+blocks of rows. Networks with feature maps are walked through: every shard lives on a worker with the states of its layers,
+and is told the rows of each layer as they are solved. A worker that is lost is replaced, or its shards go to others, where
+they are made again from the steps so far: the result has the same bits. :mod:`simplicit.ray` is one; anything that
+can keep a :class:`Worker` elsewhere can be another: subclass :class:`Engine`.
 """
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from simplicit import _core
@@ -17,69 +22,165 @@ from simplicit.errors import SettingError
 from simplicit.estimator import SIM, _baseline
 from simplicit.states import States
 
-#: Samples in a leaf of the summation tree.
+#: Samples in a leaf of the summation tree, for rows of single units.
 BLOCK = 1024
+#: Images in such a leaf, for networks with feature maps.
+PIECE = _core.Shard.PIECE
+#: Statistics that one worker sums; a power of two, so that every sum is a branch of the tree.
+FAN_IN = 4
+#: Statistics that stay with the workers for whoever asks again.
+_KEPT = 4
 
 
-def shard_statistics(task: bytes, shard: dict[str, Any], samples: int, preprocessing: str, threads: int) -> bytes:
-    """A worker's part of the statistics: over the first `samples` samples of a shard."""
-    states = shard["states"]
-    if states is not None:
-        states = (*(a[:samples] for a in states[:4]), *states[4:])
-    u = shard["u"]
-    baseline = shard["baseline"]
-    return _core.run_statistics(
-        task,
-        None if baseline is None else baseline._core,
-        None if u is None else u[:samples],
-        states,
-        preprocessing,
-        threads,
-    )
+class WorkerLost(Exception):
+    """A worker is gone, with what it was doing."""
 
 
-def solve_rows(
-    decided: str, statistics: bytes, features: int, targets: int, tasks: Sequence[bytes], threads: int
-) -> list[bytes]:
-    """A worker's rows: some blocks over one design."""
-    return _core.run_rows(decided, statistics, features, targets, list(tasks), threads)
+class ResultLost(Exception):
+    """What a worker had finished is gone."""
+
+
+class WorkFailed(RuntimeError):
+    """A piece of work was lost as often as it may be."""
+
+
+class Worker:
+    """What a worker does, wherever it lives. Calls return a result, its core-seconds and its bytes."""
+
+    def __init__(self, decided: str, preprocessing: str, threads: int, device: str = "cpu", share: float = 1.0) -> None:
+        self._decided, self._preprocessing = decided, preprocessing
+        self._threads, self._device, self._share = threads, device, share
+        self._walk: int | None = None
+        self._shards: dict[int, tuple[Any, int]] = {}
+
+    def call(self, method: str, *args: Any) -> tuple[Any, tuple[float, int]]:
+        """One of the methods below, by name."""
+        begin = time.process_time()
+        result = getattr(self, method)(*args)
+        size = sum(map(len, result)) if isinstance(result, list) else len(result)
+        return result, (time.process_time() - begin, size)
+
+    def statistics(self, task: bytes, shard: dict[str, Any], baseline: Any, samples: int) -> bytes:
+        """Statistics of rows of single units over the first samples of a shard."""
+        states, u = shard["states"], shard["u"]
+        if states is not None:
+            states = (*(a[:samples] for a in states[:4]), *states[4:])
+        core = None if baseline is None else baseline._core
+        u = None if u is None else u[:samples]
+        return _core.run_statistics(task, core, u, states, self._preprocessing, self._threads)
+
+    def walk(
+        self, walk: int, number: int, shards: int, task: bytes, shard: dict[str, Any], first: int, samples: int,
+        known: int, group: int, *steps: bytes,
+    ) -> bytes:  # fmt: skip
+        """Statistics of a group over a shard, after the steps from number `known` on."""
+        if self._walk != walk:
+            self._walk, self._shards = walk, {}
+        walking, done = self._shards.pop(number, (None, 0))
+        if walking is None or done != known:
+            if known:
+                raise RuntimeError(f"shard {number}: expected all steps from the first on, got those from {known} on")
+            share = self._share / max(1, shards)
+            walking = _core.Shard(
+                task, self._decided, shard["u"][:samples], first, self._preprocessing, self._threads, self._device, share
+            )
+        for step in steps:
+            walking.step(step)
+        result: bytes = walking.statistics(group)
+        # After an error the shard is made again.
+        self._shards[number] = (walking, known + len(steps))
+        return result
+
+    def merge(self, features: int, targets: int, *parts: bytes) -> bytes:
+        """The sum of some statistics."""
+        return _core.merge_statistics(list(parts), features, targets)
+
+    def rows(self, statistics: bytes, features: int, targets: int, *tasks: bytes) -> list[bytes]:
+        """Some blocks of rows over one design, solved or bounded."""
+        return _core.run_rows(self._decided, statistics, features, targets, list(tasks), self._threads, self._device)
+
+
+class _Job:
+    """A call that may have to be made again."""
+
+    def __init__(self, method: str, args: Callable[[int], Sequence[Any]], size: int, home: int | None = None) -> None:
+        self.method, self.args, self.size, self.home = method, args, size, home
+        self.lost = 0
+        self.value: Any = None
+
+
+def _given(*args: Any) -> Callable[[int], Sequence[Any]]:
+    """Arguments that do not depend on the worker."""
+    return lambda _: args
 
 
 class Engine:
-    """Shards, tasks and results; a subclass says how a function runs elsewhere."""
+    """Shards, steps and results; a subclass says where workers live.
 
-    def __init__(self, baseline: Any, U: Any, *, workers: int, shard_blocks: int) -> None:
+    Parameters
+    ----------
+    baseline, U
+        As for :meth:`SIM.fit`.
+    workers : int
+        How many workers there are, numbered from 0.
+    shard_blocks : int
+        Leaves of the tree in a shard, a power of two: 1024 samples each, or 256 images of a network with feature maps.
+    retries : int, optional
+        How often a piece of work may be lost before training fails.
+    """
+
+    def __init__(self, baseline: Any, U: Any, *, workers: int, shard_blocks: int, retries: int = 3) -> None:
         if shard_blocks < 1 or shard_blocks & (shard_blocks - 1):
             raise SettingError(f"shard_blocks: expected a power of two, got {shard_blocks}")
-        self.workers = max(1, workers)
+        self.alive = list(range(max(1, workers)))
+        self._numbered = len(self.alive)
+        self.retries = retries
+        self.shard_blocks = shard_blocks
+        #: Bytes that travelled, calls, core-seconds of workers and seconds that passed, by kind.
         self.bytes: dict[str, int] = collections.Counter()
-        size = BLOCK * shard_blocks
-        self.shards: list[tuple[int, Any]] = []
-        if isinstance(baseline, States):
-            for first in range(0, baseline.samples, size):
-                part = baseline[first : first + size]
-                self._add(part.samples, {"states": part._for_core(), "u": None, "baseline": None}, (part.U, part.Z, part.X, part.Y))
-        else:
-            u = as_array(U, "U")
-            for first in range(0, len(u), size):
-                inputs = u[first : first + size]
-                self._add(len(inputs), {"states": None, "u": inputs, "baseline": baseline}, (inputs,))
+        self.calls: dict[str, int] = collections.Counter()
+        self.busy: dict[str, float] = collections.defaultdict(float)
+        self.wall: dict[str, float] = collections.defaultdict(float)
+        #: Blocks of rows, of all groups together.
+        self.blocks = 0
+        self._known: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._arrays: Any = baseline if isinstance(baseline, States) else as_array(U, "U")
+        self._baseline = None if isinstance(baseline, States) else baseline
+        self._shards: dict[int, list[tuple[int, int, Any]]] = {}
+        self._network: Any = None
+        self._started = 0
+        self._results: dict[int, Generator[bytes | None, None, None]] = {}
+        self._task: Any = None
+        self._samples = 0
+        self._steps: list[Any] = []
+        #: By shard of the present walk: its worker, and how many steps it knows.
+        self._hosts: dict[int, tuple[int, int]] = {}
 
-    def _add(self, samples: int, shard: dict[str, Any], arrays: Sequence[Any]) -> None:
-        self.bytes["shards"] += sum(a.nbytes for a in arrays)
-        self.shards.append((samples, self.put(shard)))
+    # What a subclass says.
 
     def put(self, value: Any) -> Any:
         """Make a value available to workers, once."""
         return value
 
-    def submit(self, function: Any, *args: Any) -> Any:
-        """Begin a call elsewhere."""
+    def submit(self, worker: int, method: str, args: Sequence[Any]) -> Any:
+        """Begin `Worker.call(method, *args)` on a worker; arguments may be what `put` or `keep` returned."""
         raise NotImplementedError
 
-    def poll(self, call: Any) -> Any:
-        """The call's result, or None after a moment in which it did not come."""
+    def wait(self, calls: Sequence[Any]) -> Sequence[Any]:
+        """Those calls that are done, after a moment at most."""
         raise NotImplementedError
+
+    def keep(self, call: Any) -> tuple[Any, tuple[float, int]]:
+        """A done call's result, where it is, and what `Worker.call` says about it. Raises WorkerLost or ResultLost."""
+        raise NotImplementedError
+
+    def fetch(self, value: Any) -> Any:
+        """What `keep` returned, here. Raises ResultLost."""
+        return value
+
+    def replace(self, worker: int, number: int) -> bool:
+        """Start a new worker, with a number of its own, in the place of a lost one, if that is possible."""
+        return False
 
     # What the native side calls.
 
@@ -87,41 +188,209 @@ class Engine:
         """The settings, once they are known."""
         self._decided, self._preprocessing = decided, preprocessing
 
-    def start_statistics(self, task: bytes, samples: int) -> tuple[Any, int]:
-        """Begin the statistics of a task; returns a handle and the number of results."""
-        calls = []
-        for size, shard in self.shards:
-            if samples > 0:
-                calls.append(self.submit(shard_statistics, task, shard, min(size, samples), self._preprocessing))
-                self.bytes["tasks"] += len(task)
-            samples -= size
-        return (collections.deque(calls), collections.deque()), len(calls)
+    def start(self, method: str, numbers: list[int], parts: list[bytes]) -> int:
+        """Begin a call; returns the number that its results are asked for by."""
+        self._started += 1
+        if method == "begin_walk":
+            self._begin_walk(numbers[1], parts[0])
+        elif method == "end_walk":
+            self._end_walk()
+        else:
+            begun: dict[str, Callable[..., Generator[bytes | None, None, None]]] = {
+                "statistics": self._statistics, "walk": self._walk, "rows": self._rows,
+            }  # fmt: skip
+            self._results = {self._started: begun[method](*numbers, parts)}
+        return self._started
 
-    def start_rows(self, statistics: bytes, features: int, targets: int, tasks: list[bytes]) -> Any:
-        """Begin blocks of rows over one design, which travels once."""
-        shared = self.put(statistics)
-        self.bytes["statistics"] += len(statistics)
-        # One call per worker: a design is set up once per call.
-        length = -(-len(tasks) // self.workers)
-        calls = []
-        for first in range(0, len(tasks), length):
-            part = tasks[first : first + length]
-            self.bytes["tasks"] += sum(map(len, part))
-            calls.append(self.submit(solve_rows, self._decided, shared, features, targets, part))
-        return (collections.deque(calls), collections.deque())
-
-    def next(self, handle: Any) -> bytes | None:
+    def next(self, call: int) -> bytes | None:
         """The next result in order, or None for now."""
-        calls, ready = handle
-        if not ready:
-            result = self.poll(calls[0])
-            if result is None:
-                return None
-            calls.popleft()
-            ready.extend(result if isinstance(result, list) else [result])
-        out: bytes = ready.popleft()
-        self.bytes["results"] += len(out)
-        return out
+        return next(self._results[call])
+
+    def _statistics(self, samples: int, features: int, targets: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+        """The one result is the sum over all shards."""
+        (task,) = parts
+        shards = self._cut(BLOCK * self.shard_blocks, samples)
+        if self._network is None and self._baseline is not None:
+            self._network = self.put(self._baseline)
+
+        def jobs() -> list[_Job]:
+            size = 8 * features * (features + targets)
+            return [_Job("statistics", _given(task, shard, self._network, count), size) for _, count, shard in shards]
+
+        self.bytes["tasks"] += len(task) * len(shards)
+        return self._summed("statistics", jobs, features, targets)
+
+    def _begin_walk(self, samples: int, task: bytes) -> None:
+        """A walk through the layers begins: the network travels once. Walks do not overlap."""
+        self._task, self._samples = self.put(task), samples
+        self._steps, self._hosts = [], {}
+        self.bytes["tasks"] += len(task)
+
+    def _walk(self, walk: int, group: int, features: int, targets: int, steps: list[bytes]) -> Generator[bytes | None, None, None]:
+        """Statistics of a group after these further steps."""
+        self._steps += [self.put(step) for step in steps]
+        shards = self._cut(PIECE * self.shard_blocks, self._samples)
+        self.bytes["steps"] += sum(map(len, steps))
+
+        def args(worker: int, number: int) -> Sequence[Any]:
+            host, known = self._hosts.get(number, (worker, 0))
+            known = known if host == worker else 0
+            # Until it answers nobody knows how far it got.
+            self._hosts[number] = (worker, 0)
+            first, count, shard = shards[number]
+            here = -(-len(shards) // max(1, len(self.alive)))
+            steps = self._steps[known:]
+            return (walk, number, here, self._task, shard, first, count, known, group, *steps)
+
+        def jobs() -> list[_Job]:
+            size = 8 * features * (features + targets)
+            return [_Job("walk", functools.partial(args, number=k), size, home=k) for k in range(len(shards))]
+
+        return self._summed("walk", jobs, features, targets)
+
+    def _end_walk(self) -> None:
+        """Nobody asks about a walk again; workers forget it when the next one begins."""
+        self._task, self._steps, self._hosts = None, [], {}
+
+    def _rows(self, features: int, targets: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+        """Blocks of rows over one design; the statistics are where they were summed, or travel once."""
+        statistics, *tasks = parts
+        digest = hashlib.blake2b(statistics, digest_size=16).digest()
+        self.bytes["tasks"] += sum(map(len, tasks))
+        self.blocks += len(tasks)
+        # One call a worker: a design and its inverses are made once a call.
+        length = -(-len(tasks) // len(self.alive))
+        shares = [tasks[first : first + length] for first in range(0, len(tasks), length)]
+        begin = time.monotonic()
+        for _ in range(self.retries + 1):
+            if digest not in self._known:
+                self._remember(digest, self.put(statistics))
+                self.bytes["statistics"] += len(statistics)
+            shared = self._known[digest]
+            size = len(statistics) + sum(map(len, tasks))
+            jobs = [_Job("rows", _given(shared, features, targets, *part), size) for part in shares]
+            try:
+                yield from self._run(jobs)
+                results = [self.fetch(job.value) for job in jobs]
+                break
+            except ResultLost:
+                self._known.pop(digest, None)
+        else:
+            raise WorkFailed(f"rows over {features:,} features: results were lost {self.retries + 1} times; see retries")
+        self.wall["rows"] += time.monotonic() - begin
+        for blocks in results:
+            self.bytes["results"] += sum(map(len, blocks))
+            yield from blocks
+
+    # How it is done.
+
+    def _cut(self, size: int, samples: int) -> list[tuple[int, int, Any]]:
+        """First sample, number of samples and data of every shard of so many samples."""
+        if size not in self._shards:
+            shards = []
+            for first in range(0, len(self._arrays.U if isinstance(self._arrays, States) else self._arrays), size):
+                part = self._arrays[first : first + size]
+                states = part._for_core() if isinstance(part, States) else None
+                arrays = (part.U, part.Z, part.X, part.Y) if isinstance(part, States) else (part,)
+                self.bytes["shards"] += sum(a.nbytes for a in arrays)
+                shards.append((first, len(arrays[0]), self.put({"states": states, "u": None if states else part})))
+            self._shards[size] = shards
+        return [(first, min(count, samples - first), data) for first, count, data in self._shards[size] if first < samples]
+
+    def _remember(self, digest: bytes, value: Any) -> None:
+        self._known[digest] = value
+        while len(self._known) > _KEPT:
+            self._known.popitem(last=False)
+
+    def _summed(self, kind: str, jobs: Callable[[], list[_Job]], features: int, targets: int) -> Generator[bytes | None, None, None]:
+        """Statistics of all shards, summed on the workers; what was lost is made again."""
+        begin = time.monotonic()
+        for _ in range(self.retries + 1):
+            try:
+                parts = jobs()
+                yield from self._run(parts)
+                self.wall[kind] += time.monotonic() - begin
+                merging = time.monotonic()
+                values = [job.value for job in parts]
+                while len(values) > 1:
+                    groups = [values[k : k + FAN_IN] for k in range(0, len(values), FAN_IN)]
+                    size = 8 * features * (features + targets)
+                    merges = [
+                        _Job("merge", _given(features, targets, *group), size * len(group), home=k) for k, group in enumerate(groups)
+                    ]
+                    yield from self._run([m for m, g in zip(merges, groups, strict=True) if len(g) > 1])
+                    values = [m.value if len(g) > 1 else g[0] for m, g in zip(merges, groups, strict=True)]
+                result = self.fetch(values[0])
+                self.wall["merge"] += time.monotonic() - merging
+                break
+            except ResultLost:
+                # Shards that are still there only repeat their sums.
+                continue
+        else:
+            raise WorkFailed(f"{kind} of {features:,} features: results were lost {self.retries + 1} times; see retries")
+        self._remember(hashlib.blake2b(result, digest_size=16).digest(), values[0])
+        self.bytes["results"] += len(result)
+        yield result
+
+    def _run(self, jobs: list[_Job]) -> Generator[None, None, None]:
+        """Does all jobs, at most two of them on a worker at a time; a job whose worker is lost goes to another."""
+        waiting = collections.deque(jobs)
+        flying: list[tuple[Any, int, _Job]] = []
+        while waiting or flying:
+            load = collections.Counter(worker for _, worker, _ in flying)
+            for _ in range(len(waiting)):
+                job = waiting.popleft()
+                worker = self._worker(job, load)
+                if load[worker] >= 2 or len(flying) >= 2 * len(self.alive):
+                    waiting.append(job)
+                    continue
+                load[worker] += 1
+                self.calls[job.method] += 1
+                flying.append((self.submit(worker, job.method, job.args(worker)), worker, job))
+            done = self.wait([call for call, _, _ in flying])
+            if not done:
+                yield None
+                continue
+            lost = set()
+            for entry in [entry for entry in flying if any(entry[0] is call for call in done)]:
+                call, worker, job = entry
+                flying.remove(entry)
+                try:
+                    job.value, (seconds, size) = self.keep(call)
+                except WorkerLost as why:
+                    lost.add(worker)
+                    self._count_loss(job, why)
+                    waiting.append(job)
+                    continue
+                self.busy[job.method] += seconds
+                if job.method != "rows":
+                    self.bytes["statistics"] += size
+                if job.method == "walk" and job.home is not None and worker in self.alive:
+                    self._hosts[job.home] = (worker, len(self._steps))
+            # Whatever else they were doing is lost too, and comes back as such.
+            for worker in lost & set(self.alive):
+                self._hosts = {k: host for k, host in self._hosts.items() if host[0] != worker}
+                self._numbered += 1
+                at = self.alive.index(worker)
+                self.alive[at : at + 1] = [self._numbered - 1] if self.replace(worker, self._numbered - 1) else []
+                if not self.alive:
+                    raise WorkFailed("all workers are lost")
+
+    def _worker(self, job: _Job, load: collections.Counter[int]) -> int:
+        """Where a job goes: a shard to its host, other work to whoever has least to do."""
+        if job.home is not None:
+            host = self._hosts.get(job.home, (None, 0))[0] if job.method == "walk" else None
+            return host if host in self.alive else self.alive[job.home % len(self.alive)]
+        return min(self.alive, key=lambda worker: load[worker])
+
+    def _count_loss(self, job: _Job, why: Exception) -> None:
+        job.lost += 1
+        if job.lost > self.retries:
+            raise WorkFailed(
+                f"{job.method}: its worker was lost {job.lost} times, the last time because {why}; "
+                f"the call holds about {job.size / 1e6:,.0f} MB besides its shard: give workers more memory, or smaller shards "
+                "(shard_blocks)"
+            ) from why
 
 
 def prepare(sim: SIM, baseline: Any, U: Any) -> Any:

@@ -1,19 +1,22 @@
 """On real local clusters: the same bits for any number of workers, and with a node that dies in the middle."""
 
+import os
+import subprocess
 import sys
-import threading
 import time
-import uuid
 
 import numpy as np
 import pytest
-from conftest import needs
+from conftest import ROOT, needs
 
 import simplicit
 from simplicit import SIM, Network
+from simplicit.engine import Engine, WorkFailed, Worker, WorkerLost
+from simplicit.network import Builder
 
 ray = needs("ray")
 from ray.cluster_utils import Cluster  # noqa: E402
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 import simplicit.ray  # noqa: E402
 
@@ -26,9 +29,40 @@ def problem():
     return network, rng.normal(size=(9_000, 30))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def convolutional():
+    """A convolution, a residual block, a strided one, an average and a classifier; 1100 images are four shards and a bit."""
+    rng = np.random.default_rng(1)
+
+    def weights(rows, columns):
+        return (rng.normal(size=(rows, columns)) * np.sqrt(2 / columns)).astype(np.float32)
+
+    b = Builder([2, 8, 8])
+    first = b.activation(b.convolution(0, weights(8, 18), [3, 3], [1, 1], [1] * 4, [0.1] * 8), "relu", "first")
+    sums = b.plus(b.convolution(first, weights(8, 72), [3, 3], [1, 1], [1] * 4), first)
+    second = b.activation(sums, "relu", "second")
+    third = b.activation(b.convolution(second, weights(12, 72), [3, 3], [2, 2], [1] * 4, [0.0] * 12), "relu", "third")
+    network = b.build(b.linear(b.flatten(b.global_average(third)), weights(5, 12), [0.1] * 5))
+    return network, rng.normal(size=(1_100, 2, 8, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def pruned(convolutional):
+    """What this process makes of it."""
+    network, U = convolutional
+    return SIM(network=network, **TO_HALF).fit(U)
+
+
+#: Rough models, a survey, steered prices, single moves and bounds are all on the way; positions fill no block.
+TO_HALF = {"target_sparsity": 0.5, "positions": 7}
+
+
+@pytest.fixture(scope="module")
 def cluster():
+    """Two nodes; tests add more."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 200_000_000})
+    cluster.add_node(num_cpus=2, object_store_memory=200_000_000)
+    cluster.wait_for_nodes()
     yield cluster
     ray.shutdown()
     cluster.shutdown()
@@ -37,12 +71,10 @@ def cluster():
 def test_the_same_bits(problem, cluster):
     network, U = problem
     settings = {"penalty": "l1", "beta": 1e-3, "cascade": True}
-    here = SIM(**settings).fit(network, U)
-    cluster.add_node(num_cpus=2, object_store_memory=200_000_000)
-    cluster.wait_for_nodes()
+    here = SIM(network=network, **settings).fit(U)
 
     # Joins the cluster that is there.
-    there = simplicit.ray.fit(SIM(**settings), network, U, address=cluster.address, shard_blocks=1)
+    there = simplicit.ray.fit(SIM(**settings), network, U, address=cluster.address)
     assert len([node for node in ray.nodes() if node["Alive"]]) == 2
     with pytest.raises(simplicit.SettingError, match="ray.shutdown"):
         simplicit.ray.fit(SIM(**settings), network, U, address="10.0.0.1:6379")
@@ -50,68 +82,88 @@ def test_the_same_bits(problem, cluster):
     assert there.report_.rows == here.report_.rows
     assert set(there.travelled_) == {"shards", "statistics", "tasks", "results"}
     assert there.travelled_["shards"] == U.nbytes
+    assert there.work_["calls"]["rows"] == 5 and there.work_["busy"]["statistics"] > 0
 
-    # Plain states, another shard size, two threads a task.
+    # Plain states, another shard size, two threads a worker.
     states = network.states(U)
     plain = SIM(**settings).fit(states)
     assert simplicit.ray.fit(SIM(**settings), states, shard_blocks=2, cpus_per_task=2).model_ == plain.model_
 
-    # Threads are what was granted.
-    for cpus in (1, 2):
-        task = ray.remote(simplicit.ray._run).options(num_cpus=cpus)
-        assert ray.get(task.remote(lambda *given: given, "work")) == ("work", cpus)
-
-    # Held-out samples stay held out.
-    drop = {"max_drop": 20.0, "penalty": "l1", "rounds": 1}
-    assert simplicit.ray.fit(SIM(**drop), network, U).model_ == SIM(**drop).fit(network, U).model_
+    # Held-out samples stay held out; bounds are made on workers.
+    drop = {"max_drop": 20.0, "rounds": 1, "bounds": "sampled"}
+    here = SIM(network=network, **drop).fit(U)
+    there = simplicit.ray.fit(SIM(**drop), network, U, shard_blocks=4)
+    assert there.model_ == here.model_ and there.report_.rows == here.report_.rows
+    assert there.report_.results["max_bound_distance"] is not None
 
 
-def slow(folder, function, *args):
-    """On a worker: says where it runs, waits so that it can be killed in the middle, then does its work."""
-    context = ray.get_runtime_context()
-    (folder / f"{context.get_node_id()} {uuid.uuid4()}").touch()
-    time.sleep(0.7)
-    return simplicit.ray._run(function, *args)
+def test_feature_maps_have_the_same_bits_for_any_number_of_workers(convolutional, pruned, cluster):
+    network, U = convolutional
+    for workers, blocks in ((1, 2), (2, 1), (4, 1)):
+        if workers == 4:
+            cluster.add_node(num_cpus=1, object_store_memory=200_000_000)
+            cluster.wait_for_nodes()
+        sim = SIM(**TO_HALF)
+        there = simplicit.ray.fit(sim, network, U, address=cluster.address, workers=workers, shard_blocks=blocks)
+        assert there.model_ == pruned.model_, f"{workers} workers"
+        assert there.report_.rows == pruned.report_.rows
+        assert there.travelled_["shards"] == U.nbytes
+        assert there.work_["calls"]["walk"] > 0 and there.work_["calls"]["rows"] > 0
 
 
-def test_a_node_that_dies_in_the_middle_changes_nothing(problem, cluster, tmp_path):
-    network, U = problem
-    settings = {"penalty": "l1", "beta": 1e-3}
-    here = SIM(**settings).fit(network, U)
+def test_a_node_that_dies_in_the_middle_changes_nothing(convolutional, pruned, cluster):
+    network, U = convolutional
     doomed = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
-    cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     cluster.wait_for_nodes()
-    # Workers cannot import this file.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    if not ray.is_initialized():
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    killed = []
 
-    class Slow(simplicit.ray.RayEngine):
-        def submit(self, function, *args):
-            calls.append(function)
-            return self._slow.remote(tmp_path, function, *args)
+    class Watched(simplicit.ray.RayEngine):
+        """The node dies once its shards have walked through some layers, with a call of theirs on the way."""
 
-    calls, killed = [], []
+        def submit(self, worker, method, args):
+            call = super().submit(worker, method, args)
+            known = args[7] if method == "walk" else 0
+            if known >= 2 and worker == 1 and not killed:
+                killed.append(known)
+                cluster.remove_node(doomed, allow_graceful=False)
+            return call
 
-    def kill():
-        deadline = time.monotonic() + 120
-        while not any(p.name.startswith(doomed.node_id) for p in tmp_path.iterdir()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        killed.append(len(list(tmp_path.iterdir())))
-        cluster.remove_node(doomed, allow_graceful=False)
+        def actor_options(self):
+            """The second worker stands on the doomed node."""
+            on = {"scheduling_strategy": NodeAffinitySchedulingStrategy(doomed.node_id, soft=False)}
+            return {**super().actor_options(), **(on if len(self._actors) == 1 else {})}
 
-    engine = Slow(network, U, cpus_per_task=1, shard_blocks=1)
-    options = {"max_retries": -1, "num_cpus": 1, "scheduling_strategy": "SPREAD"}
-    engine._slow = ray.remote(slow).options(**options)
-    thread = threading.Thread(target=kill)
-    thread.start()
-    try:
-        survived = SIM(**settings)._fit(network, U, engine)
-    finally:
-        thread.join()
-        ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    assert survived.model_ == here.model_
-    # It did die at work: more tasks began than were asked for.
-    assert killed[0] < len(calls) < len(list(tmp_path.iterdir()))
+    engine = Watched(network, U, workers=2, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3, patience=60)
+    survived = simplicit.ray.fit_on(SIM(**TO_HALF), network, U, engine)
+    # It did die at work, with states of some layers, and another took its place.
+    assert killed and engine.alive == [0, 2]
+    assert survived.model_ == pruned.model_
+    assert survived.report_.rows == pruned.report_.rows
+
+
+def test_the_command_line_does_the_same(convolutional, cluster, tmp_path):
+    program = ROOT / "target/release/simplicit"
+    if not program.exists() and os.environ.get("CI") != "true":
+        pytest.skip("the program is not built")
+    network, U = convolutional
+    network.to_implicit().save(tmp_path / "net.safetensors")
+    np.save(tmp_path / "u.npy", U[:600])
+
+    def train(out, *more, python=sys.executable):
+        command = [program, "train", "net.safetensors", "--inputs", "u.npy", "--target-sparsity", "0.5", "--out", out, *more]
+        environment = {**os.environ, "SIMPLICIT_PYTHON": str(python)}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    here, there = train("here.safetensors"), train("there.safetensors", "--ray", cluster.address)
+    assert (here.returncode, there.returncode) == (0, 0), here.stderr + there.stderr
+    assert (tmp_path / "here.safetensors").read_bytes() == (tmp_path / "there.safetensors").read_bytes()
+    # One line where the package, or Python, is missing.
+    for python, why in ((tmp_path / "none", "cannot be started"), ("/bin/true", "pip install 'simplicit[ray]'")):
+        missing = train("missing.safetensors", "--ray", cluster.address, python=python)
+        assert missing.returncode == 2 and why in missing.stderr and len(missing.stderr.splitlines()) == 1, missing.stderr
+    assert not (tmp_path / "missing.safetensors").exists()
 
 
 def test_what_a_cluster_refuses(problem):
@@ -122,28 +174,71 @@ def test_what_a_cluster_refuses(problem):
         simplicit.engine.prepare(SIM(rescale=True), network, U)
 
 
-def test_an_engine_of_ones_own(problem):
-    """The seam: a pool of threads in this process, results out of order."""
+class Pool(Engine):
+    """Workers in threads of this process, and a list of those that are to be lost."""
+
+    def __init__(self, pool, *args, lose=(), **kwargs):
+        self.pool, self.lose, self.most = pool, list(lose), 0
+        super().__init__(*args, **kwargs)
+
+    def begin(self, decided, preprocessing):
+        super().begin(decided, preprocessing)
+        self.made = {worker: Worker(decided, preprocessing, 1) for worker in self.alive}
+
+    def submit(self, worker, method, args):
+        return (worker, self.pool.submit(self.made[worker].call, method, *args))
+
+    def wait(self, calls):
+        self.most = max(self.most, len(calls))
+        time.sleep(0.001)
+        return [call for call in calls if call[1].done()]
+
+    def keep(self, call):
+        worker, future = call
+        if self.lose and self.calls["walk"] + self.calls["statistics"] > self.lose[0]:
+            self.lose.pop(0)
+            self.gone = worker
+            raise WorkerLost("somebody pulled the plug")
+        return future.result()
+
+    def replace(self, worker, number):
+        if len(self.lose) % 2:
+            self.made[number] = Worker(self._decided, self._preprocessing, 1)
+            return True
+        return False
+
+
+def test_an_engine_of_ones_own(problem, convolutional, pruned):
+    """The seam: threads of this process, results out of order, workers that are lost and replaced, or only lost."""
     from concurrent.futures import ThreadPoolExecutor
-
-    from simplicit.engine import Engine
-
-    class Pool(Engine):
-        def submit(self, function, *args):
-            return pool.submit(function, *args, 1)
-
-        def poll(self, call):
-            return call.result()
 
     network, U = problem
     with ThreadPoolExecutor(3) as pool:
         sim = SIM(target_sparsity=0.5)
-        sim._fit(network, U, Pool(network, U, workers=3, shard_blocks=4))
-    assert sim.model_ == SIM(target_sparsity=0.5).fit(network, U).model_
+        engine = Pool(pool, network, U, workers=3, shard_blocks=1, lose=[5, 20])
+        sim._fit(network, U, engine)
+        assert sim.model_ == SIM(network=network, target_sparsity=0.5).fit(U).model_
+        assert not engine.lose and len(engine.alive) == 2 and 3 < engine.most <= 6
+
+        network, U = convolutional
+        engine = Pool(pool, network, U, workers=3, shard_blocks=1, lose=[8, 33])
+        sim = SIM(**TO_HALF)._fit(network, U, engine)
+        assert sim.model_ == pruned.model_ and not engine.lose and len(engine.alive) == 2
+
+        # Bounded: what is lost again and again is an error that says how large it was.
+        engine = Pool(pool, network, U, workers=4, shard_blocks=1, retries=1, lose=[0] * 50)
+        with pytest.raises(WorkFailed, match=r"walk: its worker was lost 2 times.*pulled the plug.*MB"):
+            SIM(**TO_HALF)._fit(network, U, engine)
+
+
+def test_an_error_on_a_worker_is_raised(convolutional):
+    network, U = convolutional
 
     class Broken(Pool):
-        def poll(self, call):
+        def keep(self, call):
             raise RuntimeError("no workers left")
 
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no workers left"):
-        SIM()._fit(network, U, Broken(network, U, workers=1, shard_blocks=4))
+        SIM()._fit(network, U, Broken(pool, network, U, workers=1, shard_blocks=4))

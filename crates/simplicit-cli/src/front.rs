@@ -13,6 +13,7 @@ use simplicit::train::{self, BlockSource, Keep, TrainSettings, train_blocks};
 
 pub use crate::baseline::Baseline;
 pub use crate::progress::Event;
+pub use crate::remote::{Courier, Remote, read_statistics};
 pub use crate::training::Samples;
 
 use crate::commands::report::{self, Page};

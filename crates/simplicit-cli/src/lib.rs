@@ -2,6 +2,7 @@
 
 mod args;
 mod baseline;
+mod cluster;
 mod commands;
 mod embedded;
 mod exit;
@@ -14,6 +15,7 @@ mod overall;
 mod program;
 mod progress;
 mod recipe;
+mod remote;
 pub mod report;
 mod reproduce;
 mod results;

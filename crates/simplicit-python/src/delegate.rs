@@ -4,24 +4,23 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use simplicit::parallel::{self, Cancel, Threads};
+use simplicit::backend::Device;
+use simplicit::parallel::Threads;
 use simplicit::solver::Design;
-use simplicit::states::{Collected, StateMap, StateSource};
-use simplicit::statistics::{Statistics, Tree};
-use simplicit::train::{Delegate, Keep, RowsTask, StatisticsTask};
+use simplicit::states::{Collected, InputSource, StateMap, StateSource};
+use simplicit::statistics::Tree;
+use simplicit::train::{self, RowsTask, StatisticsTask, Step, TrainSettings, WalkTask};
 use simplicit::{Error, Result};
-use simplicit_cli::front::settings_from;
+use simplicit_cli::front::{Courier, read_statistics, settings_from};
 
 use crate::arrays::Lent;
 use crate::door::enter;
 use crate::errors::of_library;
 use crate::train::{GivenStates, baseline_of};
 
-/// A Python object with `start_statistics(task, samples)`, `start_rows(statistics, features, targets, tasks)` and `next(handle)`,
-/// which returns the next result in order, or None after a moment in which none came.
+/// A Python object with `start(method, numbers, parts)` and `next(call)`.
 pub(crate) struct Engine<'a> {
     pub(crate) object: Py<PyAny>,
-    pub(crate) cancel: &'a Cancel,
     /// What Python raised, for whoever called.
     pub(crate) raised: &'a Mutex<Option<PyErr>>,
 }
@@ -33,79 +32,20 @@ impl Engine<'_> {
             Error::Cancelled
         })
     }
-
-    /// Results in order until `count` of them are there.
-    fn results(
-        &self,
-        handle: &Py<PyAny>,
-        count: usize,
-        mut take: impl FnMut(usize, &[u8]) -> Result<()>,
-    ) -> Result<()> {
-        let mut done = 0;
-        while done < count {
-            self.cancel.check()?;
-            let next: Option<Vec<u8>> = self.call(|object| {
-                let next = object.call_method1("next", (handle,))?;
-                Ok(if next.is_none() { None } else { Some(next.cast::<PyBytes>()?.as_bytes().to_vec()) })
-            })?;
-            if let Some(bytes) = next {
-                take(done, &bytes)?;
-                done += 1;
-            }
-        }
-        Ok(())
-    }
 }
 
-impl Keep for Engine<'_> {
-    fn get(&self, _: &str) -> Result<Option<Vec<u8>>> {
-        Ok(None)
+impl Courier for Engine<'_> {
+    fn start(&self, method: &str, numbers: &[usize], parts: &[Vec<u8>]) -> Result<u64> {
+        self.call(|object| {
+            let parts: Vec<_> = parts.iter().map(|part| PyBytes::new(object.py(), part)).collect();
+            object.call_method1("start", (method, numbers.to_vec(), parts))?.extract()
+        })
     }
 
-    fn put(&self, _: &str, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-
-    fn delegate(&self) -> Option<&dyn Delegate> {
-        Some(self)
-    }
-}
-
-impl Delegate for Engine<'_> {
-    fn statistics(&self, task: &StatisticsTask) -> Result<Statistics> {
-        let (d, r) = task.shape();
-        let (handle, shards) = self.call(|object| {
-            let bytes = PyBytes::new(object.py(), &task.to_bytes());
-            object.call_method1("start_statistics", (bytes, task.samples()))?.extract::<(Py<PyAny>, usize)>()
-        })?;
-        let mut tree = Tree::default();
-        self.results(&handle, shards, |_, bytes| {
-            let got = || Error::shape("statistics of a shard", format!("{d} features, {r} targets"), "other bytes");
-            tree.push(Statistics::from_bytes(bytes, d, r).ok_or_else(got)?)
-        })?;
-        tree.finish()
-    }
-
-    fn rows(
-        &self,
-        statistics: &Statistics,
-        tasks: &[RowsTask],
-        take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>,
-    ) -> Result<()> {
-        let (d, r) = (statistics.features(), statistics.targets());
-        let handle = self.call(|object| {
-            let py = object.py();
-            let bytes = PyBytes::new(py, &statistics.to_bytes());
-            let tasks: Vec<_> = tasks.iter().map(|task| PyBytes::new(py, &task.to_bytes())).collect();
-            Ok(object.call_method1("start_rows", (bytes, d, r, tasks))?.unbind())
-        })?;
-        self.results(&handle, tasks.len(), |k, bytes| {
-            let (numbers, tail) = bytes.as_chunks::<8>();
-            let expected = tasks[k].length(d);
-            if numbers.len() != expected || !tail.is_empty() {
-                return Err(Error::shape("a block of rows", format!("{expected} numbers"), numbers.len()));
-            }
-            take(k, numbers.iter().map(|c| f64::from_le_bytes(*c)).collect())
+    fn next(&self, call: u64) -> Result<Option<Vec<u8>>> {
+        self.call(|object| {
+            let next = object.call_method1("next", (call,))?;
+            Ok(if next.is_none() { None } else { Some(next.cast::<PyBytes>()?.as_bytes().to_vec()) })
         })
     }
 }
@@ -142,9 +82,10 @@ pub(crate) fn run_statistics<'py>(
     Ok(PyBytes::new(py, &bytes))
 }
 
-/// A worker's rows: some blocks over one design, each as bytes. `decided` is what the driver's settings came to.
+/// A worker's rows: consecutive blocks over one design, each as bytes. `decided` is what the driver's settings came to.
 #[pyfunction]
-#[pyo3(signature = (decided, statistics, features, targets, tasks, threads))]
+#[pyo3(signature = (decided, statistics, features, targets, tasks, threads, device))]
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn run_rows<'py>(
     py: Python<'py>,
     decided: &str,
@@ -153,18 +94,89 @@ pub(crate) fn run_rows<'py>(
     targets: usize,
     tasks: Vec<Vec<u8>>,
     threads: usize,
+    device: &str,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
     let rows = enter(py, None, |inside| {
-        let settings = settings_from(decided)?;
-        let bad = || Error::shape("statistics", format!("{features} features, {targets} targets"), "other bytes");
-        let statistics = Statistics::from_bytes(statistics, features, targets).ok_or_else(bad)?;
+        let settings = settings_of(decided, device)?;
+        let statistics = read_statistics(statistics, features, targets)?;
         let design = Design::new(&statistics)?;
         let tasks = tasks.iter().map(|task| RowsTask::from_bytes(task)).collect::<Result<Vec<_>>>()?;
-        Ok(parallel::map(Threads::new(threads), tasks.len(), |k| {
-            inside.cancel.check()?;
-            let rows = tasks[k].run(&design, &settings, inside.cancel)?;
-            Ok(rows.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>())
-        })?)
+        Ok(RowsTask::run_all(&tasks, &design, &settings, Threads::new(threads), inside.cancel)?)
     })?;
-    Ok(rows.iter().map(|bytes| PyBytes::new(py, bytes)).collect())
+    let bytes = |block: &Vec<f64>| block.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    Ok(rows.iter().map(|block| PyBytes::new(py, &bytes(block))).collect())
+}
+
+/// The settings on a worker. Its device is its own: a GPU that happens to be there would give other bits.
+fn settings_of(decided: &str, device: &str) -> anyhow::Result<TrainSettings> {
+    Ok(TrainSettings { device: device.parse::<Device>()?, ..settings_from(decided)? })
+}
+
+/// The sum of the statistics of consecutive shards, 2ᵏ of them or what is left: a branch of the tree that one process
+/// sums in.
+#[pyfunction]
+pub(crate) fn merge_statistics<'py>(
+    py: Python<'py>,
+    parts: Vec<Vec<u8>>,
+    features: usize,
+    targets: usize,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let bytes = enter(py, None, |_| {
+        let mut tree = Tree::default();
+        for part in &parts {
+            tree.push(read_statistics(part, features, targets)?)?;
+        }
+        Ok(tree.finish()?.to_bytes())
+    })?;
+    Ok(PyBytes::new(py, &bytes))
+}
+
+/// Some samples on their way through the layers of a network with feature maps.
+#[pyclass(module = "simplicit._core")]
+pub(crate) struct Shard {
+    shard: train::Shard,
+    threads: Threads,
+}
+
+#[pymethods]
+impl Shard {
+    /// Samples in a piece of a shard.
+    #[classattr]
+    const PIECE: usize = WalkTask::PIECE;
+
+    #[new]
+    #[pyo3(signature = (task, decided, u, first, preprocessing, threads, device, share))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        task: &[u8],
+        decided: &str,
+        u: Lent<'_>,
+        first: usize,
+        preprocessing: &str,
+        threads: usize,
+        device: &str,
+        share: f64,
+    ) -> PyResult<Self> {
+        let preprocessing = serde_json::from_str(preprocessing).map_err(|e| crate::errors::of_any(&e.into()))?;
+        let inputs = u.inputs(&preprocessing)?;
+        enter(py, None, |_| {
+            let (task, settings) = (WalkTask::from_bytes(task)?, settings_of(decided, device)?);
+            let inputs = inputs.rows(0..inputs.samples())?;
+            let shard = train::Shard::new(task, &settings, inputs, first, share)?;
+            Ok(Self { shard, threads: Threads::new(threads) })
+        })
+    }
+
+    /// Does a step that the driver told all shards.
+    fn step(&mut self, py: Python<'_>, step: &[u8]) -> PyResult<()> {
+        enter(py, None, |inside| Ok(self.shard.step(Step::from_bytes(step)?, self.threads, inside.cancel)?))
+    }
+
+    /// Statistics of the group entered last, as bytes.
+    fn statistics<'py>(&mut self, py: Python<'py>, group: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes =
+            enter(py, None, |inside| Ok(self.shard.statistics(group, self.threads, inside.cancel)?.to_bytes()))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
 }

@@ -11,7 +11,7 @@ use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::problem::Mask;
 use simplicit::states::StateSource;
 use simplicit::train::{Checkpoint, Forget, Keep};
-use simplicit_cli::front::{self, Baseline, Found, Run, Samples, Training};
+use simplicit_cli::front::{self, Baseline, Found, Remote, Run, Samples, Training};
 
 use crate::arrays::{Lent, ViewInputs, ViewStates};
 use crate::delegate::Engine;
@@ -123,7 +123,7 @@ pub(crate) fn train<'py>(
             }
             None => None,
         };
-        let elsewhere = engine.map(|object| Engine { object, cancel: inside.cancel, raised: &raised });
+        let elsewhere = engine.map(|object| Remote::new(Engine { object, raised: &raised }, inside.cancel));
         let keep: &dyn Keep = match (&elsewhere, &kept) {
             (Some(engine), _) => engine,
             (None, Some(checkpoint)) => checkpoint,

@@ -18,12 +18,14 @@ use simplicit::train::{Checkpoint, Forget, Keep};
 
 use crate::args::{JsonArgs, NameArgs, PictureArgs, PreprocessingArgs, RunArgs, SelectionArgs, Switch, number};
 use crate::baseline::Baseline;
+use crate::cluster::{Cluster, Trained};
 use crate::commands::report::{About, page_about};
 use crate::exit::{Outcome, not_yet};
 use crate::interrupt::set_how_to_go_on;
 use crate::measure::{Runner, run_on};
 use crate::progress::Watcher;
 use crate::recipe::beside;
+use crate::remote::Remote;
 use crate::results::{Results, Staged, Stopwatch, require_writable};
 use crate::settings::{BoundsKind, ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
 use crate::summary::summary;
@@ -203,6 +205,10 @@ pub(crate) struct TrainArgs {
     /// Memory to stay within, bytes or K, M, G of 1024: layers of all samples go to files beyond it, in the checkpoint's folder or that of temporary files; results do not depend on it [default: half of what is free]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Running")]
     pub(crate) memory: Option<u64>,
+    /// Do the heavy steps on the Ray cluster at this address, auto or HOST:PORT, with the same bits; needs the Python package
+    /// with Ray (pip install 'simplicit[ray]') for SIMPLICIT_PYTHON [default: python3]
+    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["checkpoint", "rescale", "gamma"], help_heading = "Running")]
+    pub(crate) ray: Option<String>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }
@@ -252,7 +258,15 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         }
         None => None,
     };
-    let keep: &dyn Keep = checkpoint.as_ref().map_or(&Forget, |c| c);
+    let cluster = match &args.ray {
+        Some(address) => Some(Remote::new(origin.join(address, args, &effective)?, cancel)),
+        None => None,
+    };
+    let keep: &dyn Keep = match (&cluster, &checkpoint) {
+        (Some(cluster), _) => cluster,
+        (None, Some(checkpoint)) => checkpoint,
+        (None, None) => &Forget,
+    };
     stopwatch.lap("load");
     let job = Job {
         effective: &effective,
@@ -264,7 +278,13 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         cancel,
         watcher: &watcher,
     };
-    let trained = job.run(&origin.samples(), &mut stopwatch)?;
+    let trained = job.run(&origin.samples(), &mut stopwatch).map_err(|error| {
+        match cluster.as_ref().and_then(|cluster| cluster.courier().failure()) {
+            Some(failure) => anyhow::anyhow!("--ray: {failure}"),
+            None => error,
+        }
+    })?;
+    drop(cluster);
     let mut results = Results::of_model(&trained.model);
     results.add_training(&trained.report);
     results.add_device(&effective.device, &trained.report)?;
@@ -395,6 +415,21 @@ impl Origin {
                 Sizes { samples: inputs.samples(), states: baseline.map().shape().states }
             }
             Origin::States(states, _) => Sizes { samples: states.samples(), states: states.shape().states },
+        }
+    }
+
+    /// The cluster at an address, given what is trained on.
+    fn join(&self, address: &str, args: &TrainArgs, effective: &Effective) -> anyhow::Result<Cluster> {
+        let decided = serde_json::to_string(effective)?;
+        match (self, &args.network, &args.states) {
+            (Origin::Network(_, inputs), Some(network), _) => {
+                if let Some((name, _)) = args.names.given().first() {
+                    return Err(not_yet(&format!("--ray with --{name}")));
+                }
+                Cluster::join(address, &Trained::Network(network, inputs.as_ref()), &decided)
+            }
+            (Origin::States(..), _, Some(states)) => Cluster::join(address, &Trained::States(states), &decided),
+            _ => bail!("--ray: expected a network with --inputs, or --states"),
         }
     }
 

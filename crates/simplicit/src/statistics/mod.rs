@@ -90,6 +90,15 @@ impl Form {
     }
 }
 
+/// `count` things in pieces of a size, the last one smaller.
+fn cuts(count: usize, size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
+    (0..count.div_ceil(size)).map(move |k| k * size..(k * size).saturating_add(size).min(count))
+}
+
+fn shifted(range: std::ops::Range<usize>, by: usize) -> std::ops::Range<usize> {
+    range.start + by..range.end + by
+}
+
 /// FᵀF, full symmetric.
 fn gram_of(features: &Matrix) -> Matrix {
     let d = features.cols();
@@ -277,31 +286,48 @@ impl Statistics {
         threads: Threads,
         cancel: &Cancel,
         read: impl Fn(std::ops::Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
+        progress: impl FnMut(usize),
+    ) -> Result<Self> {
+        Self::stream_pieces(samples, usize::MAX, all, threads, cancel, read, progress)
+    }
+
+    /// [`Statistics::stream_shard`] in pieces of so many samples, each summed on its own before the pieces are: a shard of
+    /// 2ᵏ pieces is then a whole branch of the tree, whatever the size of a piece.
+    pub(crate) fn stream_pieces(
+        samples: usize,
+        piece: usize,
+        all: usize,
+        threads: Threads,
+        cancel: &Cancel,
+        read: impl Fn(std::ops::Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
         mut progress: impl FnMut(usize),
     ) -> Result<Self> {
-        if samples == 0 {
-            return Err(Error::shape("samples", "at least one", 0));
-        }
-        let mut tree = Tree::default();
+        let leaves: Vec<Vec<std::ops::Range<usize>>> = cuts(samples, piece)
+            .map(|piece| cuts(piece.len(), BLOCK).map(|r| shifted(r, piece.start)).collect())
+            .collect();
+        let ends: Vec<usize> = leaves.iter().filter_map(|piece| piece.last()).map(|leaf| leaf.end).collect();
+        let leaves = leaves.concat();
+        let (mut whole, mut part) = (Tree::default(), Tree::default());
         parallel::fold(
             threads,
-            samples.div_ceil(BLOCK),
-            |block| {
+            leaves.len(),
+            |k| {
                 cancel.check()?;
-                let range = block * BLOCK..((block + 1) * BLOCK).min(samples);
-                let (features, targets) = read(range)?;
+                let (features, targets) = read(leaves[k].clone())?;
                 if are_few(all, features.cols()) {
                     Self::of_few(features, &targets)
                 } else {
                     Self::of(&features, &targets)
                 }
             },
-            |block, leaf| {
-                progress(((block + 1) * BLOCK).min(samples));
-                tree.push(leaf)
+            |k, leaf| {
+                let end = leaves[k].end;
+                progress(end);
+                part.push(leaf)?;
+                if ends.binary_search(&end).is_ok() { whole.push(std::mem::take(&mut part).finish()?) } else { Ok(()) }
             },
         )?;
-        tree.finish()
+        whole.finish()
     }
 
     /// [`Statistics::stream`] with the sums on a GPU: the same within the rounding of f64.

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use super::{Form, Statistics};
+use super::{Form, Statistics, Tree, shifted};
 use crate::linalg::{Matrix, View, gemm};
 use crate::parallel::{self, Cancel, Threads};
 use crate::{Error, Result};
@@ -23,11 +23,12 @@ const CHUNKS: usize = 8;
 /// Features from which on this is the way to sum.
 pub(crate) const WIDE: usize = 1024;
 
-/// Bytes that a pass over so many features and targets holds.
-pub(crate) fn bytes(features: usize, targets: usize) -> u64 {
+/// Bytes that a pass over so many features and targets in so many pieces holds.
+pub(crate) fn bytes(features: usize, targets: usize, pieces: usize) -> u64 {
     let (d, r) = (features as u64, targets as u64);
-    // Tiles, the whole matrix at the end, the samples of a step in both precisions.
-    12 * d * d + 16 * r * d + 12 * (CHUNK * CHUNKS) as u64 * (d + r)
+    // Tiles, the whole matrix at the end, sums of pieces that wait for others, the samples of a step in both precisions.
+    let waiting = u64::from(pieces.max(1).ilog2());
+    12 * d * d + 16 * r * d + waiting * 8 * d * (d + r) + 12 * (CHUNK * CHUNKS) as u64 * (d + r)
 }
 
 /// A part of G (`targets` is false) or of H: rows are features or targets, columns features.
@@ -38,8 +39,8 @@ struct Tile {
     sums: Mutex<Vec<f64>>,
 }
 
-fn cuts(count: usize) -> impl Iterator<Item = Range<usize>> + Clone {
-    (0..count.div_ceil(TILE)).map(move |k| k * TILE..((k + 1) * TILE).min(count))
+fn cuts(count: usize) -> impl Iterator<Item = Range<usize>> {
+    super::cuts(count, TILE)
 }
 
 fn tiles(features: usize, targets: usize) -> Vec<Tile> {
@@ -76,8 +77,26 @@ impl Tile {
 }
 
 impl Statistics {
-    /// [`Statistics::stream`] for many features whose values are of single precision.
+    /// [`Statistics::stream_pieces`] for many features whose values are of single precision.
     pub(crate) fn stream_wide(
+        samples: usize,
+        piece: usize,
+        shape: [usize; 2],
+        threads: Threads,
+        cancel: &Cancel,
+        read: impl Fn(Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
+        mut progress: impl FnMut(usize),
+    ) -> Result<Self> {
+        let mut tree = Tree::default();
+        for piece in super::cuts(samples, piece) {
+            let read = |range| read(shifted(range, piece.start));
+            let told = |done| progress(piece.start + done);
+            tree.push(Self::wide_piece(piece.len(), shape, threads, cancel, read, told)?)?;
+        }
+        tree.finish()
+    }
+
+    fn wide_piece(
         samples: usize,
         [features, targets]: [usize; 2],
         threads: Threads,
@@ -149,12 +168,23 @@ mod tests {
         let t = Matrix::from_fn(m, r, |i, k| f[(i, 7 * k)] - 0.3 * f[(i, k + TILE)] + 0.1 * random.normal());
         let rows =
             |m: &Matrix, range: Range<usize>| Matrix::from_fn(range.len(), m.cols(), |i, j| m[(range.start + i, j)]);
-        let wide = |threads| {
+        let wide = |threads, piece| {
             let read = |range: Range<usize>| Ok((rows(&f, range.clone()), rows(&t, range)));
-            Statistics::stream_wide(m, [d, r], Threads::new(threads), &Cancel::new(), read, |_| {}).unwrap()
+            let cancel = Cancel::new();
+            Statistics::stream_wide(m, piece, [d, r], Threads::new(threads), &cancel, read, |_| {}).unwrap()
         };
-        let got = wide(1);
-        assert_eq!(got, wide(3));
+        let got = wide(1, 1000);
+        assert_eq!(got, wide(3, 1000));
+        // Pieces on their own, in pairs as a worker has them.
+        let mut tree = Tree::default();
+        for first in (0..m).step_by(2000) {
+            let read =
+                |range: Range<usize>| Ok((rows(&f, shifted(range.clone(), first)), rows(&t, shifted(range, first))));
+            let (count, cancel) = (2000.min(m - first), Cancel::new());
+            tree.push(Statistics::stream_wide(count, 1000, [d, r], Threads::one(), &cancel, read, |_| {}).unwrap())
+                .unwrap();
+        }
+        assert_eq!(got, tree.finish().unwrap());
         let exact = Statistics::of(&f, &t).unwrap();
         assert_eq!(got.samples(), m);
         for i in 0..d {
@@ -172,6 +202,6 @@ mod tests {
             }
         }
         let wrong = |_: Range<usize>| Ok((Matrix::zeros(1, 2), Matrix::zeros(1, 1)));
-        assert!(Statistics::stream_wide(1, [3, 1], Threads::one(), &Cancel::new(), wrong, |_| {}).is_err());
+        assert!(Statistics::stream_wide(1, 1, [3, 1], Threads::one(), &Cancel::new(), wrong, |_| {}).is_err());
     }
 }

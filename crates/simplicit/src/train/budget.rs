@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::gather::{last_readers, samples_of};
+use super::gather::{PIECE, last_readers, samples_of};
 use super::group::bounds_of;
 use super::plan::{Group, Plan};
 use super::{Bounds, Progress, Run, TrainInput, TrainSettings, layout};
@@ -44,8 +44,7 @@ fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &Run) -
     let mut largest = 0;
     let mut evidence = 0;
     for group in plan.groups().filter(|group| group.is_measured()) {
-        let samples = samples_of(group, settings, input.source.samples());
-        largest = largest.max(group_bytes(group, samples, plan.has_taps(), settings, threads));
+        largest = largest.max(group_bytes(group, input.source.samples(), plan.has_taps(), settings, threads));
         if bounds_of(settings, group.features(), group.rows.len()) != Bounds::Off {
             evidence += 8 * (group.features() * (group.features() + 2 * group.rows.len())) as u64;
         }
@@ -61,7 +60,8 @@ fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &Run) -
 }
 
 /// Gathering, solving and bounding one group, whichever takes most.
-fn group_bytes(group: &Group, samples: usize, taps: bool, settings: &TrainSettings, threads: u64) -> u64 {
+fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSettings, threads: u64) -> u64 {
+    let samples = samples_of(group, settings, images);
     let (d, r, m) = (group.features() as u64, group.rows.len() as u64, samples as u64);
     // Problems, their copies for the solver in both precisions, and the answers.
     let rows = 100 * r * d;
@@ -69,7 +69,7 @@ fn group_bytes(group: &Group, samples: usize, taps: bool, settings: &TrainSettin
         return rows + 40 * m * d;
     }
     let gather = if taps && group.features() >= WIDE {
-        wide_bytes(group.features(), group.rows.len())
+        wide_bytes(group.features(), group.rows.len(), images.div_ceil(PIECE))
     } else {
         let blocks = samples.div_ceil(BLOCK).max(1);
         let sums = u64::from(blocks.ilog2() + 1) + (3 * threads).min(blocks as u64);

@@ -1,10 +1,13 @@
 //! Work done elsewhere, in other processes or on other machines, with the bits it would have had here.
 //!
-//! Training has two heavy steps, and both are pure functions of a few bytes: statistics of a group over some samples
-//! ([`StatisticsTask`]), and a block of rows over those statistics ([`RowsTask`]). A [`Delegate`] runs them wherever it
-//! likes, as often as it likes: a lost result is computed again and is the same.
+//! Training has two heavy steps: statistics of a group over some samples, and the rows over those statistics.
+//! Statistics of rows of single units are a pure function of a few bytes ([`StatisticsTask`]), and so is a block of rows to
+//! solve or to bound ([`RowsTask`]). Networks with feature maps are walked through by [`Shard`](super::Shard)s of the samples,
+//! whose state follows from the steps they were told. A [`Delegate`] runs all of these wherever it likes, as often as it
+//! likes: a lost result is computed again and is the same.
 
-use super::solve::{ROW_EXTRAS, solve_block};
+use super::shard::{Step, WalkTask};
+use super::solve::{self, BOUND_NUMBERS, ROW_EXTRAS};
 use super::stages::OwnStates;
 use super::{TrainInput, TrainSettings};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
@@ -12,7 +15,7 @@ use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::parallel::{Cancel, Threads};
 use crate::problem::{Ball, RowProblem, Units};
-use crate::solver::Design;
+use crate::solver::{CardinalitySettings, Design};
 use crate::states::{StateMap, StateSource};
 use crate::statistics::Statistics;
 use crate::{Error, Result};
@@ -28,6 +31,12 @@ pub trait Delegate: Sync {
         tasks: &[RowsTask],
         take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>,
     ) -> Result<()>;
+    /// Begins a walk of all samples through the layers of a network with feature maps; returns its number.
+    fn begin_walk(&self, task: &WalkTask) -> Result<usize>;
+    /// Statistics of a group, with so many features and targets, over all samples after these further steps.
+    fn walk(&self, walk: usize, steps: &[Step], group: usize, shape: (usize, usize)) -> Result<Statistics>;
+    /// Nobody will ask about that walk again.
+    fn end_walk(&self, walk: usize);
 }
 
 /// Which statistics: some columns of [X; U; 1] against others and then some rows of [Z; Y], at the baseline's states or
@@ -151,34 +160,69 @@ fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
     Equilibrium::new(model, EquilibriumSettings { threads: Threads::one(), ..Default::default() })
 }
 
-/// A block of row problems over one design.
+/// A block of row problems over one design, to be solved or, with answers, to be bounded.
 #[derive(Debug, Clone)]
 pub struct RowsTask {
     pub(super) strength: f64,
-    /// Where cardinality starts; it depends on what the features are.
-    pub(super) first_rho: f64,
+    /// How hard cardinality tries; it depends on what the features are and on what the rows are for.
+    pub(super) cardinality: CardinalitySettings,
     pub(super) problems: Vec<RowProblem>,
+    /// A row of weights per problem, whose distance from a lower bound is asked for.
+    pub(super) answers: Option<Vec<Vec<f64>>>,
 }
 
 impl RowsTask {
-    /// Every row as its d weights, its gap (NaN: none) and whether it ended at a limit (0 or 1).
-    pub fn run(&self, design: &Design, settings: &TrainSettings, cancel: &Cancel) -> Result<Vec<f64>> {
-        for problem in &self.problems {
-            problem.check(design.features(), design.targets())?;
+    /// Consecutive blocks of one group, by block. A solved row is its d weights, its gap (NaN: none) and whether it ended at
+    /// a limit (0 or 1); a bounded row its value, its bound and whether it is proven.
+    pub fn run_all(
+        tasks: &[Self],
+        design: &Design,
+        settings: &TrainSettings,
+        threads: Threads,
+        cancel: &Cancel,
+    ) -> Result<Vec<Vec<f64>>> {
+        let Some(first) = tasks.first() else { return Ok(Vec::new()) };
+        for task in tasks {
+            for problem in &task.problems {
+                problem.check(design.features(), design.targets())?;
+            }
+            let kind = |t: &Self| (t.strength, t.cardinality.clone(), t.answers.is_some());
+            if kind(task) != kind(first) {
+                return Err(Error::shape("rows of one call", "blocks of one group", "others"));
+            }
         }
-        let mut settings = settings.clone();
-        settings.cardinality.first_rho = self.first_rho;
-        Ok(solve_block(design, &settings, self.strength, &self.problems, cancel)?.into_iter().flatten().collect())
+        let settings = TrainSettings { cardinality: first.cardinality.clone(), ..settings.clone() };
+        let blocks: Vec<&[RowProblem]> = tasks.iter().map(|task| &task.problems[..]).collect();
+        if first.answers.is_none() {
+            return solve::solve_blocks(design, &settings, first.strength, &blocks, threads, cancel);
+        }
+        let answers: Vec<Vec<f64>> = tasks.iter().filter_map(|task| task.answers.clone()).flatten().collect();
+        let problems = blocks.concat();
+        if answers.len() != problems.len() || answers.iter().any(|a| a.len() != design.features()) {
+            let expected = format!("{} rows of {} weights", problems.len(), design.features());
+            return Err(Error::shape("answers to bound", expected, "others"));
+        }
+        let told = &mut |_| {};
+        let bounds = solve::bound_here(design, &settings, first.strength, &problems, &answers, threads, cancel, told)?;
+        let mut bounds = bounds.into_iter();
+        let numbers = |count: usize| {
+            let rows = bounds.by_ref().take(count);
+            rows.flat_map(|b| [b.value, b.bound, f64::from(u8::from(b.proven))]).collect()
+        };
+        Ok(blocks.iter().map(|block| block.len()).map(numbers).collect())
     }
 
     /// Numbers in the result, for d features.
     pub fn length(&self, features: usize) -> usize {
-        self.problems.len() * (features + ROW_EXTRAS)
+        self.problems.len() * if self.answers.is_some() { BOUND_NUMBERS } else { features + ROW_EXTRAS }
     }
 
     /// Serialises the task for another process.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = vec![self.strength, self.first_rho, self.problems.len() as f64];
+        let CardinalitySettings { steps, rungs, first_rho, span, ridge, moves } = self.cardinality;
+        let moves = f64::from(u8::from(moves));
+        let mut out = vec![self.strength, steps as f64, rungs as f64, first_rho, span, ridge, moves];
+        out.extend([self.problems.len() as f64, f64::from(u8::from(self.answers.is_some()))]);
         let list = |values: Option<Vec<f64>>, out: &mut Vec<f64>| match values {
             Some(values) => {
                 out.push(values.len() as f64);
@@ -186,7 +230,7 @@ impl RowsTask {
             }
             None => out.push(-1.0),
         };
-        for problem in &self.problems {
+        for (k, problem) in self.problems.iter().enumerate() {
             let factor = match problem.units {
                 Units::Stored => 0.0,
                 Units::Rms { factor } => factor,
@@ -197,6 +241,9 @@ impl RowsTask {
             list(problem.ball.as_ref().map(|ball| ball.weights.clone()), &mut out);
             list(problem.bounds.as_ref().map(|b| b.iter().flat_map(|(l, u)| [*l, *u]).collect()), &mut out);
             list(problem.start.clone(), &mut out);
+            if let Some(answers) = &self.answers {
+                list(Some(answers[k].clone()), &mut out);
+            }
         }
         out.iter().flat_map(|v| v.to_le_bytes()).collect()
     }
@@ -211,8 +258,10 @@ impl RowsTask {
     }
 
     fn read(left: &mut Numbers) -> Option<Self> {
-        let (strength, first_rho, count) = (left.next()?, left.next()?, left.count()?);
-        let mut problems = Vec::new();
+        let strength = left.next()?;
+        let (steps, rungs, first_rho, span) = (left.count()?, left.count()?, left.next()?, left.next()?);
+        let (ridge, moves, count, answered) = (left.next()?, left.next()? != 0.0, left.count()?, left.next()? != 0.0);
+        let (mut problems, mut answers) = (Vec::new(), Vec::new());
         for _ in 0..count {
             let (target, fit, factor, radius) = (left.count()?, left.next()?, left.next()?, left.next()?);
             let units = if factor == 0.0 { Units::Stored } else { Units::Rms { factor } };
@@ -220,23 +269,27 @@ impl RowsTask {
             let ball = left.list()?.map(|weights| Ball { radius, weights });
             let bounds = left.list()?.map(|v| v.as_chunks::<2>().0.iter().map(|[l, u]| (*l, *u)).collect());
             problems.push(RowProblem { target, fit, units, weights, ball, bounds, start: left.list()? });
+            if answered {
+                answers.push(left.list()??);
+            }
         }
-        Some(Self { strength, first_rho, problems })
+        let cardinality = CardinalitySettings { steps, rungs, first_rho, span, ridge, moves };
+        Some(Self { strength, cardinality, problems, answers: answered.then_some(answers) })
     }
 }
 
 /// What is left to read.
-struct Numbers<'a>(&'a [[u8; 8]]);
+pub(super) struct Numbers<'a>(pub(super) &'a [[u8; 8]]);
 
 impl Numbers<'_> {
-    fn next(&mut self) -> Option<f64> {
+    pub(super) fn next(&mut self) -> Option<f64> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(f64::from_le_bytes(*first))
     }
 
     /// A number of things; there cannot be more of them than numbers.
-    fn count(&mut self) -> Option<usize> {
+    pub(super) fn count(&mut self) -> Option<usize> {
         self.next().filter(|v| *v >= 0.0 && v.fract() == 0.0 && *v < 9e15).map(|v| v as usize)
     }
 
@@ -256,15 +309,18 @@ impl Numbers<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
     use crate::arrays::Array;
     use crate::layout::{Activation, Layer, Layout};
     use crate::model::DenseLayer;
+    use crate::network::{Network, Shape, Window};
     use crate::problem::{Connectivity, penalty::L1};
     use crate::random::Random;
-    use crate::states::{ArrayStates, StateSlice};
+    use crate::states::{ArrayStates, Collected, StateSlice};
     use crate::statistics::{BLOCK, Tree};
-    use crate::train::{Forget, Keep, Objective, Run, TrainInput, train};
+    use crate::train::{Forget, Keep, Objective, Run, Shard, TrainInput, train};
 
     fn states(samples: usize) -> (ImplicitModel, ArrayStates) {
         let mut random = Random::new(3);
@@ -289,6 +345,14 @@ mod tests {
     struct Elsewhere<'a> {
         source: &'a dyn StateSource,
         settings: TrainSettings,
+        walks: Mutex<Vec<(WalkTask, Vec<Step>)>>,
+        shards: Mutex<Vec<Shard>>,
+    }
+
+    impl<'a> Elsewhere<'a> {
+        fn new(source: &'a dyn StateSource, settings: &TrainSettings) -> Self {
+            Self { source, settings: settings.clone(), walks: Mutex::default(), shards: Mutex::default() }
+        }
     }
 
     impl Keep for Elsewhere<'_> {
@@ -323,12 +387,48 @@ mod tests {
             take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>,
         ) -> Result<()> {
             let mut results = Vec::new();
-            for task in tasks.iter().rev() {
+            for tasks in tasks.rchunks(2) {
                 let design = Design::new(statistics)?;
-                let task = RowsTask::from_bytes(&task.to_bytes())?;
-                results.push(task.run(&design, &self.settings, &Cancel::new())?);
+                let tasks: Vec<_> = tasks.iter().map(|t| RowsTask::from_bytes(&t.to_bytes()).unwrap()).collect();
+                let (threads, cancel) = (Threads::new(2), Cancel::new());
+                results.push(RowsTask::run_all(&tasks, &design, &self.settings, threads, &cancel)?);
             }
-            results.into_iter().rev().enumerate().try_for_each(|(k, rows)| take(k, rows))
+            results.into_iter().rev().flatten().enumerate().try_for_each(|(k, rows)| take(k, rows))
+        }
+
+        fn begin_walk(&self, task: &WalkTask) -> Result<usize> {
+            let mut walks = self.walks.lock().unwrap();
+            walks.push((WalkTask::from_bytes(&task.to_bytes())?, Vec::new()));
+            Ok(walks.len() - 1)
+        }
+
+        /// Two shards; every other time they are lost and made again from all steps so far.
+        fn walk(&self, walk: usize, steps: &[Step], group: usize, shape: (usize, usize)) -> Result<Statistics> {
+            let (task, log) = &mut self.walks.lock().unwrap()[walk];
+            log.extend(steps.iter().cloned());
+            let mut held = self.shards.lock().unwrap();
+            if group % 2 == 0 {
+                held.clear();
+            }
+            let (size, mut tree) = (2 * WalkTask::PIECE, Tree::default());
+            for (k, first) in (0..task.samples()).step_by(size).enumerate() {
+                let mut news = steps;
+                if held.len() == k {
+                    let u = self.source.inputs(first..(first + size).min(task.samples()))?;
+                    held.push(Shard::new(task.clone(), &self.settings, u, first, 1e-7)?);
+                    news = log;
+                }
+                for step in news {
+                    held[k].step(Step::from_bytes(&step.to_bytes())?, Threads::new(2), &Cancel::new())?;
+                }
+                let bytes = held[k].statistics(group, Threads::new(2), &Cancel::new())?.to_bytes();
+                tree.push(Statistics::from_bytes(&bytes, shape.0, shape.1).unwrap())?;
+            }
+            tree.finish()
+        }
+
+        fn end_walk(&self, _: usize) {
+            self.shards.lock().unwrap().clear();
         }
     }
 
@@ -354,11 +454,84 @@ mod tests {
                 let mut run = Run { threads: Threads::new(2), cancel: &cancel, keep, progress: &mut ignore };
                 train(&input, &settings, &mut run).unwrap()
             };
-            let (here, there) = (with(&Forget), with(&Elsewhere { source: &source, settings: settings.clone() }));
+            let (here, there) = (with(&Forget), with(&Elsewhere::new(&source, &settings)));
             assert_eq!(here.model.to_bytes(), there.model.to_bytes());
             assert_eq!(here.report.rows, there.report.rows);
             assert!(here.model.sparsity().nonzeros > 10);
         }
+    }
+
+    /// A convolution, a residual sum, a grouped convolution, an average and a classifier on small images.
+    fn convolutional() -> Network {
+        let mut random = Random::new(5);
+        let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| (0.4 * random.normal()) as f32);
+        let start = Network::builder(Shape::map(2, 6, 6))
+            .and_then(|b| b.convolution(weights(4, 18), Window::square(3, 1, 1), Some(vec![0.1; 4])))
+            .and_then(|b| b.activation(Activation::Relu))
+            .unwrap();
+        let skip = start.here();
+        start
+            .convolution(weights(4, 36), Window::square(3, 1, 1), None)
+            .and_then(|b| b.plus(skip))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.grouped_convolution(weights(6, 18), Window::square(3, 2, 1), 2, None))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.global_average())
+            .and_then(|b| b.linear(weights(3, 6), Some(vec![0.2; 3])))
+            .and_then(|b| b.build())
+            .unwrap()
+    }
+
+    #[test]
+    fn feature_maps_that_walk_elsewhere_have_the_same_bits() {
+        let (network, mut random) = (convolutional(), Random::new(6));
+        // Two whole shards and a part of one; positions that fill no block of samples.
+        let u = Matrix::from_fn(4 * WalkTask::PIECE + 300, 72, |_, _| random.normal() as f32);
+        let baseline = ImplicitModel::from_network(&network).unwrap();
+        let source = Collected::new(&network, &u).unwrap();
+        for (target_sparsity, objective) in [
+            (Some(0.5), Objective::Cardinality),
+            (None, Objective::Convex(std::sync::Arc::new(L1::new(1e-2).unwrap()))),
+        ] {
+            let positions = 5;
+            let settings = TrainSettings { objective, target_sparsity, positions, ..TrainSettings::default() };
+            let input = TrainInput {
+                source: &source,
+                baseline: Some(&baseline),
+                importance: None,
+                preprocessing: Default::default(),
+            };
+            let with = |keep: &dyn Keep| {
+                let (cancel, mut ignore) = (Cancel::new(), |_| {});
+                let mut run = Run { threads: Threads::new(2), cancel: &cancel, keep, progress: &mut ignore };
+                train(&input, &settings, &mut run).unwrap()
+            };
+            let there = Elsewhere::new(&source, &settings);
+            let (here, there_trained) = (with(&Forget), with(&there));
+            assert_eq!(here.model.to_bytes(), there_trained.model.to_bytes());
+            assert_eq!(here.report.rows, there_trained.report.rows);
+            assert_eq!(here.report.rows_bounded().is_some(), target_sparsity.is_some());
+            assert!(!there.walks.lock().unwrap().is_empty() && there.shards.lock().unwrap().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_shard_refuses_what_does_not_fit() {
+        let (network, settings) = (convolutional(), TrainSettings::default());
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let task = WalkTask { model, samples: 300, cascade: true };
+        let bytes = task.to_bytes();
+        assert!(WalkTask::from_bytes(&bytes[..12]).is_err() && WalkTask::from_bytes(&bytes[..40]).is_err());
+        let shard = |rows, cols, first| Shard::new(task.clone(), &settings, Matrix::zeros(rows, cols), first, 1.0);
+        assert!(shard(10, 71, 0).is_err() && shard(10, 72, 7).is_err() && shard(45, 72, 256).is_err());
+        let mut shard = shard(44, 72, 256).unwrap();
+        let mut step = |step| shard.step(step, Threads::one(), &Cancel::new());
+        assert!(step(Step::Enter(99)).is_err() && step(Step::Leave(0, vec![vec![(1000, 1.0)]])).is_err());
+        assert!(step(Step::Enter(0)).is_ok());
+        let step = Step::Leave(3, vec![vec![(2, 0.5)], vec![]]);
+        let bytes = step.to_bytes();
+        assert_eq!(Step::from_bytes(&bytes).unwrap(), step);
+        assert!(Step::from_bytes(&bytes[..bytes.len() - 8]).is_err() && Step::from_bytes(&bytes[1..]).is_err());
     }
 
     #[test]
@@ -375,9 +548,12 @@ mod tests {
         assert_eq!(StatisticsTask::from_bytes(&bytes).unwrap(), task);
         assert!(StatisticsTask::from_bytes(&bytes[..bytes.len() - 1]).is_err());
         assert!(StatisticsTask::from_bytes(&[255; 40]).is_err());
-        let rows = RowsTask { strength: 1.0, first_rho: 0.05, problems: vec![RowProblem::new(0, 1.0)] };
+        let cardinality = CardinalitySettings { moves: false, ..Default::default() };
+        let (problems, answers) = (vec![RowProblem::new(0, 1.0)], Some(vec![vec![1.0, 2.0]]));
+        let rows = RowsTask { strength: 1.0, cardinality: cardinality.clone(), problems, answers };
         let bytes = rows.to_bytes();
-        assert!(RowsTask::from_bytes(&bytes).is_ok());
+        let read = RowsTask::from_bytes(&bytes).unwrap();
+        assert_eq!((read.cardinality, &read.answers), (cardinality, &rows.answers));
         assert!(RowsTask::from_bytes(&bytes[8..]).is_err());
         assert!(RowsTask::from_bytes(&[&bytes[..], &[0; 8]].concat()).is_err());
     }

@@ -8,10 +8,11 @@ use super::budget;
 use super::build::{Build, Evidence, Row, RowReport, row_name};
 use super::choice;
 use super::emphasis::Emphasis;
-use super::gather::{self, Walks};
+use super::gather;
 use super::group::{Rows, bounds_of, for_taps};
 use super::plan::{Group, Plan};
 use super::problems::{kept_rows, problems, reads_states};
+use super::shard::Walkers;
 use super::survey::{self, Steering, Survey};
 use super::work::{self, Kind, Meter};
 use super::{Bounds, Objective, OutputRefit, Run, TrainInput, TrainSettings, layout};
@@ -83,22 +84,28 @@ pub(super) fn mask(input: &TrainInput, settings: &TrainSettings) -> Result<Mask>
     settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())
 }
 
+/// The groups of rows and their order.
+pub(super) fn plan(input: &TrainInput, settings: &TrainSettings) -> Result<Plan> {
+    let constant = constants(input, settings);
+    let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
+    // Residual sums alone do not stand in the way of cycles.
+    let shared = |b: &&ImplicitModel| {
+        b.layout().has_operators() || !b.taps().is_empty() && (acyclic || b.without_taps().is_none())
+    };
+    let mut plan = match input.baseline.filter(shared) {
+        Some(baseline) => {
+            require_no_residual_ball(baseline, settings)?;
+            Plan::taps(baseline, &settings.connectivity, settings.reach, &constant)?
+        }
+        None => Plan::dense(layout(input), input.source.shape(), &mask(input, settings)?, &constant),
+    };
+    plan.keep(choice::kept(input, settings)?);
+    Ok(plan)
+}
+
 impl Workshop {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Self> {
-        let constant = constants(input, settings);
-        let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
-        // Residual sums alone do not stand in the way of cycles.
-        let shared = |b: &&ImplicitModel| {
-            b.layout().has_operators() || !b.taps().is_empty() && (acyclic || b.without_taps().is_none())
-        };
-        let mut plan = match input.baseline.filter(shared) {
-            Some(baseline) => {
-                require_no_residual_ball(baseline, settings)?;
-                Plan::taps(baseline, &settings.connectivity, settings.reach, &constant)?
-            }
-            None => Plan::dense(layout(input), input.source.shape(), &mask(input, settings)?, &constant),
-        };
-        plan.keep(choice::kept(input, settings)?);
+        let plan = plan(input, settings)?;
         let room = budget::room(&plan, input, settings, run)?;
         Ok(Self {
             plan,
@@ -215,7 +222,7 @@ pub(super) fn fit(
     if plan.has_taps() {
         let known = pass.needs_no_walk(run)?;
         if !known {
-            pass.walks = Some(Walks::new(input, settings, plan, room)?);
+            pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep)?);
         }
         let kind = if known { Kind::Solve } else { Kind::Whole };
         meter = Some(Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
@@ -251,6 +258,7 @@ pub(super) fn fit(
         }
         built = next;
     }
+    drop(pass);
     let model = built.model(input, settings)?;
     let training_error = built.output_error();
     let rows = built.reports.into_iter().flatten().map(|(report, _)| report).collect();
@@ -303,7 +311,7 @@ pub(super) fn survey(
     // What single weights are worth needs the features' sizes alone; the middle price follows from all of them.
     let mut worth = Vec::new();
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walks::new(input, settings, plan, room)?);
+        pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep)?);
     }
     let kept: usize =
         plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
@@ -320,7 +328,7 @@ pub(super) fn survey(
     // Statistics that there was no room for are gathered again.
     pass.walks = None;
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walks::new(input, settings, plan, room)?);
+        pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep)?);
     }
     let mut survey = Survey::new(&prices);
     for (number, group) in plan.groups().enumerate() {
@@ -346,7 +354,7 @@ struct Pass<'a> {
     input: &'a TrainInput<'a>,
     settings: &'a TrainSettings,
     strength: f64,
-    walks: Option<Walks<'a>>,
+    walks: Option<Walkers<'a>>,
 }
 
 impl Pass<'_> {

@@ -8,7 +8,7 @@ use super::build::Build;
 use super::delegate::StatisticsTask;
 use super::device_walk::{Chunks, Gpu, chunk_of, forward};
 use super::plan::{Group, Place, Plan, Segment};
-use super::walk::{Reader, SAMPLES, Walk, activated, operand};
+use super::walk::{Layers, Reader, SAMPLES, Walk, activated, operand};
 use super::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::Result;
 use crate::backend;
@@ -22,6 +22,9 @@ use crate::network::{Convolution, Source};
 use crate::random::Random;
 use crate::statistics::{BLOCK, Statistics, WIDE, are_few};
 
+/// Images whose statistics are summed on their own before those of other images are added: 2ᵏ such pieces are a branch of one
+/// tree, and other processes may hold them, whatever the number of positions that an image gives.
+pub(super) const PIECE: usize = 256;
 /// Samples per feature that positions are added for where a few per image would not give as many.
 const SAMPLES_PER_FEATURE: usize = 20;
 /// Numbers of a block that is gathered on a GPU, at most.
@@ -88,12 +91,16 @@ fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&str>
     Ok(statistics)
 }
 
-/// The baseline and the model that is built from it, walking side by side through the layers of all samples.
+/// The baseline and the model that is built from it, walking side by side through the layers of some samples: all of them,
+/// or the share of one process.
 pub(super) struct Walks<'a> {
     input: &'a TrainInput<'a>,
     blocks: &'a [TapBlock],
     seed: u64,
     room: Arc<Room>,
+    /// The number of the first sample, and how many there are with those of other processes.
+    first: usize,
+    all: usize,
     baseline: Walk<'a>,
     /// `None` without a cascade: the baseline's states are the features.
     own: Option<Walk<'a>>,
@@ -115,6 +122,16 @@ enum Targets {
     Host(Pile),
     /// A chunk of samples each, a row a channel.
     Device(Chunks),
+}
+
+/// Walks between two calls, without what they borrow.
+pub(super) struct Paused {
+    baseline: Layers,
+    own: Option<Layers>,
+    done: usize,
+    layers_done: usize,
+    entered: Option<Target>,
+    targets: Targets,
 }
 
 /// The group after which each layer is no longer read.
@@ -161,6 +178,8 @@ impl<'a> Walks<'a> {
             blocks: &plan.blocks,
             seed: settings.seed,
             room: room.clone(),
+            first: 0,
+            all: input.source.samples(),
             baseline: walk(),
             own: settings.cascade.then(walk),
             last_reader: last_readers(plan, input),
@@ -192,6 +211,31 @@ impl<'a> Walks<'a> {
         Ok(())
     }
 
+    /// The samples from number `first` on, out of `all`.
+    pub(super) fn among(self, first: usize, all: usize) -> Self {
+        Self { first, all, ..self }
+    }
+
+    /// Samples by their numbers among all.
+    fn numbered(&self, samples: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        self.first + samples.start..self.first + samples.end
+    }
+
+    /// Goes on from where another stopped, over the same samples.
+    pub(super) fn resume(self, at: Paused) -> Self {
+        let Paused { baseline, own, done, layers_done, entered, targets } = at;
+        let source = self.input.source;
+        let own = own.map(|values| Walk::at(source, values));
+        Self { baseline: Walk::at(source, baseline), own, done, layers_done, entered, targets, ..self }
+    }
+
+    /// Stops between two calls.
+    pub(super) fn pause(self) -> Paused {
+        let Self { baseline, own, done, layers_done, entered, targets, .. } = self;
+        let own = own.map(Walk::into_values);
+        Paused { baseline: baseline.into_values(), own, done, layers_done, entered, targets }
+    }
+
     /// Runs the baseline through the layer of the next group, unless a group before it did, and notes its targets.
     pub(super) fn enter(&mut self, settings: &TrainSettings, group: &Group, run: &Run) -> Result<()> {
         let (Some(target), Some(model)) = (group.target, self.input.baseline) else { return Ok(()) };
@@ -199,7 +243,7 @@ impl<'a> Walks<'a> {
             return Ok(());
         }
         self.entered = Some(target);
-        let chosen = Chosen::new(settings, group, self.baseline.samples(), self.seed, self.layers_done);
+        let chosen = Chosen::new(settings, group, self.all, self.seed, self.layers_done);
         let layer = match target {
             Target::Layer(k) => Some((k, layout(self.input).layers()[k].activation)),
             Target::Output => None,
@@ -228,7 +272,7 @@ impl<'a> Walks<'a> {
                 let mut targets = Vec::with_capacity(z.rows() * chosen.per_sample * rows);
                 for i in 0..z.rows() {
                     let z = z.row(i);
-                    for at in chosen.of(block * SAMPLES + i) {
+                    for at in chosen.of(self.first + block * SAMPLES + i) {
                         targets.extend((0..rows).map(|k| z[k * positions + at]));
                     }
                 }
@@ -257,7 +301,7 @@ impl<'a> Walks<'a> {
             run.cancel.check()?;
             let z = forward(&session, &layer, self.baseline.source(), layers, (number, range.clone()))?;
             if rows > 0 {
-                let places = session.places(&chosen.places(range))?;
+                let places = session.places(&chosen.places(self.numbered(range)))?;
                 let z = session.under(&z, chosen.positions)?;
                 targets.push(&session, session.at_places(&z, &places)?)?;
             }
@@ -282,8 +326,7 @@ impl<'a> Walks<'a> {
             if let Some(found) = backend::or_cpu(settings.device, found)? {
                 return Ok(found);
             }
-            let samples = self.baseline.samples();
-            self.to_host(per_sample(group, settings, samples))?;
+            self.to_host(per_sample(group, settings, self.all))?;
         }
         self.statistics_on_cpu(settings, group, run)
     }
@@ -294,19 +337,19 @@ impl<'a> Walks<'a> {
             return Err(crate::Error::shape("targets", "on the device", "on the host"));
         };
         let (d, rows) = (group.features(), group.rows.len());
-        let chosen = Chosen::new(settings, group, walk.samples(), self.seed, self.layers_done);
+        let chosen = Chosen::new(settings, group, self.all, self.seed, self.layers_done);
         let total = walk.samples() * chosen.per_sample;
         let (free, _) = gpu.cuda.memory()?;
         let at_once = (free / 4 / (8 * (d + rows))).clamp(1, MOST_GATHERED / (d + rows)).max(256);
         let session = gpu.cuda.session()?;
         // Few samples are kept as they are; there is nothing to add up.
-        let mut few = are_few(total, d).then(Vec::new);
+        let mut few = are_few(self.all * chosen.per_sample, d).then(Vec::new);
         let mut sums = session.accumulator(if few.is_some() { 0 } else { d }, rows)?;
         let mut done = 0;
         for (number, range) in gpu.chunks(walk.samples()).enumerate() {
             run.cancel.check()?;
             let of = |source| chunk_of(&session, walk.source(), layers, source, (number, range.clone()));
-            let places = chosen.places(range.clone());
+            let places = chosen.places(self.numbered(range.clone()));
             let on_device = session.places(&places)?;
             let parts = self.parts(&session, group, &of)?;
             let targets = targets.get(&session, number)?;
@@ -398,8 +441,9 @@ impl<'a> Walks<'a> {
     fn statistics_on_cpu(&self, settings: &TrainSettings, group: &Group, run: &mut Run) -> Result<Statistics> {
         let walk = self.own.as_ref().unwrap_or(&self.baseline);
         let (d, rows) = (group.features(), group.rows.len());
-        let chosen = Chosen::new(settings, group, walk.samples(), self.seed, self.layers_done);
+        let chosen = Chosen::new(settings, group, self.all, self.seed, self.layers_done);
         let total = walk.samples() * chosen.per_sample;
+        let (all, piece) = (self.all * chosen.per_sample, PIECE * chosen.per_sample);
         let residuals = self.residuals(group);
         let Targets::Host(known_targets) = &self.targets else {
             return Err(crate::Error::shape("targets", "on the host", "on the device"));
@@ -412,7 +456,7 @@ impl<'a> Walks<'a> {
             let mut known: Option<(usize, Cow<Matrix<f32>>)> = None;
             for image in range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample) {
                 let first = image * chosen.per_sample;
-                let positions = chosen.of(image);
+                let positions = chosen.of(self.first + image);
                 let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
                 let here = &positions[span.start - first..span.end - first];
                 let at = span.start - range.start;
@@ -442,16 +486,17 @@ impl<'a> Walks<'a> {
         };
         let (threads, cancel) = (run.threads, run.cancel);
         let mut progress = |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
-        if let Some(cuda) = backend::gpu(settings.device, BLOCK as f64 * (d * d) as f64)? {
+        let few = are_few(all, d);
+        if !few && let Some(cuda) = backend::gpu(settings.device, BLOCK as f64 * (d * d) as f64)? {
             let sums = Statistics::stream_on(cuda, total, threads, cancel, read, &mut progress);
             if let Some(statistics) = backend::or_cpu(settings.device, sums)? {
                 return Ok(statistics);
             }
         }
-        if d >= WIDE && !are_few(total, d) {
-            return Statistics::stream_wide(total, [d, rows], threads, cancel, read, progress);
+        if d >= WIDE && !few {
+            return Statistics::stream_wide(total, piece, [d, rows], threads, cancel, read, progress);
         }
-        Statistics::stream(total, threads, cancel, read, progress)
+        Statistics::stream_pieces(total, piece, all, threads, cancel, read, progress)
     }
 
     /// The features of some positions of an image into rows `at..` of the block.

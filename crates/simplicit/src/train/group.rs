@@ -2,14 +2,14 @@
 
 use super::build::RowReport;
 use super::method::{self, RowGroup};
-use super::solve::{Solved, bound, on_device, solve};
+use super::solve::{Solved, bound, cardinality, solve};
 use super::survey;
-use super::{Bounds, Objective, Progress, Run, TrainSettings};
+use super::{Bounds, Objective, Run, TrainSettings};
 use crate::Result;
 use crate::linalg::toward_zero;
 use crate::parallel::{self, Threads};
 use crate::problem::{RowProblem, Units};
-use crate::solver::{CardinalityBound, CardinalitySettings, Design, solve_cardinality};
+use crate::solver::{CardinalityBound, CardinalitySettings, Design};
 use crate::statistics::Statistics;
 
 /// Rows times the cube of the features up to which all rows of a group are bounded where nothing is said: such a bound costs
@@ -78,12 +78,7 @@ impl<'a> Rows<'a> {
         self.stored(self.problems.iter().map(start).map(row).collect(), name_of, threads)
     }
 
-    fn stored(
-        &self,
-        solved: Vec<Solved>,
-        name_of: impl Fn(usize) -> String,
-        threads: Threads,
-    ) -> Result<Vec<Stored>> {
+    fn stored(&self, solved: Vec<Solved>, name_of: impl Fn(usize) -> String, threads: Threads) -> Result<Vec<Stored>> {
         let Rows { statistics, design, problems, .. } = *self;
         // Residuals over many features are a matrix each: on all threads.
         let rounded = parallel::map(threads, solved.len(), |k| {
@@ -133,7 +128,7 @@ impl<'a> Rows<'a> {
         let rows: Vec<usize> = drawn.into_iter().map(|r| r.0).collect();
         let problems: Vec<RowProblem> = rows.iter().map(|&k| self.problems[k].clone()).collect();
         let weights: Vec<Vec<f64>> = rows.iter().map(|&k| answers[k].clone()).collect();
-        let bounds = bound(self.design, settings, strength, &problems, &weights, self.name, run)?;
+        let bounds = bound(self, settings, strength, &problems, &weights, run)?;
         Ok(rows.into_iter().zip(bounds).collect())
     }
 
@@ -171,13 +166,8 @@ impl<'a> Rows<'a> {
             .map(|(p, r)| at(p, r))
             .collect();
         let how = CardinalitySettings { moves: false, ..settings.cardinality.clone() };
-        let (name, total) = (self.name, priced.len());
-        let (threads, cancel) = (run.threads, run.cancel);
-        let mut told = |done| (run.progress)(Progress::Rows { group: name.to_string(), done, total });
-        let work = (priced.len() * design.features()) as f64 * design.features() as f64;
-        let (solved, _) = on_device(settings, work, &mut |backend| {
-            solve_cardinality(design, &priced, 1.0, &how, backend, threads, cancel, &mut told)
-        })?;
+        let settings = TrainSettings { cardinality: how, ..settings.clone() };
+        let solved = cardinality(self, &settings, 1.0, &priced, run)?;
         let nonzeros = |w: &Vec<f64>| w.iter().filter(|w| **w != 0.0).count() as f64;
         let counts = solved
             .chunks(rows.len().max(1))

@@ -32,6 +32,7 @@ mod problems;
 mod rough;
 mod row_blocks;
 mod search;
+mod shard;
 mod solve;
 mod stages;
 mod survey;
@@ -50,6 +51,7 @@ pub use method::{RowGroup, RowMethod};
 pub use output_refit::OutputRefit;
 pub use path::path;
 pub use search::Found;
+pub use shard::{Shard, Step, WalkTask};
 
 use std::sync::Arc;
 

@@ -22,7 +22,7 @@ pub(crate) enum Segment {
 }
 
 /// Where a weight of the model is stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// A column of (A B) or (C D).
     Column(usize),

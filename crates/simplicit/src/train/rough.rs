@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 
 use super::fit::{self, Workshop};
 use super::joint_importance::joint_importance;
+use super::keep::Fleeting;
 use super::search::{Start, seek};
 use super::survey::{Steering, Survey};
 use super::{Forget, Objective, Run, TrainInput, TrainSettings, layout, metadata};
@@ -103,7 +104,8 @@ pub(super) fn start(
     target: f64,
     run: &mut Run,
 ) -> Result<(Start, Option<Steering>)> {
-    let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &Forget, progress: run.progress };
+    let keep = Fleeting(run.keep);
+    let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: run.progress };
     if matches!(settings.objective, Objective::Cardinality) {
         let (start, steering) = surveyed(models, target, &mut run)?;
         return Ok((start, Some(steering)));

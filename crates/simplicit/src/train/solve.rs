@@ -1,6 +1,7 @@
 //! The rows of a group, solved in blocks: cardinality, or convex rounds with reweighting and a refit.
 
 use super::delegate::RowsTask;
+use super::group::Rows;
 use super::keep::{self, Keep};
 use super::{Objective, Progress, Run, TrainSettings};
 use crate::backend::{self, Device, GroupBackend, block_rows};
@@ -15,6 +16,8 @@ use crate::{Error, Result};
 const REWEIGHT: f64 = 0.02;
 /// Numbers of a solved row besides its weights: its gap (NaN: none) and whether it ended at a limit.
 pub(super) const ROW_EXTRAS: usize = 2;
+/// Numbers of a row's bound: its value, the bound, and whether it is proven.
+pub(super) const BOUND_NUMBERS: usize = 3;
 
 /// A solved row in stored coordinates over the group's features.
 pub(super) struct Solved {
@@ -24,21 +27,94 @@ pub(super) struct Solved {
     pub(super) on_gpu: bool,
 }
 
-/// The lower bound of every cardinality row, or a proof where the settings ask for one.
+/// The lower bound of some cardinality rows of a group, or a proof where the settings ask for one.
 pub(super) fn bound(
+    rows: &Rows,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    answers: &[Vec<f64>],
+    run: &mut Run,
+) -> Result<Vec<CardinalityBound>> {
+    let Rows { name, statistics, design, .. } = *rows;
+    let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
+    let mut told = |done: usize| (run.progress)(Progress::Rows { group: format!("bounds of {name}"), done, total });
+    let Some(elsewhere) = keep.delegate() else {
+        return bound_here(design, settings, strength, problems, answers, threads, cancel, &mut told);
+    };
+    let task = |(problem, answer): (&RowProblem, &Vec<f64>)| RowsTask {
+        strength,
+        cardinality: settings.cardinality.clone(),
+        problems: vec![problem.clone()],
+        answers: Some(vec![answer.clone()]),
+    };
+    let tasks: Vec<RowsTask> = problems.iter().zip(answers).map(task).collect();
+    let mut out = Vec::with_capacity(total);
+    elsewhere.rows(statistics, &tasks, &mut |_, numbers| {
+        let [value, bound, proven] = numbers[..] else {
+            return Err(Error::shape("bound of a row", BOUND_NUMBERS, numbers.len()));
+        };
+        out.push(CardinalityBound { value, bound, proven: proven != 0.0 });
+        told(out.len());
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(super) fn bound_here(
     design: &Design,
     settings: &TrainSettings,
     strength: f64,
     problems: &[RowProblem],
     answers: &[Vec<f64>],
-    name: &str,
-    run: &mut Run,
+    threads: Threads,
+    cancel: &Cancel,
+    told: &mut dyn FnMut(usize),
 ) -> Result<Vec<CardinalityBound>> {
     let prove = settings.prove.map(|seconds| ProveSettings { seconds, ..ProveSettings::default() });
     let how = &settings.cardinality;
-    let (threads, cancel, total) = (run.threads, run.cancel, problems.len());
-    let told = |done: usize| (run.progress)(Progress::Rows { group: format!("bounds of {name}"), done, total });
     solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, told)
+}
+
+/// Weights of cardinality rows over a group's statistics that nobody keeps or certifies.
+pub(super) fn cardinality(
+    rows: &Rows,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    run: &mut Run,
+) -> Result<Vec<Vec<f64>>> {
+    let Rows { name, statistics, design, .. } = *rows;
+    let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
+    let mut told = |done| (run.progress)(Progress::Rows { group: name.to_string(), done, total });
+    let block = block_rows(total);
+    let mut solved = match keep.delegate() {
+        None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut told)?.0,
+        Some(elsewhere) => {
+            let mut out = Vec::with_capacity(total);
+            let tasks = row_tasks(settings, strength, problems, block);
+            elsewhere.rows(statistics, &tasks, &mut |_, rows| {
+                out.extend(rows.chunks_exact(design.features() + ROW_EXTRAS).map(<[f64]>::to_vec));
+                told(out.len());
+                Ok(())
+            })?;
+            out
+        }
+    };
+    solved.iter_mut().for_each(|row| row.truncate(design.features()));
+    Ok(solved)
+}
+
+/// Blocks of rows for other processes.
+fn row_tasks(settings: &TrainSettings, strength: f64, problems: &[RowProblem], block: usize) -> Vec<RowsTask> {
+    let task = |block: &[RowProblem]| RowsTask {
+        strength,
+        cardinality: settings.cardinality.clone(),
+        problems: block.to_vec(),
+        answers: None,
+    };
+    problems.chunks(block).map(task).collect()
 }
 
 /// All rows of a group in blocks, each block kept as it comes.
@@ -60,11 +136,9 @@ pub(super) fn solve(
         return Err(Error::setting("device", "cpu or auto where other processes solve the rows", settings.device));
     }
     let mut out = Vec::with_capacity(total);
-    let first_rho = settings.cardinality.first_rho;
     let whole = matches!(settings.objective, Objective::Cardinality);
     let size = if whole { block_rows(total) } else { ROW_BLOCK };
-    let tasks: Vec<RowsTask> =
-        problems.chunks(size).map(|block| RowsTask { strength, first_rho, problems: block.to_vec() }).collect();
+    let tasks = row_tasks(settings, strength, problems, size);
     let key = |block: usize| format!("{key} rows {block}");
     // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
     let mut together = None;
@@ -117,7 +191,10 @@ pub(super) fn solve(
             tasks.len(),
             |block| {
                 cancel.check()?;
-                keep::numbers(keep, &key(block), tasks[block].length(d), || tasks[block].run(design, settings, cancel))
+                let length = tasks[block].length(d);
+                keep::numbers(keep, &key(block), length, || {
+                    Ok(solve_block(design, settings, &tasks[block].problems, cancel)?.concat())
+                })
             },
             take,
         )?,
@@ -167,27 +244,43 @@ pub(super) fn on_device<T>(
     Ok((solve(settings.backend.as_ref())?, false))
 }
 
-pub(super) fn solve_block(
+/// Consecutive blocks of one group, as rows with what stands behind their weights.
+pub(super) fn solve_blocks(
     design: &Design,
     settings: &TrainSettings,
     strength: f64,
+    blocks: &[&[RowProblem]],
+    threads: Threads,
+    cancel: &Cancel,
+) -> Result<Vec<Vec<f64>>> {
+    if !matches!(settings.objective, Objective::Cardinality) {
+        return parallel::map(threads, blocks.len(), |block| {
+            cancel.check()?;
+            Ok(solve_block(design, settings, blocks[block], cancel)?.concat())
+        });
+    }
+    // All blocks but the last have one size, and share a ladder of inverses.
+    let size = blocks.first().map_or(1, |block| block.len()).max(1);
+    let problems = blocks.concat();
+    let ignored = &mut |_| {};
+    let (rows, _) = cardinality_rows(design, settings, strength, &problems, size, threads, cancel, ignored)?;
+    Ok(rows.chunks(size).map(<[Vec<f64>]>::concat).collect())
+}
+
+/// A block of convex rows.
+fn solve_block(
+    design: &Design,
+    settings: &TrainSettings,
     problems: &[RowProblem],
     cancel: &Cancel,
 ) -> Result<Vec<Vec<f64>>> {
     let one = Threads::one();
     let penalty = match &settings.objective {
-        Objective::Cardinality => {
-            let block = problems.len();
-            // Blocks are solved elsewhere, with the bits they would have here: never by a GPU that happens to be there.
-            let settings = TrainSettings { device: Device::Cpu, ..settings.clone() };
-            let (rows, _) = cardinality_rows(design, &settings, strength, problems, block, one, cancel, &mut |_| {})?;
-            return Ok(rows);
-        }
         Objective::Convex(penalty) => penalty.as_ref(),
-        Objective::Method(_) => {
+        Objective::Cardinality | Objective::Method(_) => {
             return Err(Error::unsupported(
-                "a block of rows of a row method",
-                "it solves whole groups, where it was given",
+                "a block of rows that are not convex, on its own",
+                "they are solved in whole groups, where they were given",
             ));
         }
     };

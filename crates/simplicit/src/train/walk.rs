@@ -28,7 +28,7 @@ pub(super) struct Walk<'a> {
 }
 
 /// Values by layer, last first. None: not there yet, or no more.
-enum Layers {
+pub(super) enum Layers {
     Host(Vec<Option<Pile>>),
     Device(Gpu, Vec<Option<Chunks>>),
 }
@@ -41,6 +41,16 @@ impl<'a> Walk<'a> {
             Some(gpu) => Layers::Device(gpu.clone(), (0..layers).map(|_| None).collect()),
         };
         Self { source, values }
+    }
+
+    /// With these values.
+    pub(super) fn at(source: &'a dyn StateSource, values: Layers) -> Self {
+        Self { source, values }
+    }
+
+    /// The values that are there, without their samples.
+    pub(super) fn into_values(self) -> Layers {
+        self.values
     }
 
     /// The samples.
