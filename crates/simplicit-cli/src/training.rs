@@ -23,7 +23,7 @@ use crate::settings::{Effective, KAPPA};
 pub(crate) const DRAWS: usize = 4;
 /// Samples for the row weights of a network with feature maps, and draws for each: every one of them is an average over
 /// many positions.
-const WEIGHED: usize = 1000;
+pub(crate) const WEIGHED: usize = 1000;
 const MAP_DRAWS: usize = 2;
 /// Share of the samples that `--max-drop` judges on, and how many at least.
 pub(crate) const HELD_OUT_SHARE: usize = 10;

@@ -9,7 +9,7 @@ use crate::Result;
 use crate::linalg::toward_zero;
 use crate::problem::{RowProblem, Units};
 use crate::solver::{CardinalityBound, CardinalitySettings, Design, solve_cardinality};
-use crate::statistics::Statistics;
+use crate::statistics::{Statistics, are_few};
 
 /// Rows times the cube of the features up to which all rows of a group are bounded where nothing is said: such a bound costs
 /// a few factorisations a row, and must not cost more than training does.
@@ -32,7 +32,7 @@ pub(super) struct Rows<'a> {
     pub(super) name: &'a str,
     pub(super) statistics: &'a Statistics,
     pub(super) design: &'a Design<'a>,
-    /// One per row.
+    /// One per row, or of some rows.
     pub(super) problems: &'a [RowProblem],
 }
 
@@ -79,7 +79,8 @@ impl<'a> Rows<'a> {
 
     fn stored(&self, solved: Vec<Solved>, name_of: impl Fn(usize) -> String) -> Vec<Stored> {
         let Rows { statistics, design, problems, .. } = *self;
-        let stored = |((k, row), problem): ((usize, Solved), &RowProblem)| {
+        let stored = |(row, problem): (Solved, &RowProblem)| {
+            let k = problem.target;
             // What a ball bounds is rounded toward zero, so that the stored row keeps it.
             let bounded = |j: usize| problem.ball.as_ref().is_some_and(|ball| ball.weights[j] != 0.0);
             let round = |(j, w): (usize, &f64)| (j, if bounded(j) { toward_zero(*w) } else { *w as f32 });
@@ -100,7 +101,7 @@ impl<'a> Rows<'a> {
             };
             Stored { entries, weights: row.weights, report, residual, energy }
         };
-        solved.into_iter().enumerate().zip(problems).map(stored).collect()
+        solved.into_iter().zip(problems).map(stored).collect()
     }
 
     /// Lower bounds (or proofs) of the rows that the settings choose, by row; `answers` has one row of weights per
@@ -173,6 +174,22 @@ impl<'a> Rows<'a> {
             .map(|at_price| at_price.iter().zip(&rows).map(|(w, (_, stands_for))| stands_for * nonzeros(w)).sum());
         Ok(counts.collect())
     }
+}
+
+/// Weights of the rows that are solved together where samples are few: what rows share costs little then and is made again.
+const TOGETHER: usize = 1 << 24;
+
+/// A group's rows in the parts that are solved one after the other. It depends on sizes alone.
+pub(super) fn parts(settings: &TrainSettings, statistics: &Statistics, rows: usize) -> Vec<std::ops::Range<usize>> {
+    let few = are_few(statistics.samples(), statistics.features());
+    let each = part_rows(settings, few, statistics.features(), rows);
+    (0..rows).step_by(each).map(|first| first..rows.min(first + each)).collect()
+}
+
+/// Rows of a part.
+pub(super) fn part_rows(settings: &TrainSettings, few: bool, features: usize, rows: usize) -> usize {
+    let whole = !few || !matches!(settings.objective, Objective::Cardinality);
+    if whole { rows.max(1) } else { (TOGETHER / features.max(1)).clamp(1, rows.max(1)) }
 }
 
 /// Which rows of a group get a bound.
