@@ -150,7 +150,7 @@ fn models() -> Vec<Vec<u8>> {
                     provenance: BTreeMap::from([("seed".to_string(), "7".to_string())]),
                     baseline_nonzeros: Some(1000),
                     baseline_multiply_adds: None,
-                    kept: Vec::new(),
+                    kept: if q == 5 { vec!["first".into(), "output".into()] } else { Vec::new() },
                 },
                 ..Default::default()
             })

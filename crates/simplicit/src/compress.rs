@@ -45,7 +45,7 @@ use crate::{Error, Result};
 pub const DRAWS: usize = 4;
 /// Samples for the row weights of a network with feature maps, and draws for each: every one of them is an average over
 /// many positions.
-const WEIGHED: usize = 1000;
+pub const WEIGHED: usize = 1000;
 const MAP_DRAWS: usize = 2;
 /// Share of the samples that are held out where something is judged on them, and how many at least.
 const HELD_OUT_SHARE: usize = 10;

@@ -11,7 +11,7 @@ use simplicit::layout::Activation;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, TapWeights};
 use simplicit::network::{Network, Shape};
-use simplicit::onnx::export_onnx_like;
+use simplicit::onnx::{OnnxSelection, export_onnx_like};
 use simplicit::states::StateMap;
 
 fn folder() -> PathBuf {
@@ -142,7 +142,7 @@ fn every_file_is_written_again_with_other_weights() {
         }
         let model = ImplicitModel::new(parts).unwrap();
         let out = folder_out.path().join(format!("{name}.onnx"));
-        match export_onnx_like(&model, &path, &out) {
+        match export_onnx_like(&model, &path, &OnnxSelection::default(), &out) {
             Err(error) if name == "hand_norms" => {
                 assert!(error.to_string().contains("norm in front of a reshape"), "{error}");
                 continue;

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use simplicit::arrays::{Array, Element, Labels};
+use simplicit::arrays::{Array, Element, Labels, Selection};
 use simplicit::evaluate::{accuracy, agreement, equilibrium_error, mean_squared_error, top_accuracy};
 use simplicit::files::write_bytes_atomically;
 use simplicit::linalg::Matrix;
@@ -76,7 +76,7 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     let own = model.as_ref().map(ImplicitModel::preprocessing);
     let own = own.or(baseline.as_ref().and_then(Baseline::preprocessing));
     let inputs = args.data.open(own)?;
-    let answers = args.labels.as_ref().map(|path| Answers::read(path, &args.data)).transpose()?;
+    let answers = args.labels.as_ref().map(|path| Answers::read(path, &args.data.selection.selection())).transpose()?;
     stopwatch.lap("load");
     let mut results = model.as_ref().map_or_else(Results::new, Results::of_model);
     results.seed = Some(args.data.selection.seed);
@@ -173,13 +173,13 @@ impl Answers {
     }
 
     /// One integer a sample is its class; several numbers, or numbers that are no integers, are targets.
-    fn read(path: &Path, data: &InputArgs) -> anyhow::Result<Self> {
+    fn read(path: &Path, selection: &Selection) -> anyhow::Result<Self> {
         let array = Array::open(path)?;
-        let selection = data.selection.selection();
         let is_class =
-            array.own_labels().is_some() || array.features() == 1 && Labels::from_array(&array, &selection).is_ok();
-        if is_class || !matches!(array.element(), Element::F32 | Element::F64) {
-            return Ok(Answers::Classes(Labels::from_array(&array, &selection)?));
+            array.own_labels().is_some() || array.features() == 1 && Labels::from_array(&array, selection).is_ok();
+        let is_float = matches!(array.element(), Element::F32 | Element::F64);
+        if is_class || array.features() == 1 && !is_float {
+            return Ok(Answers::Classes(Labels::from_array(&array, selection)?));
         }
         let all: Matrix<f32> = array.rows(0..array.samples())?;
         Ok(Answers::Targets(match selection.indices(array.samples())? {
@@ -200,5 +200,50 @@ impl Answers {
                 Scores { squared_error: Some(mean_squared_error(outputs, targets)?), ..Default::default() }
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of little-endian numbers.
+    fn file(folder: &Path, name: &str, kind: &str, shape: &str, bytes: &[u8]) -> std::path::PathBuf {
+        let header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}");
+        let padding = (64 - (10 + header.len() + 1) % 64) % 64;
+        let mut all = b"\x93NUMPY\x01\x00".to_vec();
+        all.extend(((header.len() + padding + 1) as u16).to_le_bytes());
+        all.extend(header.bytes());
+        all.extend(std::iter::repeat_n(b' ', padding));
+        all.push(b'\n');
+        all.extend(bytes);
+        let path = folder.join(name);
+        std::fs::write(&path, all).unwrap();
+        path
+    }
+
+    #[test]
+    fn classes_targets_and_several_labels_a_sample_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let outputs = Matrix::from_fn(2, 6, |i, j| if j == i { 1.0 } else { 0.25 * (j % 2) as f32 });
+        let score = |name: &str, kind: &str, shape: &str, bytes: Vec<u8>| {
+            let path = file(folder.path(), name, kind, shape, &bytes);
+            Answers::read(&path, &Selection::all()).unwrap().score(&outputs).unwrap().into_parts()
+        };
+        let ints = |values: &[i64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
+        // The second sample's class has the smallest output, and is not among the five largest.
+        let (top1, top5, square) = score("classes.npy", "<i8", "(2,)", ints(&[0, 4]));
+        assert_eq!((top1, top5, square), (Some(0.5), Some(0.5), None));
+        let labels = [1, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 1];
+        let by_hand: f64 =
+            (0..12).map(|k| (f64::from(outputs.as_slice()[k]) - labels[k] as f64).powi(2)).sum::<f64>() / 12.0;
+        for (name, kind, bytes) in
+            [("several.npy", "<i8", ints(&labels)), ("targets.npy", "<f4", floats(&labels.map(|v| v as f32)))]
+        {
+            let (top1, top5, square) = score(name, kind, "(2, 6)", bytes);
+            assert_eq!((top1, top5), (None, None));
+            assert!((square.unwrap() - by_hand).abs() < 1e-6, "{name}: {square:?} is not {by_hand}");
+        }
     }
 }

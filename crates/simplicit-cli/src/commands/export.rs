@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use anyhow::bail;
 use clap::Args;
 use simplicit::model::ImplicitModel;
-use simplicit::onnx::{OnnxSettings, export_onnx, export_onnx_like};
+use simplicit::onnx::{OnnxSelection, OnnxSettings, export_onnx, export_onnx_like};
 
-use crate::args::JsonArgs;
+use crate::args::{JsonArgs, NameArgs};
 use crate::exit::Outcome;
 use crate::operands::ModelOperand;
 use crate::results::{Results, Stopwatch, require_writable};
@@ -30,6 +31,8 @@ pub(crate) struct ExportArgs {
     /// Write this network, which the model was trained from, with the model's weights in its own graph
     #[arg(long, value_name = "NET.onnx")]
     like: Option<PathBuf>,
+    #[command(flatten)]
+    names: NameArgs,
     /// The ONNX file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
@@ -42,7 +45,10 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Outcome> {
     require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let model = ImplicitModel::load(args.model.path())?;
     match &args.like {
-        Some(original) => export_onnx_like(&model, original, &args.out)?,
+        Some(original) => export_onnx_like(&model, original, &selection(args, &model), &args.out)?,
+        None if !args.names.given().is_empty() => {
+            bail!("--input, --output: expected --like NET.onnx as well, whose names they are")
+        }
         None => export_onnx(&model, &args.out, OnnxSettings::default())?,
     }
     let size = std::fs::metadata(&args.out).map_or(0, |m| m.len());
@@ -58,4 +64,14 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Outcome> {
     let results = Results { seconds: stopwatch.seconds(), ..Results::of_model(&model) };
     results.deliver(&args.json, &line)?;
     Ok(Outcome::Done)
+}
+
+/// The input and output of the network: those given, or else those that the model was trained with.
+fn selection(args: &ExportArgs, model: &ImplicitModel) -> OnnxSelection {
+    let given = args.names.selection();
+    let trained = |name: &str| model.metadata().provenance.get(name).cloned();
+    OnnxSelection {
+        input: given.input.or_else(|| trained("input")),
+        output: given.output.or_else(|| trained("output")),
+    }
 }

@@ -1,5 +1,6 @@
 //! `simplicit inspect`: what a model file or a network holds.
 
+use anyhow::bail;
 use clap::Args;
 use simplicit::model::ImplicitModel;
 
@@ -12,12 +13,17 @@ use crate::table::{Table, bytes, count, or_dash, percent};
 
 /// Show what a model file or an ONNX network holds: sizes, layers, well-posedness, what cannot be read
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  simplicit inspect model.safetensors\n  simplicit inspect network.onnx --json -")]
+#[command(
+    after_help = "Examples:\n  simplicit inspect model.safetensors\n  simplicit inspect network.onnx --samples 2000 --json -"
+)]
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     model: ModelOperand,
     #[command(flatten)]
     names: NameArgs,
+    /// Say what memory and time training an ONNX network on so many samples would take
+    #[arg(long, value_name = "N")]
+    samples: Option<usize>,
     #[command(flatten)]
     json: JsonArgs,
 }
@@ -25,7 +31,10 @@ pub(crate) struct InspectArgs {
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
     if !is_model(args.model.path())? {
-        return inspect_network::run(args.model.path(), &args.names.selection(), &args.json);
+        return inspect_network::run(args.model.path(), &args.names.selection(), args.samples, &args.json);
+    }
+    if args.samples.is_some() {
+        bail!("--samples: expected an ONNX network, whose training is estimated; got a model");
     }
     let model = ImplicitModel::load(args.model.path())?;
     let mut results = Results::of_model(&model);

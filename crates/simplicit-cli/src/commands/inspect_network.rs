@@ -1,29 +1,155 @@
 //! `simplicit inspect NET.onnx`: what a network consists of, and what of it cannot be read.
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
+use anyhow::bail;
 use serde_json::{Value, json};
+use simplicit::arrays::Preprocessing;
+use simplicit::compress;
 use simplicit::files::write_bytes_atomically;
-use simplicit::network::{LayerSummary, Shape};
+use simplicit::linalg::{Matrix, gemm};
+use simplicit::memory;
+use simplicit::model::ImplicitModel;
+use simplicit::network::{LayerSummary, Network, Shape};
 use simplicit::onnx::{OnnxFile, OnnxSelection};
+use simplicit::parallel::Threads;
+use simplicit::states::{Collected, InputSource};
+use simplicit::train::{Estimate, TrainInput, TrainSettings, estimate};
 
 use crate::args::JsonArgs;
 use crate::exit::{Outcome, say};
 use crate::table::{Table, count};
 
-pub(crate) fn run(path: &Path, selection: &OnnxSelection, json: &JsonArgs) -> anyhow::Result<Outcome> {
+/// Multiply-adds of the row weights for every sample and multiply-add of the network: two draws, each a pass back, behind a
+/// pass forward, where a pass back costs twice.
+const ROW_WEIGHTS: f64 = 5.0;
+
+pub(crate) fn run(
+    path: &Path,
+    selection: &OnnxSelection,
+    samples: Option<usize>,
+    json: &JsonArgs,
+) -> anyhow::Result<Outcome> {
     let start = Instant::now();
     let file = OnnxFile::read(path, selection)?;
     let layers = file.network.as_ref().map(|network| network.summary());
-    let text = format!("{:#}\n", results(&file, layers.as_deref(), start.elapsed().as_secs_f64()));
+    let training = match (&file.network, samples) {
+        (Some(network), Some(samples)) => Some(Training::of(network, samples)?),
+        _ => None,
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    let text = format!("{:#}\n", results(&file, layers.as_deref(), training.as_ref(), seconds));
     if let Some(path) = json.file() {
         write_bytes_atomically(path, text.as_bytes())?;
     }
-    say(&if json.to_stdout() { text } else { table(&file, layers.as_deref()) })?;
+    say(&if json.to_stdout() { text } else { table(&file, layers.as_deref(), training.as_ref()) })?;
     let refused = file.unsupported.len();
     let notices = if refused > 0 { vec![format!("{refused} node(s) cannot be read")] } else { vec![] };
     Ok(Outcome::with_notices(&notices))
+}
+
+/// What training a network on so many samples would take, or why it is refused.
+struct Training {
+    samples: usize,
+    threads: usize,
+    /// With the seconds of a model at a given price and of one of a given sparsity.
+    estimate: Result<(Estimate, [f64; 2]), String>,
+}
+
+/// Inputs of which only the number is asked.
+struct Blank {
+    samples: usize,
+    features: usize,
+}
+
+impl InputSource for Blank {
+    fn samples(&self) -> usize {
+        self.samples
+    }
+
+    fn features(&self) -> usize {
+        self.features
+    }
+
+    fn rows(&self, samples: Range<usize>) -> simplicit::Result<Matrix<f32>> {
+        Ok(Matrix::zeros(samples.len(), self.features))
+    }
+}
+
+impl Training {
+    fn of(network: &Network, samples: usize) -> anyhow::Result<Self> {
+        if samples == 0 {
+            bail!("--samples: expected at least 1, got 0");
+        }
+        let threads = Threads::available();
+        let blank = Blank { samples, features: network.input_shape().size() };
+        let source = Collected::new(network, &blank)?;
+        let estimate = ImplicitModel::from_network(network).and_then(|baseline| {
+            let preprocessing = Preprocessing::identity();
+            let input = TrainInput { source: &source, baseline: Some(&baseline), importance: None, preprocessing };
+            estimate(&input, &TrainSettings::default(), threads)
+        });
+        let speed = multiply_adds_per_second() * threads.get() as f64;
+        let weighed = ROW_WEIGHTS * samples.min(compress::WEIGHED) as f64 * network.multiply_adds() as f64;
+        let timed = |about: Estimate| (about, [about.model, about.target].map(|work| (work + weighed) / speed));
+        Ok(Self { samples, threads: threads.get(), estimate: estimate.map(timed).map_err(|e| e.to_string()) })
+    }
+
+    fn results(&self) -> Value {
+        let known = self.estimate.as_ref().ok();
+        json!({
+            "samples": self.samples,
+            "threads": self.threads,
+            "memory_bytes": known.map(|(about, _)| about.bytes),
+            "least_memory_bytes": known.map(|(about, _)| about.least_bytes),
+            "multiply_adds": known.map(|(about, _)| about.target),
+            "model_seconds": known.map(|(_, seconds)| seconds[0]),
+            "target_seconds": known.map(|(_, seconds)| seconds[1]),
+            "refused": self.estimate.as_ref().err(),
+        })
+    }
+
+    fn words(&self) -> String {
+        match &self.estimate {
+            Err(why) => format!("refused: {why}"),
+            Ok((about, [model, target])) => format!(
+                "{} samples, {} threads: about {} of memory ({} with --memory), {} at a given price, {} to a target \
+                 sparsity; estimates from counted multiply-adds at the speed of a product measured now",
+                count(self.samples as u64),
+                self.threads,
+                memory::words(about.bytes),
+                memory::words(about.least_bytes),
+                duration(*model),
+                duration(*target)
+            ),
+        }
+    }
+}
+
+/// Single-precision multiply-adds that one thread makes in a second, by a product large enough to show it.
+fn multiply_adds_per_second() -> f64 {
+    const SIDE: usize = 384;
+    const TIMES: usize = 8;
+    let factor = Matrix::from_fn(SIDE, SIDE, |i, j| ((i * 7 + j * 3) % 11) as f32 - 5.0);
+    let mut product: Matrix<f32> = Matrix::zeros(SIDE, SIDE);
+    let mut fastest = f64::INFINITY;
+    for _ in 0..TIMES {
+        let start = Instant::now();
+        gemm(product.as_mut_slice(), SIDE, false, 1.0, factor.view(), factor.view());
+        fastest = fastest.min(start.elapsed().as_secs_f64());
+    }
+    (SIDE * SIDE * SIDE) as f64 / fastest.max(1e-9)
+}
+
+/// Seconds in words.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 90.0 => format!("{:.0} s", s.max(1.0)),
+        s if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
 }
 
 /// The sizes of all axes but that of the batch.
@@ -34,7 +160,7 @@ fn sizes(shape: Shape) -> Vec<usize> {
     }
 }
 
-fn results(file: &OnnxFile, layers: Option<&[LayerSummary]>, seconds: f64) -> Value {
+fn results(file: &OnnxFile, layers: Option<&[LayerSummary]>, training: Option<&Training>, seconds: f64) -> Value {
     let layer = |layer: &LayerSummary| {
         json!({
             "name": layer.name,
@@ -60,12 +186,13 @@ fn results(file: &OnnxFile, layers: Option<&[LayerSummary]>, seconds: f64) -> Va
         "layers": layers.map(|all| all.iter().map(layer).collect::<Vec<_>>()),
         "unsupported": unsupported,
         "opset": file.opset,
+        "training": training.map(Training::results),
         "seconds": { "total": seconds },
         "version": env!("CARGO_PKG_VERSION"),
     })
 }
 
-fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>) -> String {
+fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>, training: Option<&Training>) -> String {
     let mut head = Table::new();
     head.row(&["opset", &file.opset.to_string()]);
     if let (Some(network), Some(layers)) = (&file.network, layers) {
@@ -78,6 +205,9 @@ fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>) -> String {
             &format!("{}, of which {} in rows that training solves", count(all as u64), count(trainable as u64)),
         ]);
         head.row(&["multiply-adds", &count(layers.iter().map(|l| l.multiply_adds).sum())]);
+        if let Some(training) = training {
+            head.row(&["training", &training.words()]);
+        }
         let mut body = Table::with_head(&["layer", "kind", "shape", "parameters", "multiply-adds", "trained"]);
         for layer in layers {
             let sizes: Vec<String> = sizes(layer.shape).iter().map(ToString::to_string).collect();

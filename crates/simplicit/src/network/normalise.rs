@@ -5,6 +5,7 @@
 
 use super::fixed::FixedMap;
 use super::graph::{Node, Op, count_uses};
+use super::shape::Shape;
 use crate::layout::Activation;
 
 /// Nodes in topological order, the input first, the output last or wherever `output` says.
@@ -73,19 +74,24 @@ fn activations_before_max_pools(graph: &mut Graph) {
     }
 }
 
-/// Puts an identity activation behind every sum that is read by anything but one activation, one sum or the output, and
-/// behind every pooling that an operator reads.
+/// Puts an identity activation behind every sum that is read by anything but one activation, one sum or the output,
+/// behind every pooling that an operator reads, and behind a feature map that is the output: its weights are shared over
+/// positions, which those of outputs are not.
 fn identity_layers(graph: Graph) -> Graph {
     let uses = count_uses(&graph.nodes, graph.output);
     let mut readers: Vec<Option<usize>> = vec![None; graph.nodes.len()];
     for (id, node) in graph.nodes.iter().enumerate() {
         node.inputs.iter().for_each(|&input| readers[input] = Some(id));
     }
+    let is_shared = |node: &Node| {
+        let grouped = matches!(node.op, Op::Convolution { groups, .. } if groups > 1);
+        grouped || matches!(node.shape, Shape::Map(map) if map.positions() > 1)
+    };
     let is_direct = |id: usize| {
         let mut at = id;
         while uses[at] == 1 {
             match readers[at] {
-                None => return true,
+                None => return !is_shared(&graph.nodes[id]),
                 Some(reader) => match graph.nodes[reader].op {
                     Op::Reshape => at = reader,
                     Op::Activation(_) | Op::Add => return true,

@@ -127,8 +127,12 @@ fn all_at_once(path: &Path, mut refused: Vec<Refused>) -> Error {
 }
 
 /// The network of a file and where its linear maps and convolutions come from, in the order of its nodes.
-pub(super) fn import_graph(bytes: &[u8], path: &Path) -> Result<(Network, Vec<Option<Origin>>)> {
-    let (_, network, refused, origins) = import_traced(bytes, path, path.parent(), &OnnxSelection::default())?;
+pub(super) fn import_graph(
+    bytes: &[u8],
+    path: &Path,
+    selection: &OnnxSelection,
+) -> Result<(Network, Vec<Option<Origin>>)> {
+    let (_, network, refused, origins) = import_traced(bytes, path, path.parent(), selection)?;
     Ok((network.ok_or_else(|| all_at_once(path, refused))?, origins))
 }
 

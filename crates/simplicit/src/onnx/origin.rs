@@ -4,7 +4,7 @@ use std::path::Path;
 
 use prost::Message;
 
-use super::import::{Importer, Value, import_graph, read_file};
+use super::import::{Importer, OnnxSelection, Value, import_graph, read_file};
 use super::proto::{GraphProto, ModelProto, NodeProto};
 use crate::network::{Network, Op};
 use crate::{Error, Result};
@@ -28,11 +28,11 @@ pub(crate) struct Traced {
 }
 
 impl Traced {
-    pub(crate) fn read(path: &Path) -> Result<Self> {
+    pub(crate) fn read(path: &Path, selection: &OnnxSelection) -> Result<Self> {
         let bytes = read_file(path)?;
         let model = ModelProto::decode(bytes.as_slice());
         let model = model.map_err(|e| Error::file(path, format!("not an ONNX file: {e}")))?;
-        let (network, origins) = import_graph(&bytes, path)?;
+        let (network, origins) = import_graph(&bytes, path, selection)?;
         Ok(Self { model, network, origins })
     }
 }

@@ -96,6 +96,45 @@ impl Data<'_> {
     }
 }
 
+/// A tensor of floats in one of the types that are read as such, each value rounded to the nearest; none for other types.
+pub(crate) fn write(kind: i32, name: &str, dims: &[i64], values: &[f32]) -> Option<TensorProto> {
+    let raw_data = match kind {
+        data_type::FLOAT => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        data_type::DOUBLE => values.iter().flat_map(|v| f64::from(*v).to_le_bytes()).collect(),
+        data_type::FLOAT16 => values.iter().flat_map(|v| to_half(*v).to_le_bytes()).collect(),
+        data_type::BFLOAT16 => values.iter().flat_map(|v| to_brain(*v).to_le_bytes()).collect(),
+        _ => return None,
+    };
+    let (name, dims) = (name.to_string(), dims.to_vec());
+    Some(TensorProto { name, dims, data_type: Some(kind), raw_data: Some(raw_data), ..Default::default() })
+}
+
+/// The nearest number of half precision, of two the even one; beyond the largest it is infinite.
+fn to_half(value: f32) -> u16 {
+    let sign = ((value.to_bits() >> 16) & 0x8000) as u16;
+    let size = value.abs();
+    if size.is_nan() {
+        return sign | 0x7e00;
+    }
+    // In units of the last place; an exponent below that of the smallest normal number is the same unit.
+    let exponent = (((size.to_bits() >> 23) as i32) - 127).max(-14);
+    if exponent > 15 {
+        return sign | 0x7c00;
+    }
+    let units = (f64::from(size) * 2f64.powi(10 - exponent)).round_ties_even() as u32;
+    // 1,024 units or more are a normal number, and 2,048 the first of the next exponent.
+    sign | (((exponent + 14) as u32 * 1024 + units).min(0x7c00)) as u16
+}
+
+/// The upper half of an f32, rounded to the nearest, of two to the even one.
+fn to_brain(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return (bits >> 16) as u16 | 0x40;
+    }
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+
 /// IEEE half precision: exact in f32.
 fn half(bits: u16) -> f32 {
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
@@ -127,6 +166,23 @@ mod tests {
             Constant::Floats(t) => t.values,
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again_and_rounded_to_the_nearest() {
+        for bits in 0..=u16::MAX {
+            for (value, back) in [(half(bits), to_half(half(bits))), (brain(bits), to_brain(brain(bits)))] {
+                assert!(value.is_nan() || back == bits, "{bits:x}: {value} became {back:x}");
+            }
+        }
+        // Halfway between two neighbours, the even one; a little more, the upper one; and so near the ends.
+        for bits in (0..0x7bffu16).chain(0x8000..0xfbff) {
+            let middle = f32::midpoint(half(bits), half(bits + 1));
+            assert_eq!(to_half(middle), bits + (bits & 1), "{bits:x}");
+            assert_eq!(to_half(middle.next_up()), if bits < 0x8000 { bits + 1 } else { bits }, "{bits:x}");
+        }
+        assert_eq!((to_half(65519.9), to_half(65520.0), to_half(-1e9)), (0x7bff, 0x7c00, 0xfc00));
+        assert_eq!((to_brain(1.00390625), to_brain(1.01171875)), (0x3f80, 0x3f82));
     }
 
     #[test]

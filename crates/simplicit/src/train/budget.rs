@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::gather::{PIECE, last_readers, samples_of};
-use super::group::bounds_of;
+use super::group::{bounds_of, part_rows};
 use super::plan::{Group, Plan};
 use super::{Bounds, Progress, Run, TrainInput, TrainSettings, layout};
 use crate::memory::{self, Room};
 use crate::model::Target;
+use crate::parallel::Threads;
 use crate::statistics::{BLOCK, WIDE, are_few, wide_bytes};
 use crate::{Error, Result};
 
@@ -26,7 +27,7 @@ pub(super) struct Needs {
 /// The account for everything that may be kept or given up: what the budget leaves beside what the process holds
 /// and what the largest group takes. An error where an explicit budget does not even leave that.
 pub(super) fn room(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Arc<Room>> {
-    let needs = needs(plan, input, settings, run);
+    let needs = needs(plan, input, settings, run.threads);
     let used = memory::used().unwrap_or(0);
     let least = used + needs.group;
     if let Some(budget) = settings.memory.filter(|budget| *budget < least) {
@@ -39,8 +40,8 @@ pub(super) fn room(plan: &Plan, input: &TrainInput, settings: &TrainSettings, ru
     Ok(Room::new(budget.map_or(u64::MAX, |budget| budget.saturating_sub(least)), &folder))
 }
 
-fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &Run) -> Needs {
-    let threads = run.threads.get() as u64;
+pub(super) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Needs {
+    let threads = threads.get() as u64;
     let mut largest = 0;
     let mut evidence = 0;
     for group in plan.groups().filter(|group| group.is_measured()) {
@@ -63,9 +64,11 @@ fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &Run) -
 fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSettings, threads: u64) -> u64 {
     let samples = samples_of(group, settings, images);
     let (d, r, m) = (group.features() as u64, group.rows.len() as u64, samples as u64);
-    // Problems, their copies for the solver in both precisions, and the answers.
-    let rows = 100 * r * d;
-    if are_few(samples, group.features()) {
+    let few = are_few(samples, group.features());
+    let together = part_rows(settings, few, group.features(), group.rows.len()) as u64;
+    // Problems, their copies for the solver in both precisions, and the answers; of rows that wait, what is stored.
+    let rows = 100 * together * d + 40 * (r - together) * d;
+    if few {
         return rows + 40 * m * d;
     }
     let gather = if taps && group.features() >= WIDE {

@@ -9,7 +9,7 @@ use super::build::{Build, Evidence, Row, RowReport, row_name};
 use super::choice;
 use super::emphasis::Emphasis;
 use super::gather;
-use super::group::{Rows, bounds_of, for_taps};
+use super::group::{Rows, bounds_of, for_taps, parts};
 use super::plan::{Group, Plan};
 use super::problems::{kept_rows, problems, reads_states};
 use super::shard::Walkers;
@@ -84,7 +84,7 @@ pub(super) fn mask(input: &TrainInput, settings: &TrainSettings) -> Result<Mask>
     settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())
 }
 
-/// The groups of rows and their order.
+/// What is solved, in which order.
 pub(super) fn plan(input: &TrainInput, settings: &TrainSettings) -> Result<Plan> {
     let constant = constants(input, settings);
     let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
@@ -283,7 +283,8 @@ pub(super) fn certified(
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.name) else { continue };
         let strength = found.strengths.get(number).copied().unwrap_or(strength);
         let design = Design::new(statistics)?;
-        let problems = problems(&workshop.plan, input, settings, strength, group, &design, &workshop.emphasis);
+        let all = 0..group.rows.len();
+        let problems = problems(&workshop.plan, input, settings, strength, group, &design, &workshop.emphasis, all);
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
         for (k, bound) in rows.bounds(settings, strength, weights, number, run)? {
             let row = &mut found.rows[group.rows.start + k];
@@ -392,30 +393,38 @@ impl Pass<'_> {
             Some(statistics) => statistics.clone(),
             None => Arc::new(self.gather(group, built, own_states, &key, run)?),
         };
-        let design = Design::new(&statistics)?;
-        let problems = problems(self.plan, input, settings, strength, group, &design, self.emphasis);
         let place = format!("{key} at {strength:e}{}", self.emphasis.tag());
         let first_output = self.plan.outputs.rows.start;
-        let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
-        let solved = match group.kept {
-            true => rows.as_they_are(name_of, run.threads)?,
-            false => rows.solve(settings, strength, &place, name_of, run).map_err(|e| named(e, group, first_output))?,
-        };
         let places = group.places();
-        let mut weights = Vec::with_capacity(solved.len());
-        for ((k, row), problem) in solved.into_iter().enumerate().zip(&problems) {
-            self.emphasis.note(&design, problem, &row.weights);
-            let i = group.rows.start + k;
-            built.reports[i] = Some((row.report, (row.residual, row.energy)));
-            built.rows[i] = Row { entries: row.entries.into_iter().map(|(j, w)| (places[j], w)).collect() };
-            weights.push(row.weights);
+        // Large statistics that nobody looks at again are not kept, and neither are the rows' weights before rounding.
+        let looked_at = !group.kept && bounds_of(settings, statistics.features(), group.rows.len()) != Bounds::Off;
+        let mut weights = Vec::new();
+        for part in parts(settings, &statistics, group.rows.len()) {
+            let place = if part.start == 0 { place.clone() } else { format!("{place} from {}", part.start) };
+            let design = Design::new(&statistics)?;
+            let problems = problems(self.plan, input, settings, strength, group, &design, self.emphasis, part);
+            let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
+            let solved = match group.kept {
+                true => rows.as_they_are(name_of, run.threads)?,
+                false => {
+                    rows.solve(settings, strength, &place, name_of, run).map_err(|e| named(e, group, first_output))?
+                }
+            };
+            for (row, problem) in solved.into_iter().zip(&problems) {
+                self.emphasis.note(&design, problem, &row.weights);
+                let i = group.rows.start + problem.target;
+                built.reports[i] = Some((row.report, (row.residual, row.energy)));
+                built.rows[i] = Row { entries: row.entries.into_iter().map(|(j, w)| (places[j], w)).collect() };
+                if looked_at {
+                    weights.push(row.weights);
+                }
+            }
         }
         if !own_states {
             self.keep(key, &statistics);
         }
-        // Large statistics that nobody looks at again are not kept.
-        if !group.kept && bounds_of(settings, statistics.features(), group.rows.len()) != Bounds::Off {
+        if looked_at {
             built.evidence.insert(group.name.clone(), Evidence { statistics, weights });
         }
         if let Some(walks) = &mut self.walks {
@@ -452,7 +461,7 @@ impl Pass<'_> {
 
     /// The problems of a group whose prices are one.
     fn unpriced(&self, group: &Group, design: &Design) -> Vec<RowProblem> {
-        problems(self.plan, self.input, self.settings, 1.0, group, design, self.emphasis)
+        problems(self.plan, self.input, self.settings, 1.0, group, design, self.emphasis, 0..group.rows.len())
     }
 
     /// Expected non-zeros of one group at every price.

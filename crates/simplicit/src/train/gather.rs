@@ -250,7 +250,7 @@ impl<'a> Walks<'a> {
         };
         // Rows of the whole layer; none where nothing is solved.
         let rows = match target {
-            _ if group.features() == 0 => 0,
+            _ if !group.is_measured() => 0,
             Target::Layer(k) => layout(self.input).layers()[k].rows(),
             Target::Output => group.rows.len(),
         };

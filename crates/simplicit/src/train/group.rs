@@ -10,7 +10,7 @@ use crate::linalg::toward_zero;
 use crate::parallel::{self, Threads};
 use crate::problem::{RowProblem, Units};
 use crate::solver::{CardinalityBound, CardinalitySettings, Design};
-use crate::statistics::Statistics;
+use crate::statistics::{Statistics, are_few};
 
 /// Rows times the cube of the features up to which all rows of a group are bounded where nothing is said: such a bound costs
 /// a few factorisations a row, and must not cost more than training does.
@@ -33,7 +33,7 @@ pub(super) struct Rows<'a> {
     pub(super) name: &'a str,
     pub(super) statistics: &'a Statistics,
     pub(super) design: &'a Design<'a>,
-    /// One per row.
+    /// One per row, or of some rows.
     pub(super) problems: &'a [RowProblem],
 }
 
@@ -89,9 +89,11 @@ impl<'a> Rows<'a> {
             let entries: Vec<(usize, f32)> =
                 solved[k].weights.iter().enumerate().map(round).filter(|(_, w)| *w != 0.0).collect();
             let exact: Vec<(usize, f64)> = entries.iter().map(|&(j, w)| (j, f64::from(w))).collect();
-            Ok((statistics.mismatch(k, &exact), entries))
+            Ok((statistics.mismatch(problem.target, &exact), entries))
         })?;
-        let stored = |((k, row), (residual, entries)): ((usize, Solved), (f64, Vec<(usize, f32)>))| {
+        type Rounded = (f64, Vec<(usize, f32)>);
+        let stored = |((row, problem), (residual, entries)): ((Solved, &RowProblem), Rounded)| {
+            let k = problem.target;
             let energy = statistics.energy(k);
             let report = RowReport {
                 name: name_of(k),
@@ -106,7 +108,7 @@ impl<'a> Rows<'a> {
             };
             Stored { entries, weights: row.weights, report, residual, energy }
         };
-        Ok(solved.into_iter().enumerate().zip(rounded).map(stored).collect())
+        Ok(solved.into_iter().zip(problems).zip(rounded).map(stored).collect())
     }
 
     /// Lower bounds (or proofs) of the rows that the settings choose, by row; `answers` has one row of weights per
@@ -174,6 +176,22 @@ impl<'a> Rows<'a> {
             .map(|at_price| at_price.iter().zip(&rows).map(|(w, (_, stands_for))| stands_for * nonzeros(w)).sum());
         Ok(counts.collect())
     }
+}
+
+/// Weights of the rows that are solved together where samples are few: what rows share costs little then and is made again.
+const TOGETHER: usize = 1 << 24;
+
+/// A group's rows in the parts that are solved one after the other. It depends on sizes alone.
+pub(super) fn parts(settings: &TrainSettings, statistics: &Statistics, rows: usize) -> Vec<std::ops::Range<usize>> {
+    let few = are_few(statistics.samples(), statistics.features());
+    let each = part_rows(settings, few, statistics.features(), rows);
+    (0..rows).step_by(each).map(|first| first..rows.min(first + each)).collect()
+}
+
+/// Rows of a part.
+pub(super) fn part_rows(settings: &TrainSettings, few: bool, features: usize, rows: usize) -> usize {
+    let whole = !few || !matches!(settings.objective, Objective::Cardinality);
+    if whole { rows.max(1) } else { (TOGETHER / features.max(1)).clamp(1, rows.max(1)) }
 }
 
 /// Which rows of a group get a bound.

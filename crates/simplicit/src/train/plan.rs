@@ -322,9 +322,15 @@ fn tap_group(
         Target::Output => (baseline.c(), baseline.d()),
     };
     let row = |unit: usize| from_states.row(unit).map(|(j, _)| j).chain(from_inputs.row(unit).map(move |(j, _)| n + j));
-    let columns: std::collections::BTreeSet<usize> = units.clone().flat_map(row).collect();
-    let of_maps = blocks.iter().any(|b| b.target == target && b.output.positions() > 1);
-    if map.is_some() && !columns.is_empty() || map.is_none() && of_maps {
+    let mut is_read = vec![false; n + shape.inputs];
+    units.clone().flat_map(row).for_each(|j| is_read[j] = true);
+    let columns: Vec<usize> = (0..is_read.len()).filter(|&j| is_read[j]).collect();
+    let mut of_maps = blocks.iter().filter(|b| b.target == target && b.output.positions() > 1);
+    // Outputs may be a map that some layer computed, but have no weights of their own then.
+    let handed_on = target == Target::Output
+        && columns.is_empty()
+        && blocks.iter().all(|b| b.target != target || !matches!(b.weights, TapWeights::Taps(_)));
+    if map.is_some() && !columns.is_empty() || map.is_none() && !handed_on && of_maps.next().is_some() {
         return Err(Error::unsupported(
             format!("layer {name:?}, a feature map with weights that are not shared over it,"),
             "put an activation between the linear layer and the map",
@@ -340,7 +346,6 @@ fn tap_group(
             "train from the network itself",
         ));
     }
-    let columns: Vec<usize> = columns.into_iter().collect();
     let mut allowed: Vec<Vec<bool>> = units
         .clone()
         .take(rows.len())

@@ -9,7 +9,8 @@ use crate::network::Source;
 use crate::problem::{Ball, Matching, RowProblem};
 use crate::solver::Design;
 
-/// One problem per row of the group.
+/// One problem per row of the group among `rows`.
+#[allow(clippy::too_many_arguments)]
 pub(super) fn problems(
     plan: &Plan,
     input: &TrainInput,
@@ -18,6 +19,7 @@ pub(super) fn problems(
     group: &Group,
     design: &Design,
     emphasis: &Emphasis,
+    rows: std::ops::Range<usize>,
 ) -> Vec<RowProblem> {
     let places = group.places();
     let outputs = group.target == Some(Target::Output);
@@ -56,7 +58,7 @@ pub(super) fn problems(
         problem.start = start(input, group, &places, k);
         problem
     };
-    (0..group.rows.len()).map(problem).collect()
+    rows.map(problem).collect()
 }
 
 /// Whether a weight belongs to A (or C).

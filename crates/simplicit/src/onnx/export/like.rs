@@ -5,7 +5,6 @@ use std::path::Path;
 
 use prost::Message;
 
-use super::writer::floats;
 use crate::files::write_bytes_atomically;
 use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -13,7 +12,7 @@ use crate::network::{Term, Weights};
 use crate::onnx::constant::Constant;
 use crate::onnx::origin::{Origin, Traced};
 use crate::onnx::proto::{GraphProto, NodeProto, data_type};
-use crate::onnx::{external, tensor};
+use crate::onnx::{OnnxSelection, external, tensor};
 use crate::states::StateMap;
 use crate::{Error, Result};
 
@@ -28,10 +27,16 @@ struct Renewed {
 
 /// Writes `original` again with the weights of a model that was trained from it: its operators, names, operator set and
 /// free batch stay, zeros stand in its initialisers. A batch norm, scale or bias that was folded is gone, and its effect is in
-/// the weights.
-pub fn export_onnx_like(model: &ImplicitModel, original: impl AsRef<Path>, path: impl AsRef<Path>) -> Result<()> {
+/// the weights. Where the file has several inputs or outputs, those of the training are chosen as there; other outputs
+/// stay in the graph.
+pub fn export_onnx_like(
+    model: &ImplicitModel,
+    original: impl AsRef<Path>,
+    selection: &OnnxSelection,
+    path: impl AsRef<Path>,
+) -> Result<()> {
     let original = original.as_ref();
-    let Traced { model: mut file, network, origins } = Traced::read(original)?;
+    let Traced { model: mut file, network, origins } = Traced::read(original, selection)?;
     let refuse = |what: &str| {
         Error::unsupported(
             format!("{} in the form of {}", what, original.display()),
@@ -128,21 +133,20 @@ fn is_of(block: &TapBlock, term: &Term, old: &Matrix<f32>) -> bool {
 /// Puts new weights into the node they come from, which now computes the value that everything folded into it gave.
 fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
     let mut node = graph.node.get(origin.node)?.clone();
-    let stored = node.input.get(1).and_then(|name| graph.initializer.iter().find(|t| t.name == *name));
-    if stored.is_some_and(|t| t.data_type != Some(data_type::FLOAT)) {
-        return None;
-    }
     let (rows, cols) = (new.weights.rows(), new.weights.cols());
     let name = node.input.get(1).cloned()?;
+    let (dims, kind) = stored(graph, &name).unwrap_or((Vec::new(), data_type::FLOAT));
     let weights = match node.op_type.as_str() {
         "Conv" => {
-            let dims = stored.map(|t| t.dims.clone()).filter(|d| d.iter().product::<i64>() == (rows * cols) as i64)?;
-            floats(&fresh(graph, &name), &sizes(&dims), new.weights.as_slice())
+            let dims = Some(dims).filter(|d| d.iter().product::<i64>() == (rows * cols) as i64)?;
+            tensor::write(kind, &fresh(graph, &name), &dims, new.weights.as_slice())?
         }
-        "Gemm" if node.int("transB", 0) != 0 => floats(&fresh(graph, &name), &[rows, cols], new.weights.as_slice()),
+        "Gemm" if node.int("transB", 0) != 0 => {
+            tensor::write(kind, &fresh(graph, &name), &[rows as i64, cols as i64], new.weights.as_slice())?
+        }
         _ => {
             let turned = new.weights.transposed();
-            floats(&fresh(graph, &name), &[cols, rows], turned.as_slice())
+            tensor::write(kind, &fresh(graph, &name), &[cols as i64, rows as i64], turned.as_slice())?
         }
     };
     node.input[0].clone_from(&origin.input);
@@ -153,7 +157,10 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
     node.attribute.retain(|a| !(node.op_type == "Gemm" && matches!(a.name.as_str(), "alpha" | "beta")));
     let place = graph.node.iter().position(|n| n.output.contains(&origin.output))?;
     let mut added = Vec::new();
-    let bias = new.bias.as_ref().map(|b| floats(&fresh(graph, &format!("{name}_bias")), &[rows], b));
+    let bias = match &new.bias {
+        Some(bias) => Some(tensor::write(kind, &fresh(graph, &format!("{name}_bias")), &[rows as i64], bias)?),
+        None => None,
+    };
     node.output = vec![origin.output.clone()];
     match (bias, node.op_type.as_str()) {
         (None, _) => added.push(node),
@@ -184,6 +191,28 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
     Some(())
 }
 
+/// Dimensions of stored weights and the type in which a node reads them, from an initialiser or a constant node.
+fn stored(graph: &GraphProto, name: &str) -> Option<(Vec<i64>, i32)> {
+    let (mut name, mut kind) = (name, None);
+    for _ in 0..=graph.node.len() {
+        let found = graph.initializer.iter().find(|t| t.name == *name);
+        let producer = graph.node.iter().find(|n| n.output.first().is_some_and(|o| o == name));
+        let tensor = found.or_else(|| match producer {
+            Some(node) if node.op_type == "Constant" => node.attribute.iter().find_map(|a| a.t.as_ref()),
+            _ => None,
+        });
+        if let Some(tensor) = tensor {
+            return Some((tensor.dims.clone(), kind.or(tensor.data_type)?));
+        }
+        let node = producer.filter(|node| matches!(node.op_type.as_str(), "Identity" | "Cast"))?;
+        if node.op_type == "Cast" {
+            kind = kind.or(i32::try_from(node.int("to", 1)).ok());
+        }
+        name = node.input.first()?;
+    }
+    None
+}
+
 /// A name that nothing has yet.
 fn fresh(graph: &GraphProto, name: &str) -> String {
     let taken: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
@@ -192,11 +221,6 @@ fn fresh(graph: &GraphProto, name: &str) -> String {
         new.insert(0, '_');
     }
     new
-}
-
-/// Dimensions of a file that was read.
-fn sizes(dims: &[i64]) -> Vec<usize> {
-    dims.iter().map(|&d| d as usize).collect()
 }
 
 /// Drops what nothing reads any more and puts every node behind those it reads.
@@ -269,7 +293,12 @@ fn reads(node: &NodeProto) -> impl DoubleEndedIterator<Item = &String> {
 fn inline_external(graph: &mut GraphProto, folder: Option<&Path>) -> Result<()> {
     for stored in graph.initializer.iter_mut().filter(|t| tensor::is_external(t)) {
         match external::read(stored, folder.unwrap_or(Path::new("")))? {
-            Constant::Floats(values) => *stored = floats(&stored.name, &sizes(&stored.dims), &values.values),
+            Constant::Floats(values) => {
+                let kind = stored.data_type.unwrap_or(data_type::FLOAT);
+                let whole = tensor::write(kind, &stored.name, &stored.dims, &values.values);
+                *stored = whole
+                    .ok_or_else(|| Error::unsupported(format!("tensor {:?}", stored.name), "store it as floats"))?;
+            }
             Constant::Ints(values) => {
                 stored.raw_data = Some(values.values.iter().flat_map(|v| v.to_le_bytes()).collect());
                 stored.data_type = Some(data_type::INT64);

@@ -1,0 +1,248 @@
+"""Unusual networks, with what ONNX Runtime computes for them; or what it computes for networks written again.
+
+    python onnx_unusual.py FOLDER          # writes NAME.onnx, NAME.input.npy, NAME.output.npy
+    python onnx_unusual.py FOLDER again    # NAME.sparse.onnx on NAME.input.npy must give NAME.sparse.npy
+"""
+
+import pathlib
+import sys
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+node = helper.make_node
+random = np.random.default_rng(0)
+SAMPLES = 64
+
+
+def weights(*shape):
+    return (random.standard_normal(shape) / np.sqrt(np.prod(shape[1:]) if len(shape) > 1 else 4)).astype(np.float32)
+
+
+def model(nodes, constants, shape, opset=13, batch="batch", outputs=("y",), kind=TensorProto.FLOAT, as_nodes=False):
+    stored = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    if as_nodes:
+        nodes = [node("Constant", [], [tensor.name], value=tensor) for tensor in stored] + nodes
+    inputs = [helper.make_tensor_value_info("x", kind, [batch, *shape])]
+    if opset < 9:
+        # Initialisers had to be inputs, too.
+        inputs += [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in stored]
+    float_kind = TensorProto.FLOAT16 if kind == TensorProto.FLOAT16 else TensorProto.FLOAT
+    results = [helper.make_tensor_value_info(name, float_kind, None) for name in outputs]
+    graph = helper.make_graph(nodes, "unusual", inputs, results, [] if as_nodes else stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8 if opset > 8 else 3)
+
+
+def norm(channels):
+    return [1 + 0.1 * weights(channels), weights(channels), weights(channels), np.abs(weights(channels)) + 0.5]
+
+
+def all_models():
+    for opset in (7, 9, 13, 17, 21):
+        yield f"conv1d_{opset}", model(
+            [
+                node("Conv", ["x", "w", "b"], ["a"], group=2, dilations=[2], pads=[2, 2], kernel_shape=[3]),
+                node("PRelu", ["a", "slope"], ["c"]),
+                node("MaxPool", ["c"], ["d"], kernel_shape=[2], strides=[2]),
+                node("Flatten", ["d"], ["e"]),
+                node("Gemm", ["e", "v", "vb"], ["y"], transB=1),
+            ],
+            {"w": weights(8, 2, 3), "b": weights(8), "slope": np.full((8, 1), 0.2, np.float32), "v": weights(5, 64), "vb": weights(5)},
+            [4, 16], opset,
+        )  # fmt: skip
+        g, beta, mean, variance = norm(8)
+        g2, beta2, mean2, variance2 = norm(16)
+        yield f"conv2d_{opset}", model(
+            [
+                node("Conv", ["x", "w"], ["a"], auto_pad="SAME_UPPER", strides=[2, 2], kernel_shape=[3, 3]),
+                node("Add", ["a", "ab"], ["a2"]),
+                node("BatchNormalization", ["a2", "g", "beta", "mean", "variance"], ["n"]),
+                node("Relu", ["n"], ["r"]),
+                node("Conv", ["r", "w2"], ["c"], kernel_shape=[3, 3], pads=[1] * 4, group=8),
+                node("Relu", ["c"], ["c2"]),
+                node("Concat", ["c2", "r"], ["k"], axis=1),
+                node("BatchNormalization", ["k", "g2", "beta2", "mean2", "variance2"], ["n2"]),
+                node("LeakyRelu", ["n2"], ["l"], alpha=0.1),
+                node("GlobalAveragePool", ["l"], ["p"]),
+                node("Flatten", ["p"], ["f"]),
+                node("Gemm", ["f", "v", "vb"], ["y"], alpha=0.5, beta=2.0),
+            ],
+            {"w": weights(8, 3, 3, 3), "ab": weights(8, 1, 1), "g": g, "beta": beta, "mean": mean, "variance": variance,
+             "w2": weights(8, 1, 3, 3), "g2": g2, "beta2": beta2, "mean2": mean2, "variance2": variance2,
+             "v": weights(16, 5), "vb": weights(5)},
+            [3, 9, 9], opset,
+        )  # fmt: skip
+    yield "ceil_pools", model(
+        [
+            node("Conv", ["x", "w"], ["a"], kernel_shape=[3, 3]),
+            node("Relu", ["a"], ["r"]),
+            node("MaxPool", ["r"], ["m"], kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1),
+            node("AveragePool", ["m"], ["q"], kernel_shape=[2, 2], strides=[2, 2], ceil_mode=1, pads=[1, 1, 0, 0]),
+            node("Flatten", ["q"], ["f"]),
+            node("Gemm", ["f", "v"], ["y"]),
+        ],
+        {"w": weights(4, 3, 3, 3), "v": weights(64, 5)}, [3, 14, 14], 19,
+    )  # fmt: skip
+    yield "shared_weights", model(
+        [
+            node("Conv", ["x", "w"], ["a"], kernel_shape=[3, 3], pads=[1] * 4),
+            node("Relu", ["a"], ["r"]),
+            node("Conv", ["r", "w"], ["c"], kernel_shape=[3, 3], pads=[1] * 4),
+            node("Relu", ["c"], ["d"]),
+            node("GlobalAveragePool", ["d"], ["e"]),
+            node("Flatten", ["e"], ["f"]),
+            node("Gemm", ["f", "v"], ["y"]),
+        ],
+        {"w": weights(6, 6, 3, 3), "v": weights(6, 5)}, [6, 8, 8],
+    )  # fmt: skip
+    yield "constant_nodes", model(
+        [
+            node("Identity", ["w"], ["w1"]),
+            node("Conv", ["x", "w1", "b"], ["a"], kernel_shape=[3, 3]),
+            node("Relu", ["a"], ["r"]),
+            node("Flatten", ["r"], ["f"]),
+            node("MatMul", ["f", "v"], ["g"]),
+            node("Add", ["g", "vb"], ["y"]),
+        ],
+        {"w": weights(4, 3, 3, 3), "b": weights(4), "v": weights(144, 5), "vb": weights(5)}, [3, 8, 8], as_nodes=True,
+    )  # fmt: skip
+    yield "identities", model(
+        [
+            node("Identity", ["w"], ["w1"]),
+            node("Identity", ["x"], ["x1"]),
+            node("Gemm", ["x1", "w1", "b"], ["a"], transB=1),
+            node("Identity", ["a"], ["a1"]),
+            node("Relu", ["a1"], ["r"]),
+            node("Gemm", ["r", "v"], ["y0"]),
+            node("Identity", ["y0"], ["y"]),
+        ],
+        {"w": weights(12, 7), "b": weights(12), "v": weights(12, 5)}, [7],
+    )  # fmt: skip
+    yield "several_outputs", model(
+        [
+            node("Gemm", ["x", "w"], ["a"]),
+            node("Relu", ["a"], ["r"]),
+            node("Gemm", ["r", "v"], ["y"]),
+            node("Gemm", ["r", "v2"], ["z"]),
+        ],
+        {"w": weights(7, 12), "v": weights(12, 5), "v2": weights(12, 2)}, [7], outputs=("y", "z"),
+    )  # fmt: skip
+    for batch in (1, 32):
+        yield f"batch_{batch}", model(
+            [
+                node("Conv", ["x", "w"], ["a"], kernel_shape=[3, 3]),
+                node("Relu", ["a"], ["r"]),
+                node("Reshape", ["r", "sizes"], ["f"]),
+                node("Gemm", ["f", "v"], ["y"]),
+            ],
+            {"w": weights(4, 3, 3, 3), "sizes": np.array([batch, 144]), "v": weights(144, 5)}, [3, 8, 8], batch=batch,
+        )  # fmt: skip
+    yield "half", model(
+        [
+            node("Conv", ["x", "w", "b"], ["a"], kernel_shape=[3, 3]),
+            node("Relu", ["a"], ["r"]),
+            node("Flatten", ["r"], ["f"]),
+            node("Gemm", ["f", "v"], ["y"]),
+        ],
+        {"w": weights(4, 3, 3, 3).astype(np.float16), "b": weights(4).astype(np.float16), "v": weights(64, 5).astype(np.float16)},
+        [3, 6, 6], kind=TensorProto.FLOAT16,
+    )  # fmt: skip
+    yield "half_weights_cast", model(
+        [
+            node("Cast", ["w"], ["wf"], to=1),
+            node("Conv", ["x", "wf"], ["a"], kernel_shape=[3, 3]),
+            node("Relu", ["a"], ["r"]),
+            node("Flatten", ["r"], ["f"]),
+            node("Gemm", ["f", "v"], ["y"]),
+        ],
+        {"w": weights(4, 3, 3, 3).astype(np.float16), "v": weights(64, 5)}, [3, 6, 6],
+    )  # fmt: skip
+    yield "map_output", model(
+        [
+            node("Conv", ["x", "w"], ["a"], kernel_shape=[3, 3], pads=[1] * 4),
+            node("Relu", ["a"], ["r"]),
+            node("Conv", ["r", "w2", "b2"], ["y"], kernel_shape=[3, 3], pads=[1] * 4),
+        ],
+        {"w": weights(8, 3, 3, 3), "w2": weights(2, 8, 3, 3), "b2": weights(2)}, [3, 6, 6],
+    )  # fmt: skip
+    yield "upsampled_output", model(
+        [
+            node("Conv", ["x", "w"], ["a"], kernel_shape=[3, 3], pads=[1] * 4),
+            node("Relu", ["a"], ["r"]),
+            node("MaxPool", ["r"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
+            node("Conv", ["m", "w2"], ["c"], kernel_shape=[1, 1]),
+            node("Resize", ["c", "", "scales"], ["y"], mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+        ],
+        {"w": weights(8, 3, 3, 3), "w2": weights(2, 8, 1, 1), "scales": np.array([1, 1, 2, 2], np.float32)}, [3, 8, 8],
+    )  # fmt: skip
+    yield "grouped_output", model(
+        [
+            node("Conv", ["x", "w"], ["a"], kernel_shape=[1, 1]),
+            node("Relu", ["a"], ["r"]),
+            node("Conv", ["r", "w2"], ["y"], kernel_shape=[4, 4], group=2),
+        ],
+        {"w": weights(8, 3, 1, 1), "w2": weights(4, 4, 4, 4)}, [3, 4, 4],
+    )  # fmt: skip
+    yield "tokens", model(
+        [
+            node("Gather", ["table", "x"], ["e"]),
+            node("Add", ["e", "places"], ["h"]),
+            *(node("MatMul", ["h", w], [v]) for w, v in (("wq", "q"), ("wk", "k"), ("wv", "v"))),
+            node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
+            node("MatMul", ["q", "kt"], ["scores"]),
+            node("Softmax", ["scores"], ["attention"], axis=-1),
+            node("MatMul", ["attention", "v"], ["mixed"]),
+            node("Add", ["mixed", "h"], ["h1"]),
+            node("LayerNormalization", ["h1", "scale", "shift"], ["n"]),
+            node("MatMul", ["n", "w1"], ["m1"]),
+            node("Add", ["m1", "b1"], ["m2"]),
+            node("Gelu", ["m2"], ["m3"]),
+            node("MatMul", ["m3", "w2"], ["m4"]),
+            node("Add", ["m4", "n"], ["h2"]),
+            node("ReduceMean", ["h2", "axis"], ["pooled"], keepdims=0),
+            node("Gemm", ["pooled", "head"], ["y"]),
+        ],
+        {"table": 3 * weights(20, 8), "places": weights(6, 8), "wq": weights(8, 8), "wk": weights(8, 8), "wv": weights(8, 8),
+         "scale": 1 + 0.1 * weights(8), "shift": weights(8), "w1": weights(8, 16), "b1": weights(16), "w2": weights(16, 8),
+         "axis": np.array([1]), "head": weights(8, 5)},
+        [6], 20, kind=TensorProto.INT64,
+    )  # fmt: skip
+
+
+def run(path, u):
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    asked = session.get_inputs()[0]
+    u = u.astype({"tensor(int64)": np.int64, "tensor(float16)": np.float16}.get(asked.type, np.float32))
+    size = asked.shape[0] if isinstance(asked.shape[0], int) else len(u)
+    parts = [session.run(["y"], {asked.name: u[k : k + size]})[0] for k in range(0, len(u), size)]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    if sys.argv[2:] == ["again"]:
+        for path in sorted(folder.glob("*.sparse.onnx")):
+            stem = folder / path.name.removesuffix(".sparse.onnx")
+            ours = np.load(f"{stem}.sparse.npy")
+            theirs = run(path, np.load(f"{stem}.input.npy")).reshape(ours.shape)
+            near = 2e-2 if stem.name == "half" else 2e-5
+            assert np.abs(ours - theirs).max() <= near * max(np.abs(theirs).max(), 1e-3), stem.name
+            before, after = onnx.load(f"{stem}.onnx"), onnx.load(path)
+            assert [o.name for o in before.graph.output] == [o.name for o in after.graph.output], stem.name
+            assert before.opset_import == after.opset_import and before.graph.input[0] == after.graph.input[0], stem.name
+        return
+    for name, network in all_models():
+        onnx.save(network, folder / f"{name}.onnx")
+        shape = [d.dim_value for d in network.graph.input[0].type.tensor_type.shape.dim][1:]
+        tokens = network.graph.input[0].type.tensor_type.elem_type == TensorProto.INT64
+        u = random.integers(0, 20, (SAMPLES, *shape)) if tokens else random.standard_normal((SAMPLES, *shape)).astype(np.float16)
+        np.save(folder / f"{name}.input.npy", u.astype(np.float32))
+        np.save(folder / f"{name}.output.npy", run(folder / f"{name}.onnx", u))
+
+
+if __name__ == "__main__":
+    main()
