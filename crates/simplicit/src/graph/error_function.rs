@@ -70,6 +70,31 @@ pub(crate) fn erf(x: f64) -> f64 {
     }
 }
 
+/// erf of every number, several at a time, one by one only where one of them is far out: the same bits.
+pub(crate) fn erf_slice(x: &[f32], out: &mut [f32]) {
+    const WIDTH: usize = 16;
+    let (chunks, rest) = x.as_chunks::<WIDTH>();
+    let (results, last) = out.as_chunks_mut::<WIDTH>();
+    crate::linalg::vectorised(
+        #[inline(always)]
+        || {
+            for (chunk, result) in chunks.iter().zip(results) {
+                let mut near = true;
+                for (out, &x) in result.iter_mut().zip(chunk) {
+                    let x = f64::from(x);
+                    let s = x * x;
+                    *out = (x * (polynomial(&NEAR_ABOVE, s) / polynomial(&NEAR_BELOW, s))) as f32;
+                    near &= x.abs() <= 2.0;
+                }
+                if !near {
+                    *result = chunk.map(|x| erf(f64::from(x)) as f32);
+                }
+            }
+        },
+    );
+    last.iter_mut().zip(rest).for_each(|(out, &x)| *out = erf(f64::from(x)) as f32);
+}
+
 /// Φ(x), the standard normal distribution function, with a small relative error on its left tail too.
 #[inline]
 pub(crate) fn normal_cdf(x: f64) -> f64 {
@@ -122,6 +147,11 @@ mod tests {
         }
         assert_eq!((erf(40.0), erf(f64::NEG_INFINITY)), (1.0, -1.0));
         assert!(erf(f64::NAN).is_nan());
+        let x: Vec<f32> =
+            (0..500).map(|k| if k < 300 { k as f32 * 1e-2 - 1.5 } else { k as f32 * 0.03 - 12.0 }).collect();
+        let mut out = vec![0.0; x.len()];
+        erf_slice(&x, &mut out);
+        assert!(x.iter().zip(&out).all(|(&x, &got)| got.to_bits() == (erf(f64::from(x)) as f32).to_bits()));
     }
 
     /// Known values of the tail, and rises that are the area under the density by Simpson's rule.
