@@ -161,7 +161,16 @@ fn parts_of_a_large_call_give_the_same_bits() {
 #[test]
 fn borders_are_left_out_where_they_read_zeros() {
     let mut r = Random::new(14);
-    for (side, lanes, pad, kernel) in [(4, 16, 1, 3), (8, 16, 1, 3), (5, 16, 2, 5), (3, 16, 2, 3), (6, 8, 1, 3)] {
+    for (side, lanes, pad, kernel) in [
+        (4, 16, 1, 3),
+        (8, 16, 1, 3),
+        (5, 16, 2, 5),
+        (3, 16, 2, 3),
+        (6, 8, 1, 3),
+        (8, 1, 1, 3),
+        (16, 2, 1, 3),
+        (32, 1, 1, 3),
+    ] {
         let (channels, rows, area) = (5, 11, kernel * kernel);
         let row = side + kernel - 1;
         let mut source = vec![0.0f32; channels * row * row * lanes];

@@ -213,10 +213,10 @@ fn copy_row(into: &mut [f32], from: &[f32]) {
     }
 }
 
-/// Whether copying windows pays: rows narrower than a vector, and enough rows of weights that read them.
+/// Whether copying windows pays: rows narrower than half a vector, and enough rows of weights that read them.
 fn unfolds(grid: &Grid, rows: usize) -> bool {
     let run = grid.width * grid.lanes;
-    grid.height > 1 && run < 16 && run * grid.height <= 128 && rows >= 32
+    grid.height > 1 && run < 8 && run * grid.height <= 64 && rows >= 32
 }
 
 /// The taps of a block over an operand that lies as `view` says (or split into `phases`).
