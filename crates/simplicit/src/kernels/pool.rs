@@ -34,11 +34,13 @@ struct Worker {
 struct Pool {
     /// Whose threads these are: a forked process has none of them.
     process: u32,
+    /// Cores besides the caller's; asking the system takes files and memory.
+    cores: usize,
     idle: Vec<&'static Worker>,
     threads: usize,
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { process: 0, idle: Vec::new(), threads: 0 });
+static POOL: Mutex<Pool> = Mutex::new(Pool { process: 0, cores: 0, idle: Vec::new(), threads: 0 });
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -89,9 +91,10 @@ fn borrow(helpers: usize, into: &mut [Option<&'static Worker>; MOST]) -> usize {
     let mut pool = lock(&POOL);
     let process = std::process::id();
     if pool.process != process {
-        *pool = Pool { process, idle: Vec::new(), threads: 0 };
+        let cores = std::thread::available_parallelism().map_or(0, |n| n.get() - 1);
+        *pool = Pool { process, cores, idle: Vec::new(), threads: 0 };
     }
-    let most = std::thread::available_parallelism().map_or(1, |n| n.get() - 1).max(helpers);
+    let most = pool.cores.max(helpers);
     let mut count = 0;
     while count < helpers {
         let worker = match pool.idle.pop() {
