@@ -74,20 +74,19 @@ unsafe fn load<T: Vector, const PART: bool>(from: *const f32, count: usize) -> T
     unsafe { if PART { T::load_some(from, count) } else { T::load(from) } }
 }
 
-/// `M` weights times some rows and vectors of the operand.
+/// `M` weights times some vectors of every row of the operand.
 #[inline(always)]
 unsafe fn add<T: Vector, const M: usize, const Q: usize, const N: usize>(
     sums: &mut [[[T; N]; Q]; M],
     weights: *const f32,
     operand: &[[T; N]; Q],
-    rows: std::ops::Range<usize>,
     vectors: std::ops::Range<usize>,
 ) {
     // SAFETY: the caller has `M` weights and the instructions of `T`.
     unsafe {
         for i in 0..M {
             let weight = T::splat(*weights.add(i));
-            for r in rows.clone() {
+            for r in 0..Q {
                 for v in vectors.clone() {
                     sums[i][r][v] = sums[i][r][v].multiply_add(weight, operand[r][v]);
                 }
@@ -187,17 +186,17 @@ impl Task<'_> {
         R
     }
 
-    /// Which borders of the map `Q` rows of `N` vectors lie at; left and right only where a vector is a position.
+    /// Which borders of the map a row of `N` vectors lies at; left and right only where a vector is a position.
     #[inline(always)]
-    fn borders<T: Vector, const Q: usize, const N: usize>(&self, y: usize, at: usize) -> u8 {
+    fn borders<T: Vector, const N: usize>(&self, y: usize, at: usize) -> u8 {
         if !self.bordered {
             return 0;
         }
         let mut here = if y == 0 { edge::TOP } else { 0 };
-        if y + Q == self.height {
+        if y + 1 == self.height {
             here |= edge::BOTTOM;
         }
-        if self.lanes == T::LEN && Q == 1 && N > 1 {
+        if self.lanes == T::LEN && N > 1 {
             here |= if at == 0 { edge::LEFT } else { 0 };
             here |= if at + N * T::LEN == self.run { edge::RIGHT } else { 0 };
         }
@@ -322,11 +321,11 @@ impl Task<'_> {
                     let source = self.source.add((y + q) * self.source_row + column);
                     let mut weights = self.panels.as_ptr().add(item.values + m);
                     let taps = item.start as usize..item.end as usize;
-                    let here = self.borders::<T, Q, N>(y + q, at);
+                    // Several rows at a time multiply zeros at borders: more kinds of steps cost more than they save.
+                    let here = if Q == 1 { self.borders::<T, N>(y + q, at) } else { 0 };
                     for (&offset, edges) in self.offsets.get_unchecked(taps.clone()).iter().zip(&self.edges[taps]) {
                         let beyond = edges & here;
-                        // A single row that lies in the padding is left out as a whole.
-                        if Q > 1 || beyond & (edge::TOP | edge::BOTTOM) == 0 {
+                        if beyond & (edge::TOP | edge::BOTTOM) == 0 {
                             let x = source.add(offset as usize * self.lanes);
                             let mut operand = [[T::splat(0.0); N]; Q];
                             for r in 0..Q {
@@ -335,15 +334,12 @@ impl Task<'_> {
                                     operand[r][v] = load::<T, PART>(from, count);
                                 }
                             }
-                            let sums = &mut sums;
-                            match beyond {
-                                0 => add::<T, M, Q, N>(sums, weights, &operand, 0..Q, 0..N),
-                                edge::TOP => add::<T, M, Q, N>(sums, weights, &operand, 1..Q, 0..N),
-                                edge::BOTTOM => add::<T, M, Q, N>(sums, weights, &operand, 0..Q - 1, 0..N),
-                                edge::LEFT if Q == 1 => add::<T, M, Q, N>(sums, weights, &operand, 0..Q, 1..N),
-                                edge::RIGHT if Q == 1 => add::<T, M, Q, N>(sums, weights, &operand, 0..Q, 0..N - 1),
-                                // Two borders at once are rare: zeros are multiplied.
-                                _ => add::<T, M, Q, N>(sums, weights, &operand, 0..Q, 0..N),
+                            if beyond == 0 {
+                                add::<T, M, Q, N>(&mut sums, weights, &operand, 0..N);
+                            } else if beyond & edge::LEFT != 0 {
+                                add::<T, M, Q, N>(&mut sums, weights, &operand, 1..N);
+                            } else {
+                                add::<T, M, Q, N>(&mut sums, weights, &operand, 0..N - 1);
                             }
                         }
                         weights = weights.add(WEIGHTS_PER_PANEL);
