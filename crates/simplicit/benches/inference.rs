@@ -1,10 +1,15 @@
 //! Inference of randomly pruned networks on one thread, beside the dense network prepared the same way and ONNX Runtime:
-//! `cargo bench -p simplicit --bench inference [-- dense|convolutions|cycles|kernels|calibrate]`. ONNX Runtime is timed where
-//! `SIMPLICIT_PYTHON` (default `python3`) can import it; `SIMPLICIT_RESNET18` names a second convolutional network.
+//! `cargo bench -p simplicit --bench inference [-- PART ...]`, see `PARTS`. `page FILE` measures what docs/inference.md shows,
+//! three times, and writes the tables to FILE for `bench/inference_page.py`; it refuses to while other processes work.
+//!
+//! ONNX Runtime is timed where `SIMPLICIT_PYTHON` (default `python3`) can import it. `SIMPLICIT_RESNET18` names a second
+//! convolutional network (ONNX), `SIMPLICIT_RESNET18_MODEL` a trained sparse model of it. Nothing else is read, so the binary
+//! also runs on a machine without the repository.
 
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::hint::black_box;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -22,76 +27,263 @@ use simplicit::random::Random;
 
 const SPARSITIES: [f64; 6] = [0.0, 0.5, 0.65, 0.8, 0.9, 0.95];
 
+/// What can be asked for; the first four are what is run without a word.
+const PARTS: [(&str, fn(&mut String)); 8] = [
+    ("convolutions", convolutions),
+    ("dense", dense),
+    ("kernels", kernels),
+    ("cycles", cycles),
+    ("choice", choice),
+    ("threads", threads),
+    ("layers", layers),
+    ("calibrate", calibrate),
+];
+
+/// Runs of every measurement on the page; its numbers are their medians.
+const RUNS: usize = 3;
+
 fn main() {
     let asked: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let parts: [(&str, fn()); 5] = [
-        ("dense", dense),
-        ("convolutions", convolutions),
-        ("cycles", cycles),
-        ("kernels", kernels),
-        ("calibrate", calibrate),
-    ];
-    for (name, part) in parts {
-        if asked.iter().any(|a| a == name) || asked.is_empty() && name != "calibrate" {
-            part();
-        }
+    if let [first, file] = &asked[..]
+        && first == "page"
+    {
+        return page(std::path::Path::new(file));
+    }
+    let mut run: Vec<_> = PARTS.iter().filter(|(name, _)| asked.iter().any(|a| a == name)).collect();
+    if asked.is_empty() {
+        run.extend(&PARTS[..4]);
+    }
+    assert!(asked.len() <= run.len(), "expected some of {:?}, got {asked:?}", PARTS.map(|(name, _)| name));
+    for (_, part) in run {
+        let mut text = String::new();
+        part(&mut text);
+        print!("{text}");
     }
 }
 
-fn header() {
-    println!();
-    println!("| network | sparsity | batch | ours µs | ours dense µs | ONNX Runtime µs | faster of both / ours |");
-    println!("|---|---|---|---|---|---|---|");
+/// Everything that docs/inference.md shows, on a machine that does nothing else.
+fn page(file: &std::path::Path) {
+    let mut out = String::new();
+    let _ = writeln!(out, "{}", machine());
+    for (name, part) in &PARTS[..6] {
+        let others = others_use();
+        if others > 0.05 {
+            println!(
+                "{file:?} is not written: other processes use {:.0} % of a core, expected 5 % at most",
+                100.0 * others
+            );
+            std::process::exit(1);
+        }
+        let _ = writeln!(out, "\n## {name}");
+        part(&mut out);
+        println!("{name}: done; other processes used {:.1} % of a core before it", 100.0 * others);
+    }
+    std::fs::write(file, out).unwrap();
+}
+
+/// The processor in words.
+fn machine() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.split(": ").nth(1)).unwrap_or("unknown").to_string()
+    };
+    let cores = Threads::available().get();
+    format!(
+        "Machine: {} (family {}, model {}), {cores} cores, {}.",
+        field("model name"),
+        field("cpu family"),
+        field("model\t"),
+        Instructions::detect().name()
+    )
+}
+
+/// Cores that other processes kept busy over five seconds.
+fn others_use() -> f64 {
+    // Clock ticks of all processes (user, nice, system, interrupts), and of this one with its children.
+    let ticks = || {
+        let all = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        let numbers = |line: &str| line.split_whitespace().filter_map(|w| w.parse::<f64>().ok()).collect::<Vec<_>>();
+        let all = numbers(all.lines().next().unwrap_or_default());
+        let busy: f64 = [0, 1, 2, 5, 6].iter().filter_map(|&k| all.get(k)).sum();
+        let own = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let own = numbers(own.rsplit(')').next().unwrap_or_default());
+        // Behind the name: state, then numbers; the twelfth to fifteenth field are times.
+        busy - own.iter().skip(10).take(4).sum::<f64>()
+    };
+    let (start, before) = (Instant::now(), ticks());
+    std::thread::sleep(Duration::from_secs(5));
+    (ticks() - before).max(0.0) / 100.0 / start.elapsed().as_secs_f64()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn header(out: &mut String) {
+    let _ = writeln!(out);
+    let _ = writeln!(
+        out,
+        "| network | sparsity | batch | ours µs | ours dense µs | ONNX Runtime µs | faster of both / ours |"
+    );
+    let _ = writeln!(out, "|---|---|---|---|---|---|---|");
 }
 
 /// One model after the other at every batch size, beside the first, which is dense.
-fn table(name: &str, models: &[(f64, ImplicitModel)], batches: &[usize]) {
-    let theirs = onnx_runtime(&models[0].1, batches);
+fn table(out: &mut String, name: &str, models: &[(String, ImplicitModel)], batches: &[usize]) {
     let inputs = models[0].1.shape().inputs;
+    let mut theirs: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    let mut ours: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+    for _ in 0..RUNS {
+        for (batch, seconds) in onnx_runtime(&models[0].1, 1, batches) {
+            theirs.entry(batch).or_default().push(seconds);
+        }
+        for &batch in batches {
+            let mut random = Random::new(batch as u64);
+            let u = Matrix::from_fn(batch, inputs, |_, _| random.uniform() as f32);
+            for (k, (_, model)) in models.iter().enumerate() {
+                let prepared = Prepared::new(model, batch).unwrap();
+                let seconds = best(|| {
+                    black_box(prepared.outputs(black_box(&u), Threads::one()).unwrap());
+                });
+                ours.entry((batch, k)).or_default().push(seconds);
+            }
+        }
+    }
     for &batch in batches {
-        let mut random = Random::new(batch as u64);
-        let u = Matrix::from_fn(batch, inputs, |_, _| random.uniform() as f32);
-        let time = |model: &ImplicitModel| {
-            let prepared = Prepared::new(model, batch).unwrap();
-            best(|| {
-                black_box(prepared.outputs(black_box(&u), Threads::one()).unwrap());
-            })
-        };
-        let dense = time(&models[0].1);
-        let ort = theirs.get(&batch).copied();
-        for (sparsity, model) in models {
-            let ours = if *sparsity == 0.0 { dense } else { time(model) };
-            println!(
-                "| {name} | {:.0} % | {batch} | {:.1} | {:.1} | {} | {:.2} |",
-                100.0 * sparsity,
-                1e6 * ours,
+        let time = |k: usize| median(ours[&(batch, k)].clone());
+        let (dense, ort) = (time(0), theirs.get(&batch).cloned().map(median));
+        for (k, (sparsity, _)) in models.iter().enumerate() {
+            let _ = writeln!(
+                out,
+                "| {name} | {sparsity} | {batch} | {:.1} | {:.1} | {} | {:.2} |",
+                1e6 * time(k),
                 1e6 * dense,
                 ort.map_or("–".to_string(), |t| format!("{:.1}", 1e6 * t)),
-                ort.unwrap_or(f64::INFINITY).min(dense) / ours,
+                ort.unwrap_or(f64::INFINITY).min(dense) / time(k),
             );
         }
     }
 }
 
-fn dense() {
-    header();
+fn dense(out: &mut String) {
+    header(out);
     for sizes in [&[784, 64, 32, 16, 10][..], &[784, 512, 512, 10]] {
-        let models: Vec<_> = SPARSITIES.iter().map(|s| (*s, model(&network(sizes, *s)))).collect();
+        let models: Vec<_> = SPARSITIES.iter().map(|s| (in_percent(*s), model(&network(sizes, *s)))).collect();
         let name = sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("-");
-        table(&name, &models, &[1, 8, 256]);
+        table(out, &name, &models, &[1, 8, 256]);
     }
 }
 
-/// Networks for 3 × 32 × 32 images with a random share of their taps set to zero.
-fn convolutions() {
-    header();
-    let bundled = concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/resnet20_cifar100.onnx").to_string();
+fn in_percent(share: f64) -> String {
+    format!("{:.0} %", 100.0 * share)
+}
+
+/// Milliseconds by the clock on the wall for one to all cores, for batches and for single samples.
+fn threads(out: &mut String) {
+    let _ = writeln!(out);
+    let _ = writeln!(out, "| network | sparsity | batch | threads | ours ms | ONNX Runtime, dense, ms |");
+    let _ = writeln!(out, "|---|---|---|---|---|---|");
+    let cores = Threads::available().get();
+    let counts: Vec<usize> = [1, 2, 4, 8, 16, 32, 64].into_iter().filter(|n| *n <= cores).collect();
+    for (name, full) in convolutional() {
+        let sparse = thinned(&full, 0.8);
+        for batch in [1, 64] {
+            let mut random = Random::new(5);
+            let u = Matrix::from_fn(batch, full.shape().inputs, |_, _| random.uniform() as f32);
+            for &count in &counts {
+                let ort = onnx_runtime(&full, count, &[batch])
+                    .get(&batch)
+                    .map_or("–".into(), |t| format!("{:.2}", 1e3 * t));
+                for (sparsity, model) in [("0 %", &full), ("80 %", &sparse)] {
+                    let prepared = Prepared::new(model, batch).unwrap();
+                    let mut times = Vec::new();
+                    let begin = Instant::now();
+                    while times.len() < 5 || begin.elapsed() < Duration::from_millis(700) {
+                        let start = Instant::now();
+                        black_box(prepared.outputs(black_box(&u), Threads::new(count)).unwrap());
+                        times.push(start.elapsed().as_secs_f64());
+                    }
+                    let _ = writeln!(
+                        out,
+                        "| {name} | {sparsity} | {batch} | {count} | {:.2} | {ort} |",
+                        1e3 * median(times)
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// What was chosen for a block beside the faster of its two kernels, over shapes and densities: at most 5 % slower.
+fn choice(out: &mut String) {
+    let _ = writeln!(out);
+    let _ = writeln!(
+        out,
+        "| layer | samples side by side | chosen over the faster of dense and sparse at 70 % density | 50 % | 35 % | 20 % | 10 % |"
+    );
+    let _ = writeln!(out, "|---|---|---|---|---|---|---|");
+    let densities = [0.7, 0.5, 0.35, 0.2, 0.1];
+    let mut worst: f64 = 0.0;
+    for (channels, side, kernel) in [(16, 32, 3), (32, 16, 3), (64, 8, 3), (64, 16, 1), (128, 4, 3), (512, 1, 1)] {
+        for lanes in [1, 4, 8, 16, 64] {
+            if side > 1 && lanes > 16 || (side, lanes) == (1, 1) {
+                continue;
+            }
+            let ratios = densities.map(|density| {
+                let time = |choice| 1.0 / rate(channels, side, kernel, lanes, density, choice);
+                let cost = Cost::of_grid(Instructions::detect(), lanes, side * side);
+                let (dense, sparse) = (time(Cost::only(Choice::Dense)), time(Cost::only(Choice::Sparse)));
+                time(cost) / dense.min(sparse)
+            });
+            worst = ratios.iter().copied().fold(worst, f64::max);
+            let cells = ratios.map(|r| format!("{r:.2}")).join(" | ");
+            let _ =
+                writeln!(out, "| {channels} → {channels}, {side} × {side}, {kernel} × {kernel} | {lanes} | {cells} |");
+        }
+    }
+    for (rows, columns) in [(512, 784), (64, 784), (10, 512), (256, 256)] {
+        let ratios = densities.map(|density| {
+            let mut random = Random::new(3);
+            let weights: Vec<Vec<(usize, f32)>> = (0..rows)
+                .map(|_| (0..columns).filter(|_| random.uniform() < density).map(|j| (j, 0.01)).collect())
+                .collect();
+            let (x, mut y) = (vec![0.5; columns], vec![0.0; rows]);
+            let mut time = |packed: RowWeights| best(|| packed.run(black_box(&x), &mut y, None, false));
+            let [dense, sparse] =
+                [true, false].map(|dense| time(RowWeights::only(&weights, columns, Instructions::detect(), dense)));
+            time(RowWeights::new(&weights, columns, Instructions::detect())) / dense.min(sparse)
+        });
+        worst = ratios.iter().copied().fold(worst, f64::max);
+        let cells = ratios.map(|r| format!("{r:.2}")).join(" | ");
+        let _ = writeln!(out, "| {columns} → {rows} | 1 | {cells} |");
+    }
+    let _ = writeln!(out);
+    let _ = writeln!(out, "Worst: {worst:.2}.");
+}
+
+/// ResNet-20, and ResNet-18 where a file of it is named.
+fn convolutional() -> Vec<(&'static str, ImplicitModel)> {
+    let directory = tempfile::tempdir().unwrap();
+    let bundled = directory.path().join("resnet20.onnx");
+    std::fs::write(&bundled, include_bytes!("../../../data/resnet20_cifar100.onnx")).unwrap();
     let mut networks = vec![("ResNet-20", bundled)];
-    networks.extend(std::env::var("SIMPLICIT_RESNET18").ok().map(|path| ("ResNet-18", path)));
-    for (name, path) in networks {
-        let full = ImplicitModel::from_network(&Network::from_onnx(path).unwrap()).unwrap();
-        let models: Vec<_> = SPARSITIES.iter().map(|s| (*s, thinned(&full, *s))).collect();
-        table(name, &models, &[1, 8, 64]);
+    networks.extend(std::env::var("SIMPLICIT_RESNET18").ok().map(|path| ("ResNet-18", path.into())));
+    let open = |path| ImplicitModel::from_network(&Network::from_onnx(path).unwrap()).unwrap();
+    networks.into_iter().map(|(name, path)| (name, open(path))).collect()
+}
+
+/// Networks for 3 × 32 × 32 images with a random share of their taps set to zero.
+fn convolutions(out: &mut String) {
+    header(out);
+    for (name, full) in convolutional() {
+        let mut models: Vec<_> = SPARSITIES.iter().map(|s| (in_percent(*s), thinned(&full, *s))).collect();
+        if let Some(path) = std::env::var("SIMPLICIT_RESNET18_MODEL").ok().filter(|_| name == "ResNet-18") {
+            let trained = ImplicitModel::load(path).unwrap();
+            models.push((format!("trained, {}", in_percent(trained.sparsity().sparsity)), trained));
+        }
+        table(out, name, &models, &[1, 8, 64]);
     }
 }
 
@@ -109,7 +301,7 @@ fn thinned(full: &ImplicitModel, sparsity: f64) -> ImplicitModel {
 }
 
 /// A layer by one kernel: useful multiply-adds in billions a second, zeros not counted.
-fn rate(channels: usize, side: usize, kernel: usize, lanes: usize, density: f64, choice: Choice) -> f64 {
+fn rate(channels: usize, side: usize, kernel: usize, lanes: usize, density: f64, cost: Cost) -> f64 {
     let mut random = Random::new(7);
     let row = side + kernel - 1;
     // Not a multiple of a kilobyte, as prepared models lay it out.
@@ -124,7 +316,7 @@ fn rate(channels: usize, side: usize, kernel: usize, lanes: usize, density: f64,
         .map(|_| (0..offsets.len()).filter(|_| random.uniform() < density).map(|j| (j, 0.01)).collect())
         .collect();
     let footprint = (kernel + 1) * (4 * 16usize.div_ceil(lanes) + kernel) * lanes * 4;
-    let packed = GridWeights::new(&weights, &offsets, area, footprint, Cost::only(choice));
+    let packed = GridWeights::new(&weights, &offsets, area, footprint, None, cost);
     let bias = vec![0.1; channels];
     let grid = Grid {
         height: side,
@@ -142,18 +334,25 @@ fn rate(channels: usize, side: usize, kernel: usize, lanes: usize, density: f64,
 }
 
 /// Multiply-adds a second of every kernel beside what the core does on registers alone.
-fn kernels() {
-    println!();
-    println!("Peak on registers: {:.1} G multiply-adds a second, one core, {}.", peak(), Instructions::detect().name());
-    println!();
-    println!("| layer | samples side by side | dense | sparse 50 % | 80 % | 90 % | 95 % |");
-    println!("|---|---|---|---|---|---|---|");
+fn kernels(out: &mut String) {
+    let _ = writeln!(out);
+    let _ = writeln!(
+        out,
+        "Peak on registers: {:.1} G multiply-adds a second, one core, {}.",
+        peak(),
+        Instructions::detect().name()
+    );
+    let _ = writeln!(out);
+    let _ = writeln!(out, "| layer | samples side by side | dense | sparse 50 % | 80 % | 90 % | 95 % |");
+    let _ = writeln!(out, "|---|---|---|---|---|---|---|");
     for (channels, side, kernel) in [(16, 32, 3), (32, 16, 3), (64, 8, 3), (64, 16, 1), (256, 8, 3)] {
         for lanes in [16, 1] {
-            let sparse = [0.5, 0.2, 0.1, 0.05].map(|d| rate(channels, side, kernel, lanes, d, Choice::Sparse));
-            println!(
+            let sparse =
+                [0.5, 0.2, 0.1, 0.05].map(|d| rate(channels, side, kernel, lanes, d, Cost::only(Choice::Sparse)));
+            let _ = writeln!(
+                out,
                 "| {channels} → {channels}, {side} × {side}, {kernel} × {kernel} | {lanes} | {:.1} | {} |",
-                rate(channels, side, kernel, lanes, 1.0, Choice::Dense),
+                rate(channels, side, kernel, lanes, 1.0, Cost::only(Choice::Dense)),
                 sparse.map(|r| format!("{r:.1}")).join(" | ")
             );
         }
@@ -161,29 +360,70 @@ fn kernels() {
 }
 
 /// Time of a multiply-add of a sparse row over one of a dense panel: the table in `kernels/cost.rs`.
-fn calibrate() {
-    println!();
-    println!("| samples side by side | sparse over dense at 80 % density | 50 % | 30 % |");
-    println!("|---|---|---|---|");
+fn calibrate(out: &mut String) {
+    let _ = writeln!(out);
+    let _ = writeln!(out, "| samples side by side | sparse over dense at 80 % density | 50 % | 30 % |");
+    let _ = writeln!(out, "|---|---|---|---|");
     for lanes in [1, 2, 4, 8, 16] {
-        let dense = rate(32, 16, 3, lanes, 1.0, Choice::Dense);
-        let ratios = [0.8, 0.5, 0.3].map(|d| dense / rate(32, 16, 3, lanes, d, Choice::Sparse));
-        println!("| {lanes} | {} |", ratios.map(|r| format!("{r:.2}")).join(" | "));
+        let dense = rate(32, 16, 3, lanes, 1.0, Cost::only(Choice::Dense));
+        let ratios = [0.8, 0.5, 0.3].map(|d| dense / rate(32, 16, 3, lanes, d, Cost::only(Choice::Sparse)));
+        let _ = writeln!(out, "| {lanes} | {} |", ratios.map(|r| format!("{r:.2}")).join(" | "));
     }
-    println!();
-    println!("| one sample, 512 × 784, density | dense µs | sparse µs | weights with filling |");
-    println!("|---|---|---|---|");
+    let _ = writeln!(out);
+    let _ = writeln!(out, "| one sample, 512 × 784, density | dense µs | sparse µs | weights with filling |");
+    let _ = writeln!(out, "|---|---|---|---|");
     for density in [0.5, 0.35, 0.2, 0.1, 0.05, 0.02] {
         let mut random = Random::new(3);
         let rows: Vec<Vec<(usize, f32)>> =
             (0..512).map(|_| (0..784).filter(|_| random.uniform() < density).map(|j| (j, 0.01)).collect()).collect();
         let x = vec![0.5; 784];
-        let mut out = vec![0.0; 512];
+        let mut y = vec![0.0; 512];
         let [sparse, dense] = [false, true].map(|dense| {
             let packed = RowWeights::only(&rows, 784, Instructions::detect(), dense);
-            (1e6 * best(|| packed.run(black_box(&x), &mut out, None, false)), packed.weights())
+            (1e6 * best(|| packed.run(black_box(&x), &mut y, None, false)), packed.weights())
         });
-        println!("| {density} | {:.1} | {:.1} | {} of {} |", dense.0, sparse.0, sparse.1, dense.1);
+        let _ = writeln!(out, "| {density} | {:.1} | {:.1} | {} of {} |", dense.0, sparse.0, sparse.1, dense.1);
+    }
+}
+
+/// Time and multiply-adds a second of every layer of the dense networks, beside the peak of the core.
+fn layers(out: &mut String) {
+    let peak = peak();
+    let _ = writeln!(out);
+    let _ = writeln!(
+        out,
+        "Peak on registers: {peak:.1} G multiply-adds a second, one core, {}.",
+        Instructions::detect().name()
+    );
+    for (name, model) in convolutional() {
+        for batch in [1, 8, 64] {
+            let mut random = Random::new(1);
+            let u = Matrix::from_fn(batch, model.shape().inputs, |_, _| random.uniform() as f32);
+            let prepared = Prepared::new(&model, batch).unwrap();
+            let times = prepared.layer_seconds(&u, 20).unwrap();
+            let total: f64 = times.iter().map(|t| t.seconds).sum();
+            let _ = writeln!(out);
+            let _ = writeln!(out, "{name}, batch {batch}: {:.0} µs in layers", 1e6 * total);
+            let _ = writeln!(out);
+            let _ = writeln!(out, "| layer | weights | positions | µs | share | G multiply-adds/s | of peak |");
+            let _ = writeln!(out, "|---|---|---|---|---|---|---|");
+            for time in &times {
+                let own: Vec<_> = prepared.kernels().iter().filter(|k| k.layer == time.layer).collect();
+                let work: u64 = own.iter().map(|k| k.multiply_adds).sum();
+                let rate = work as f64 * batch as f64 / time.seconds / 1e9;
+                let shapes: Vec<_> = own.iter().map(|k| format!("{} × {}", k.shape[0], k.shape[1])).collect();
+                let _ = writeln!(
+                    out,
+                    "| {} | {} | {} | {:.1} | {:.1} % | {rate:.1} | {:.0} % |",
+                    time.layer,
+                    shapes.join(" + "),
+                    own.first().map_or(0, |k| k.positions),
+                    1e6 * time.seconds,
+                    100.0 * time.seconds / total,
+                    100.0 * rate / peak,
+                );
+            }
+        }
     }
 }
 
@@ -194,10 +434,10 @@ fn peak() -> f64 {
 }
 
 /// One cycle of 112 states on 784 inputs, every row of A at the bound: what the iteration costs.
-fn cycles() {
-    println!();
-    println!("| states | κ | density | batch | ours µs | steps | multiply-adds to tolerance |");
-    println!("|---|---|---|---|---|---|---|");
+fn cycles(out: &mut String) {
+    let _ = writeln!(out);
+    let _ = writeln!(out, "| states | κ | density | batch | ours µs | steps | multiply-adds to tolerance |");
+    let _ = writeln!(out, "|---|---|---|---|---|---|---|");
     let (n, p, q, batch) = (112, 784, 10, 256);
     for kappa in [0.5, 0.9, 0.99] {
         for density in [0.2, 0.05] {
@@ -237,7 +477,8 @@ fn cycles() {
             let ours = best(|| {
                 black_box(equilibrium.outputs(black_box(&u)).unwrap());
             });
-            println!(
+            let _ = writeln!(
+                out,
                 "| {n} | {kappa} | {:.0} % | {batch} | {:.0} | {:.1} | {:.0} |",
                 100.0 * density,
                 1e6 * ours,
@@ -271,14 +512,15 @@ fn model(layers: &[DenseLayer]) -> ImplicitModel {
     ImplicitModel::from_layers(hidden, output).unwrap()
 }
 
-/// Best seconds of processor time per call over half a second, in rounds long enough for the clock: one thread works, and
+/// Best seconds of processor time per call over 0.4 seconds and three rounds, in rounds long enough for the clock: one thread works, and
 /// what others do on the machine is not counted.
 fn best(mut work: impl FnMut()) -> f64 {
     let start = Instant::now();
     work();
     let rounds = (Duration::from_millis(2).as_nanos() / start.elapsed().as_nanos().max(1)).clamp(1, 1000) as u32;
-    let (mut best, start) = (f64::INFINITY, Instant::now());
-    while start.elapsed() < Duration::from_millis(500) {
+    let (mut best, mut done, start) = (f64::INFINITY, 0, Instant::now());
+    while done < 3 || start.elapsed() < Duration::from_millis(400) {
+        done += 1;
         let round = thread_seconds();
         for _ in 0..rounds {
             work();
@@ -288,14 +530,18 @@ fn best(mut work: impl FnMut()) -> f64 {
     best
 }
 
-/// Seconds per batch, empty where ONNX Runtime is not installed.
-fn onnx_runtime(model: &ImplicitModel, batches: &[usize]) -> BTreeMap<usize, f64> {
+/// Seconds per batch, empty where ONNX Runtime is not installed: of processor time on one thread, else by the wall.
+fn onnx_runtime(model: &ImplicitModel, threads: usize, batches: &[usize]) -> BTreeMap<usize, f64> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("baseline.onnx");
     export_onnx(model, &path, OnnxSettings::default()).unwrap();
     let python = std::env::var("SIMPLICIT_PYTHON").unwrap_or_else(|_| "python3".into());
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/inference_ort.py");
-    let run = Command::new(python).arg(script).arg(&path).args(batches.iter().map(usize::to_string)).output();
+    let run = Command::new(python)
+        .args(["-c", include_str!("../../../bench/inference_ort.py")])
+        .arg(&path)
+        .arg(threads.to_string())
+        .args(batches.iter().map(usize::to_string))
+        .output();
     let Ok(run) = run else { return BTreeMap::new() };
     String::from_utf8_lossy(&run.stdout)
         .lines()

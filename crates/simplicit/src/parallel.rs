@@ -1,11 +1,12 @@
-//! The one place where threads start: an ordered map over blocks with an explicit number of threads.
+//! Work on several threads: an ordered map over blocks with an explicit number of threads, which a process keeps.
 //!
 //! Blocks have fixed sizes chosen by the caller and results come back in block order, so what is computed from them is
 //! bit-identical for any number of threads.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 
+use crate::kernels::together;
 use crate::{Error, Result};
 
 /// How many threads a piece of work may use; at least one.
@@ -86,68 +87,114 @@ pub fn fold<T: Send>(
         return Ok(());
     }
     let window = 2 * threads;
-    let next = AtomicUsize::new(0);
-    let stop = AtomicBool::new(false);
-    // Slot `block % window`; `taken` blocks have been handed over, so block b may start once b < taken + window.
-    let board = Mutex::new(Board { slots: (0..window).map(|_| None).collect(), taken: 0 });
-    let changed = std::sync::Condvar::new();
-    let lock = || board.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                // A panic in `work` must not leave the taker waiting.
-                let _wake = OnDrop(|| {
-                    if std::thread::panicking() {
-                        stop.store(true, Ordering::Relaxed);
-                        changed.notify_all();
-                    }
-                });
-                loop {
-                    let block = next.fetch_add(1, Ordering::Relaxed);
-                    if block >= blocks {
-                        return;
-                    }
-                    let mut guard = lock();
-                    while block >= guard.taken + window && !stop.load(Ordering::Relaxed) {
-                        guard = changed.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
-                    }
-                    drop(guard);
-                    if stop.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let value = work(block);
-                    lock().slots[block % window] = Some(value);
-                    changed.notify_all();
-                }
-            });
-        }
-        let result = (|| {
-            for block in 0..blocks {
-                let mut guard = lock();
-                let value = loop {
-                    match guard.slots[block % window].take() {
-                        Some(value) => break value,
-                        None if stop.load(Ordering::Relaxed) => return Err(Error::Cancelled),
-                        None => guard = changed.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner),
-                    }
-                };
-                guard.taken = block + 1;
-                drop(guard);
+    // Slot `block % window`; a block begins once it is less than `window` ahead of those that were handed over.
+    let board = Mutex::new(Board { slots: (0..window).map(|_| None).collect(), next: 0, taken: 0, stop: false });
+    let changed = Condvar::new();
+    let lock = || board.lock().unwrap_or_else(PoisonError::into_inner);
+    let wait = |guard| changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+    // Does one block that was claimed. A panic in `work` must leave nobody waiting.
+    let run = |block: usize| {
+        let stop = OnDrop(|| {
+            if std::thread::panicking() {
+                lock().stop = true;
                 changed.notify_all();
-                take(block, value?)?;
             }
-            Ok(())
-        })();
-        stop.store(true, Ordering::Relaxed);
-        drop(lock());
+        });
+        let value = work(block);
+        drop(stop);
+        lock().slots[block % window] = Some(value);
         changed.notify_all();
-        result
+    };
+    let helper = || {
+        loop {
+            let mut guard = lock();
+            let block = loop {
+                if guard.stop || guard.next >= blocks {
+                    return;
+                }
+                match guard.claim(window) {
+                    Some(block) => break block,
+                    None => guard = wait(guard),
+                }
+            };
+            drop(guard);
+            run(block);
+        }
+    };
+    together(threads, &helper, || {
+        let _stop = OnDrop(|| {
+            lock().stop = true;
+            changed.notify_all();
+        });
+        for block in 0..blocks {
+            let mut guard = lock();
+            let value = loop {
+                if let Some(value) = guard.slots[block % window].take() {
+                    break value;
+                }
+                if guard.stop {
+                    return Err(Error::Cancelled);
+                }
+                // Who waits for a block works on the next one.
+                if guard.next < blocks
+                    && let Some(other) = guard.claim(window)
+                {
+                    drop(guard);
+                    run(other);
+                    guard = lock();
+                } else {
+                    guard = wait(guard);
+                }
+            };
+            guard.taken = block + 1;
+            drop(guard);
+            changed.notify_all();
+            take(block, value?)?;
+        }
+        Ok(())
     })
+}
+
+/// Runs `work` on every block on up to `threads` threads, in any order and without room for results; the error of the lowest
+/// block with one stops the rest.
+pub fn each(threads: Threads, blocks: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let first: Mutex<Option<(usize, Error)>> = Mutex::new(None);
+    let lock = || first.lock().unwrap_or_else(PoisonError::into_inner);
+    let helper = || {
+        loop {
+            let block = next.fetch_add(1, Ordering::Relaxed);
+            if block >= blocks {
+                return;
+            }
+            if let Err(error) = work(block) {
+                // Blocks below this one have begun, so the lowest error will be seen.
+                next.store(blocks, Ordering::Relaxed);
+                let mut first = lock();
+                if first.as_ref().is_none_or(|(known, _)| block < *known) {
+                    *first = Some((block, error));
+                }
+            }
+        }
+    };
+    together(threads.get().min(blocks), &helper, helper);
+    lock().take().map_or(Ok(()), |(_, error)| Err(error))
 }
 
 struct Board<T> {
     slots: Vec<Option<Result<T>>>,
+    next: usize,
     taken: usize,
+    stop: bool,
+}
+
+impl<T> Board<T> {
+    fn claim(&mut self, window: usize) -> Option<usize> {
+        (self.next < self.taken + window).then(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
 }
 
 struct OnDrop<F: FnMut()>(F);
@@ -184,6 +231,29 @@ mod tests {
         });
         assert!(matches!(out, Err(Error::Cancelled)));
         assert!(ran.load(Ordering::Relaxed) < 100);
+    }
+
+    #[test]
+    fn each_block_runs_once_and_the_lowest_error_wins() {
+        for threads in [1, 2, 8] {
+            let ran: Vec<AtomicUsize> = (0..50).map(|_| AtomicUsize::new(0)).collect();
+            each(Threads::new(threads), 50, |b| {
+                ran[b].fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            })
+            .unwrap();
+            assert!(ran.iter().all(|r| r.load(Ordering::Relaxed) == 1));
+            let out = each(Threads::new(threads), 50, |b| {
+                if b % 2 == 0 { Ok(()) } else { Err(Error::setting("block", "even", b)) }
+            });
+            assert!(out.unwrap_err().to_string().contains("got 1"), "{threads}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "block 7")]
+    fn a_panic_of_a_block_ends_the_fold() {
+        let _ = map(Threads::new(3), 20, |b| if b == 7 { std::panic::panic_any(format!("block {b}")) } else { Ok(b) });
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use simplicit::equilibrium::Prepared;
+use simplicit::equilibrium::{BlockKernel, LayerTime, Prepared};
 use simplicit::files::write_bytes_atomically;
 use simplicit::kernels::Instructions;
 use simplicit::linalg::Matrix;
@@ -27,6 +27,8 @@ const BATCHES: [usize; 3] = [1, 8, 64];
 /// Time spent on one number, and the least calls it takes.
 const PATIENCE: Duration = Duration::from_millis(1500);
 const LEAST: usize = 5;
+/// Runs of which a layer's best time is taken.
+const ROUNDS: usize = 5;
 
 /// Of `bench inference` alone.
 #[derive(Debug, Args)]
@@ -74,13 +76,26 @@ struct Row {
     batch: usize,
     threads: usize,
     ours: Latency,
-    dense: f64,
+    dense: Latency,
     beside: Option<f64>,
 }
 
 impl Row {
     fn fastest(&self) -> f64 {
-        self.beside.unwrap_or(f64::INFINITY).min(self.dense)
+        self.beside.unwrap_or(f64::INFINITY).min(self.dense.median)
+    }
+}
+
+/// Every layer of the model for the largest batch, and how long the dense network's layer of the same name takes.
+struct Layers<'a> {
+    kernels: &'a [BlockKernel],
+    times: Vec<LayerTime>,
+    dense: Vec<LayerTime>,
+}
+
+impl Layers<'_> {
+    fn dense_us(&self, layer: &str) -> Option<f64> {
+        self.dense.iter().find(|t| t.layer == layer).map(|t| 1e6 * t.seconds)
     }
 }
 
@@ -129,19 +144,23 @@ pub(crate) fn run(
             batch,
             threads: run.threads().get(),
             ours: ours?,
-            dense: dense?.median,
+            dense: dense?,
             beside: theirs.as_ref().and_then(|t| t.get(k).copied()),
         });
     }
     watcher.finish();
     let kernels = Prepared::new(&model, largest)?;
+    let times = [&kernels, &Prepared::new(&dense, largest)?].map(|p| p.layer_seconds(&u, ROUNDS));
+    let [times, dense_times] = times;
+    let layers = Layers { kernels: kernels.kernels(), times: times?, dense: dense_times? };
     let text = || -> anyhow::Result<String> {
         let listed: Vec<_> = rows
             .iter()
             .map(|r| {
                 json!({
-                    "batch": r.batch, "threads": r.threads, "ours_us": r.ours.median, "dense_us": r.dense,
-                    "ours_p90_us": r.ours.p90, "ours_p99_us": r.ours.p99, "onnxruntime_us": r.beside,
+                    "batch": r.batch, "threads": r.threads, "ours_us": r.ours.median, "dense_us": r.dense.median,
+                    "ours_p90_us": r.ours.p90, "ours_p99_us": r.ours.p99, "dense_p90_us": r.dense.p90,
+                    "dense_p99_us": r.dense.p99, "onnxruntime_us": r.beside,
                     "samples_per_second": 1e6 * r.batch as f64 / r.ours.median,
                     "dense_samples_per_second": 1e6 * r.batch as f64 / r.fastest(),
                 })
@@ -153,13 +172,19 @@ pub(crate) fn run(
             .map(|k| {
                 json!({
                     "layer": k.layer, "rows": k.shape[0], "taps": k.shape[1], "positions": k.positions,
-                    "density": k.density, "kernel": k.kernel, "multiply_adds": k.multiply_adds,
+                    "density": k.density, "kernel": k.kernel, "break_even": k.break_even,
+                    "multiply_adds": k.multiply_adds,
                 })
             })
             .collect();
+        let layers: Vec<_> = layers
+            .times
+            .iter()
+            .map(|t| json!({ "layer": t.layer, "ours_us": 1e6 * t.seconds, "dense_us": layers.dense_us(&t.layer) }))
+            .collect();
         let all = json!({
             "sparsity": model.sparsity().sparsity, "instructions": Instructions::detect().name(),
-            "rows": listed, "blocks": blocks, "blocks_batch": largest, "version": env!("CARGO_PKG_VERSION"),
+            "rows": listed, "blocks": blocks, "layers": layers, "blocks_batch": largest, "version": env!("CARGO_PKG_VERSION"),
         });
         Ok(serde_json::to_string_pretty(&all)? + "\n")
     };
@@ -169,7 +194,7 @@ pub(crate) fn run(
     if shared.json.to_stdout() {
         say(&text()?)?;
     } else {
-        say(&show(&model, &rows, &kernels))?;
+        say(&show(&model, &rows, &layers))?;
     }
     Ok(Outcome::Done)
 }
@@ -230,9 +255,19 @@ fn onnx_runtime(dense: &ImplicitModel, threads: Threads) -> anyhow::Result<Vec<f
     Ok(String::from_utf8_lossy(&output.stdout).lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
 
-fn show(model: &ImplicitModel, rows: &[Row], kernels: &Prepared) -> String {
-    let mut table =
-        Table::with_head(&["batch", "ours µs", "p90", "p99", "samples/s", "dense µs", "onnxruntime µs", "speed-up"]);
+fn show(model: &ImplicitModel, rows: &[Row], layers: &Layers<'_>) -> String {
+    let mut table = Table::with_head(&[
+        "batch",
+        "ours µs",
+        "p90",
+        "p99",
+        "samples/s",
+        "dense µs",
+        "p90",
+        "p99",
+        "onnxruntime µs",
+        "speed-up",
+    ]);
     for r in rows {
         let cells = [
             r.batch.to_string(),
@@ -240,27 +275,41 @@ fn show(model: &ImplicitModel, rows: &[Row], kernels: &Prepared) -> String {
             format!("{:.1}", r.ours.p90),
             format!("{:.1}", r.ours.p99),
             count((1e6 * r.batch as f64 / r.ours.median) as u64),
-            format!("{:.1}", r.dense),
+            format!("{:.1}", r.dense.median),
+            format!("{:.1}", r.dense.p90),
+            format!("{:.1}", r.dense.p99),
             or_dash(r.beside, |t| format!("{t:.1}")),
             format!("{:.2} ×", r.fastest() / r.ours.median),
         ];
         table.row(&cells.each_ref().map(String::as_str));
     }
-    let mut blocks = Table::with_head(&["layer", "weights", "positions", "density", "multiply-adds", "kernel"]);
-    for k in kernels.kernels() {
-        let cells = [
-            k.layer.clone(),
-            format!("{} × {}", k.shape[0], k.shape[1]),
-            k.positions.to_string(),
-            percent(k.density),
-            count(k.multiply_adds),
-            k.kernel.clone(),
-        ];
-        blocks.row(&cells.each_ref().map(String::as_str));
+    let mut blocks =
+        Table::with_head(&["layer", "weights", "positions", "density", "zeros pay below", "kernel", "µs", "dense µs"]);
+    for time in &layers.times {
+        let micros = format!("{:.1}", 1e6 * time.seconds);
+        let dense = or_dash(layers.dense_us(&time.layer), |t| format!("{t:.1}"));
+        let mut own = layers.kernels.iter().filter(|k| k.layer == time.layer).peekable();
+        if own.peek().is_none() {
+            blocks.row(&[&time.layer, "–", "–", "–", "–", "no weights", &micros, &dense]);
+        }
+        // The time of a layer stands with its first block.
+        for (k, block) in own.enumerate() {
+            let cells = [
+                if k == 0 { block.layer.clone() } else { String::new() },
+                format!("{} × {}", block.shape[0], block.shape[1]),
+                block.positions.to_string(),
+                percent(block.density),
+                percent(block.break_even),
+                block.kernel.clone(),
+                if k == 0 { micros.clone() } else { String::new() },
+                if k == 0 { dense.clone() } else { String::new() },
+            ];
+            blocks.row(&cells.each_ref().map(String::as_str));
+        }
     }
     format!(
-        "{}sparsity {}, {} thread(s), {}; a speed-up is over the faster of dense and onnxruntime\n\n{}kernels for \
-         batches of {}: a block is dense where multiplying its zeros is measured to be faster\n",
+        "{}sparsity {}, {} thread(s), {}; a speed-up is over the faster of dense and onnxruntime\n\n{}batches of {} on \
+         one thread; a block is dense where its density is above the one at which zeros pay, by measured costs\n",
         table.show(),
         percent(model.sparsity().sparsity),
         rows.first().map_or(1, |r| r.threads),

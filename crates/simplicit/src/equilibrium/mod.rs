@@ -20,7 +20,7 @@ pub(crate) use device::{DeviceLayer, geometry, operand as device_operand};
 pub use gradient::{GradientSolution, InputGradient};
 pub(crate) use operand::Packing;
 pub(crate) use prepared::Sum;
-pub use prepared::{BlockKernel, LayerSum, Prepared, Workspace};
+pub use prepared::{BlockKernel, LayerSum, LayerTime, Prepared, Workspace};
 pub use run::SampleDiagnostics;
 pub use schedule::{Schedule, Stage};
 

@@ -10,6 +10,8 @@ pub(super) struct Task<'a> {
     pub(super) items: &'a [Item],
     pub(super) taps: &'a [Tap],
     pub(super) offsets: &'a [u32],
+    /// Borders beyond which an offset of a panel reads; see [`edge`].
+    pub(super) edges: &'a [u8],
     pub(super) panels: &'a [f32],
     pub(super) bias: Option<&'a [f32]>,
     pub(super) relu: bool,
@@ -27,6 +29,27 @@ pub(super) struct Task<'a> {
     pub(super) height: usize,
     /// Numbers in a row of the result.
     pub(super) run: usize,
+    /// Whether rows are those of the map, so that the first and the last one lie at its borders.
+    pub(super) bordered: bool,
+}
+
+// SAFETY: threads share a task to compute parts of it that do not overlap, see `Part`.
+unsafe impl Sync for Task<'_> {}
+
+/// A part of the results: rows of weights as the items of a chunk, rows of the grid, numbers of a row.
+#[derive(Clone)]
+pub(super) struct Part {
+    pub(super) items: std::ops::Range<usize>,
+    pub(super) rows: std::ops::Range<usize>,
+    pub(super) numbers: std::ops::Range<usize>,
+}
+
+/// Where a tap reads nothing but padding: for the first or last row of results, for the first or last column.
+pub(super) mod edge {
+    pub(in super::super) const TOP: u8 = 1;
+    pub(in super::super) const BOTTOM: u8 = 2;
+    pub(in super::super) const LEFT: u8 = 4;
+    pub(in super::super) const RIGHT: u8 = 8;
 }
 
 /// A residual sum: another map of the result's shape.
@@ -51,6 +74,27 @@ unsafe fn load<T: Vector, const PART: bool>(from: *const f32, count: usize) -> T
     unsafe { if PART { T::load_some(from, count) } else { T::load(from) } }
 }
 
+/// `M` weights times some vectors of every row of the operand.
+#[inline(always)]
+unsafe fn add<T: Vector, const M: usize, const Q: usize, const N: usize>(
+    sums: &mut [[[T; N]; Q]; M],
+    weights: *const f32,
+    operand: &[[T; N]; Q],
+    vectors: std::ops::Range<usize>,
+) {
+    // SAFETY: the caller has `M` weights and the instructions of `T`.
+    unsafe {
+        for i in 0..M {
+            let weight = T::splat(*weights.add(i));
+            for r in 0..Q {
+                for v in vectors.clone() {
+                    sums[i][r][v] = sums[i][r][v].multiply_add(weight, operand[r][v]);
+                }
+            }
+        }
+    }
+}
+
 /// Vectors of a position where neighbours of the source are apart; results lie side by side.
 const POSITION: usize = 16;
 
@@ -61,42 +105,42 @@ fn place_of<T: Vector, const APART: bool>(v: usize, step: usize) -> usize {
 }
 
 impl Task<'_> {
-    /// All results. `APART`: neighbouring positions of the source are `step` numbers apart, a position being 16 lanes.
+    /// All results of a part. `APART`: neighbouring positions of the source are `step` numbers apart, a position being 16 lanes.
     ///
     /// # Safety
     /// The pointers are valid for the extents of the task, and the instructions of `T` are there.
     #[inline(always)]
-    pub(super) unsafe fn all<T: Vector, const APART: bool>(&self) {
-        let mut at = 0;
-        while at < self.run {
-            let vectors = (self.run - at) / T::LEN;
-            let mut y = 0;
-            while y < self.height {
-                let rows = self.height - y;
+    pub(super) unsafe fn all<T: Vector, const APART: bool>(&self, part: &Part) {
+        let (mut at, end, items) = (part.numbers.start, part.numbers.end, &part.items);
+        while at < end {
+            let vectors = (end - at) / T::LEN;
+            let mut y = part.rows.start;
+            while y < part.rows.end {
+                let rows = part.rows.end - y;
                 let mut place = Place { y, at, count: T::LEN };
                 // SAFETY: every block lies inside height × run; parts read and write only what is left of a row.
                 unsafe {
                     y += match vectors {
                         0 => {
-                            place.count = self.run - at;
+                            place.count = end - at;
                             match rows {
-                                0..4 => self.block::<T, 1, 1, APART, true>(place),
-                                4..8 => self.block::<T, 4, 1, APART, true>(place),
-                                _ => self.block::<T, 8, 1, APART, true>(place),
+                                0..4 => self.block::<T, 1, 1, APART, true>(place, items),
+                                4..8 => self.block::<T, 4, 1, APART, true>(place, items),
+                                _ => self.block::<T, 8, 1, APART, true>(place, items),
                             }
                         }
-                        1 if rows >= 8 => self.block::<T, 8, 1, APART, false>(place),
-                        1 if rows >= 4 => self.block::<T, 4, 1, APART, false>(place),
-                        1 => self.block::<T, 1, 1, APART, false>(place),
-                        2 | 3 if rows >= 4 => self.block::<T, 4, 2, APART, false>(place),
-                        2 | 3 => self.block::<T, 1, 2, APART, false>(place),
-                        _ if rows >= 2 => self.block::<T, 2, 4, APART, false>(place),
-                        _ => self.block::<T, 1, 4, APART, false>(place),
+                        1 if rows >= 8 => self.block::<T, 8, 1, APART, false>(place, items),
+                        1 if rows >= 4 => self.block::<T, 4, 1, APART, false>(place, items),
+                        1 => self.block::<T, 1, 1, APART, false>(place, items),
+                        2 | 3 if rows >= 4 => self.block::<T, 4, 2, APART, false>(place, items),
+                        2 | 3 => self.block::<T, 1, 2, APART, false>(place, items),
+                        _ if rows >= 2 => self.block::<T, 2, 4, APART, false>(place, items),
+                        _ => self.block::<T, 1, 4, APART, false>(place, items),
                     };
                 }
             }
             at += match vectors {
-                0 => self.run - at,
+                0 => end - at,
                 1 => T::LEN,
                 2 | 3 => 2 * T::LEN,
                 _ => 4 * T::LEN,
@@ -109,11 +153,12 @@ impl Task<'_> {
     unsafe fn block<T: Vector, const R: usize, const N: usize, const APART: bool, const PART: bool>(
         &self,
         place: Place,
+        items: &std::ops::Range<usize>,
     ) -> usize {
         let last = self.chunks.len() - 1;
         for (k, chunk) in self.chunks.iter().enumerate() {
             let (first, last) = (k == 0, k == last);
-            for item in &self.items[chunk.clone()] {
+            for item in &self.items[chunk.start + items.start..chunk.start + items.end] {
                 // SAFETY: the block lies inside the extents of the task.
                 unsafe {
                     if item.rows == 0 {
@@ -139,6 +184,23 @@ impl Task<'_> {
             }
         }
         R
+    }
+
+    /// Which borders of the map a row of `N` vectors lies at; left and right only where a vector is a position.
+    #[inline(always)]
+    fn borders<T: Vector, const N: usize>(&self, y: usize, at: usize) -> u8 {
+        if !self.bordered {
+            return 0;
+        }
+        let mut here = if y == 0 { edge::TOP } else { 0 };
+        if y + 1 == self.height {
+            here |= edge::BOTTOM;
+        }
+        if self.lanes == T::LEN && N > 1 {
+            here |= if at == 0 { edge::LEFT } else { 0 };
+            here |= if at + N * T::LEN == self.run { edge::RIGHT } else { 0 };
+        }
+        here
     }
 
     /// The result row `row` of weights at grid row `y`, vector `v`, before anything is added in this chunk.
@@ -258,21 +320,26 @@ impl Task<'_> {
                     }
                     let source = self.source.add((y + q) * self.source_row + column);
                     let mut weights = self.panels.as_ptr().add(item.values + m);
-                    for &offset in self.offsets.get_unchecked(item.start as usize..item.end as usize) {
-                        let x = source.add(offset as usize * self.lanes);
-                        let mut operand = [[T::splat(0.0); N]; Q];
-                        for r in 0..Q {
-                            for v in 0..N {
-                                let from = x.add(r * self.source_row + place_of::<T, APART>(v, self.step));
-                                operand[r][v] = load::<T, PART>(from, count);
-                            }
-                        }
-                        for i in 0..M {
-                            let weight = T::splat(*weights.add(i));
+                    let taps = item.start as usize..item.end as usize;
+                    // Several rows at a time multiply zeros at borders: more kinds of steps cost more than they save.
+                    let here = if Q == 1 { self.borders::<T, N>(y + q, at) } else { 0 };
+                    for (&offset, edges) in self.offsets.get_unchecked(taps.clone()).iter().zip(&self.edges[taps]) {
+                        let beyond = edges & here;
+                        if beyond & (edge::TOP | edge::BOTTOM) == 0 {
+                            let x = source.add(offset as usize * self.lanes);
+                            let mut operand = [[T::splat(0.0); N]; Q];
                             for r in 0..Q {
                                 for v in 0..N {
-                                    sums[i][r][v] = sums[i][r][v].multiply_add(weight, operand[r][v]);
+                                    let from = x.add(r * self.source_row + place_of::<T, APART>(v, self.step));
+                                    operand[r][v] = load::<T, PART>(from, count);
                                 }
+                            }
+                            if beyond == 0 {
+                                add::<T, M, Q, N>(&mut sums, weights, &operand, 0..N);
+                            } else if beyond & edge::LEFT != 0 {
+                                add::<T, M, Q, N>(&mut sums, weights, &operand, 1..N);
+                            } else {
+                                add::<T, M, Q, N>(&mut sums, weights, &operand, 0..N - 1);
                             }
                         }
                         weights = weights.add(WEIGHTS_PER_PANEL);

@@ -6,8 +6,9 @@
 //! and taps are cut into chunks whose piece of the source stays in the first-level cache over all rows.
 
 use super::Instructions;
-use super::block::{Extra, Task};
+use super::block::{Extra, Part, Task, edge};
 use super::cost::{Choice, Cost};
+use super::pool::Crew;
 use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512, Half};
@@ -44,10 +45,37 @@ pub struct GridWeights {
     items: Vec<Item>,
     taps: Vec<Tap>,
     offsets: Vec<u32>,
+    /// Of every offset.
+    edges: Vec<u8>,
     panels: Vec<f32>,
     /// The largest offset.
     reach: usize,
     dense_rows: usize,
+    /// Time of dense panels over that of sparse rows, as the costs say.
+    dense_over_sparse: f64,
+}
+
+/// Which columns of a window read nothing but zeros of the padding, for the first and last row and column of results.
+#[derive(Debug, Clone, Copy)]
+pub struct Borders {
+    /// Rows and columns of the window.
+    pub kernel: [usize; 2],
+    /// Rows of the window above the map for the first row of results, and below it for the last.
+    pub rows: [usize; 2],
+    /// The same for columns, left and right.
+    pub columns: [usize; 2],
+}
+
+impl Borders {
+    fn of(&self, column: usize) -> u8 {
+        let [kh, kw] = self.kernel;
+        let (dy, dx) = (column / kw % kh, column % kw);
+        let mark = |is: bool, border: u8| if is { border } else { 0 };
+        mark(dy < self.rows[0], edge::TOP)
+            | mark(dy + self.rows[1] >= kh, edge::BOTTOM)
+            | mark(dx < self.columns[0], edge::LEFT)
+            | mark(dx + self.columns[1] >= kw, edge::RIGHT)
+    }
 }
 
 /// The entries of a row whose columns lie within a range.
@@ -101,12 +129,20 @@ pub struct Finish<'a> {
 
 impl GridWeights {
     /// Lays out rows of (column, weight), columns ascending; column j reads `offsets[j]` positions further on. `group`
-    /// columns belong to one channel of the operand and chunks are whole channels. `footprint` is how many bytes of the
+    /// columns belong to one channel of the operand and chunks are whole channels; `borders` says which of them read
+    /// padding. `footprint` is how many bytes of the
     /// source a block of results reads per channel; `cost` says where zeros are left out.
     ///
     /// # Panics
     /// If a column has no offset, or columns do not ascend.
-    pub fn new(rows: &[Vec<(usize, f32)>], offsets: &[usize], group: usize, footprint: usize, cost: Cost) -> Self {
+    pub fn new(
+        rows: &[Vec<(usize, f32)>],
+        offsets: &[usize],
+        group: usize,
+        footprint: usize,
+        borders: Option<Borders>,
+        cost: Cost,
+    ) -> Self {
         let sorted: Vec<Vec<(usize, f32)>> =
             rows.iter().map(|row| row.iter().copied().filter(|(_, v)| *v != 0.0).collect()).collect();
         assert!(sorted.iter().all(|row: &Vec<(usize, f32)>| row.windows(2).all(|w| w[0].0 < w[1].0)));
@@ -125,10 +161,13 @@ impl GridWeights {
             items: Vec::new(),
             taps: Vec::new(),
             offsets: Vec::new(),
+            edges: Vec::new(),
             panels: Vec::new(),
             reach,
             dense_rows: 0,
+            dense_over_sparse: 1.0,
         };
+        let mut multiplied = 0;
         let mut panels = Vec::new();
         for first in (0..rows.len()).step_by(WEIGHTS_PER_PANEL) {
             let panel = first..(first + WEIGHTS_PER_PANEL).min(rows.len());
@@ -138,8 +177,10 @@ impl GridWeights {
             union.dedup();
             let dense = cost.choose(panel.len(), union.len(), nonzeros) == Choice::Dense;
             out.dense_rows += if dense { panel.len() } else { 0 };
+            multiplied += panel.len() * union.len();
             panels.push((panel, union, dense));
         }
+        out.dense_over_sparse = multiplied as f64 / (cost.ratio * nonzeros as f64).max(1e-9);
         for k in 0..chunk_count {
             let begin = out.items.len();
             let within = k * span..(k + 1) * span;
@@ -150,6 +191,7 @@ impl GridWeights {
                     let begin = out.offsets.len();
                     let values = out.panels.len();
                     out.offsets.extend(union[start..end].iter().map(|o| offsets[*o] as u32));
+                    out.edges.extend(union[start..end].iter().map(|o| borders.map_or(0, |b| b.of(*o))));
                     out.panels.resize(values + (end - start) * WEIGHTS_PER_PANEL, 0.0);
                     for (i, row) in panel.clone().enumerate() {
                         let mut at = start;
@@ -203,9 +245,11 @@ impl GridWeights {
             items: Vec::new(),
             taps: Vec::new(),
             offsets: offsets.iter().map(|o| *o as u32).collect(),
+            edges: vec![0; columns],
             panels: vec![0.0; rows.next_multiple_of(WEIGHTS_PER_PANEL) * columns],
             reach: offsets.iter().copied().max().unwrap_or(0),
             dense_rows: rows,
+            dense_over_sparse: 1.0,
         };
         let mut at = 0;
         for start in (0..columns.max(1)).step_by(span) {
@@ -242,17 +286,39 @@ impl GridWeights {
         self.dense_rows as f64 / self.rows.max(1) as f64
     }
 
+    /// Time of dense panels over that of sparse rows, by the costs it was laid out with.
+    pub fn dense_over_sparse(&self) -> f64 {
+        self.dense_over_sparse
+    }
+
     /// Results from `source` into `out`: see [`Grid`] and [`Finish`].
     ///
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
     pub fn run(&self, instructions: Instructions, grid: &Grid, source: &[f32], out: &mut [f32], finish: &Finish<'_>) {
+        self.run_on(&Crew::alone(), instructions, grid, source, out, finish);
+    }
+
+    /// The same on the threads of a crew, where there is enough to do: the same bits.
+    ///
+    /// # Panics
+    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    pub fn run_on(
+        &self,
+        crew: &Crew<'_>,
+        instructions: Instructions,
+        grid: &Grid,
+        source: &[f32],
+        out: &mut [f32],
+        finish: &Finish<'_>,
+    ) {
         let mut g = *grid;
         if self.rows == 0 || g.height == 0 || g.width == 0 || g.lanes == 0 {
             return;
         }
         assert!(g.source_step == 1 || g.lanes.is_multiple_of(16), "neighbours that are apart are whole vectors");
         let residuals = [finish.before, finish.after];
+        let mut bordered = self.edges.iter().any(|e| *e != 0);
         // Without gaps between rows the grid is one long row.
         if g.source_step == 1
             && g.source_row == g.width
@@ -260,11 +326,13 @@ impl GridWeights {
             && residuals.iter().flatten().all(|r| r.row == g.width)
         {
             g = Grid { height: 1, width: g.height * g.width, ..g };
+            bordered &= grid.height == 1;
         }
         let last = |row: usize, step: usize| (g.height - 1) * row + (g.width - 1) * step;
         assert!((last(g.source_row, g.source_step) + self.reach + 1) * g.lanes <= source.len());
         assert!(((self.rows - 1) * g.out_channel + last(g.out_row, 1) + 1) * g.lanes <= out.len());
         assert!(g.out_row >= g.width || g.height == 1, "results do not overlap");
+        assert!(self.rows == 1 || g.out_channel >= (g.height - 1) * g.out_row + g.width, "results do not overlap");
         assert!(finish.bias.is_none_or(|b| b.len() >= self.rows));
         assert!(finish.before.is_none() || finish.bias.is_some());
         for r in residuals.iter().flatten() {
@@ -280,6 +348,7 @@ impl GridWeights {
             items: &self.items,
             taps: &self.taps,
             offsets: &self.offsets,
+            edges: &self.edges,
             panels: &self.panels,
             bias: finish.bias,
             relu: finish.relu,
@@ -294,57 +363,107 @@ impl GridWeights {
             out_channel: g.out_channel * g.lanes,
             height: g.height,
             run: g.width * g.lanes,
+            bordered,
         };
         assert!(!apart || g.lanes == 16, "neighbours that are apart are 16 lanes each");
         // Vectors of 8 where operands straddle cache lines, or where half of a vector of 16 would be thrown away.
         let run = g.width * g.lanes;
         let wasted = (1..=8).contains(&(run % 16)) && run < 48;
         let halves = !g.lanes.is_multiple_of(16) && (wasted || self.dense_rows * 2 < self.rows);
-        // SAFETY: the assertions above bound every address of the task; `available` was asked for the instructions.
-        unsafe {
-            match instructions {
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 if Instructions::available().contains(&Instructions::Avx512) => {
-                    if apart {
-                        avx512::<true>(&task);
-                    } else if halves {
-                        half(&task);
-                    } else {
-                        avx512::<false>(&task);
+        let whole = Part { items: 0..self.items_per_chunk(), rows: 0..g.height, numbers: 0..run };
+        let cut = self.cut(crew.threads(), &whole, g.lanes);
+        crew.split(cut.iter().product(), &|k| {
+            let part = Part {
+                items: share(&whole.items, k % cut[0], cut[0], 1),
+                rows: share(&whole.rows, k / cut[0] % cut[1], cut[1], 1),
+                numbers: share(&whole.numbers, k / cut[0] / cut[1], cut[2], NUMBERS),
+            };
+            // SAFETY: the assertions above bound every address of the task and keep results of different places apart;
+            // parts have no result in common; `available` was asked for the instructions.
+            unsafe {
+                match instructions {
+                    #[cfg(target_arch = "x86_64")]
+                    Instructions::Avx512 if Instructions::available().contains(&Instructions::Avx512) => {
+                        if apart {
+                            avx512::<true>(&task, &part);
+                        } else if halves {
+                            half(&task, &part);
+                        } else {
+                            avx512::<false>(&task, &part);
+                        }
                     }
-                }
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx2 if Instructions::available().contains(&Instructions::Avx2) => {
-                    if apart {
-                        avx2::<true>(&task)
-                    } else {
-                        avx2::<false>(&task)
+                    #[cfg(target_arch = "x86_64")]
+                    Instructions::Avx2 if Instructions::available().contains(&Instructions::Avx2) => {
+                        if apart {
+                            avx2::<true>(&task, &part)
+                        } else {
+                            avx2::<false>(&task, &part)
+                        }
                     }
+                    _ if apart => task.all::<Portable, true>(&part),
+                    _ => task.all::<Portable, false>(&part),
                 }
-                _ if apart => task.all::<Portable, true>(),
-                _ => task.all::<Portable, false>(),
             }
+        });
+    }
+
+    /// Every chunk has an item for every dense panel and for every sparse row.
+    fn items_per_chunk(&self) -> usize {
+        self.chunks.first().map_or(0, |c| c.len())
+    }
+
+    /// Into how many parts of items, rows and numbers a call is cut.
+    fn cut(&self, threads: usize, whole: &Part, lanes: usize) -> [usize; 3] {
+        let results = whole.rows.len() * whole.numbers.len();
+        let weights = self.taps.len() + self.panels.len();
+        // Two parts a thread even out what they take.
+        let wanted = (weights * results / WORTH_A_PART).min(2 * threads);
+        if threads <= 1 || wanted <= 1 {
+            return [1; 3];
         }
+        let (rows, numbers) = (whole.rows.len().div_ceil(2), whole.numbers.len().div_ceil(NUMBERS));
+        let positions = if rows > 1 { rows } else { numbers };
+        // Where weights are more than values, every thread reads its own weights; else its own piece of the map.
+        let values = results * self.rows + (self.reach + 1) * lanes;
+        let items = if weights > values {
+            wanted.min(whole.items.len())
+        } else {
+            wanted.div_ceil(positions).min(whole.items.len()).max(1)
+        };
+        let positions = wanted.div_ceil(items).min(positions);
+        if rows > 1 { [items, positions, 1] } else { [items, 1, positions] }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-unsafe fn avx512<const APART: bool>(task: &Task<'_>) {
-    // SAFETY: the caller's task is sound, and this function has the instructions.
-    unsafe { task.all::<Avx512, APART>() }
+/// Multiply-adds that are worth a part of their own.
+const WORTH_A_PART: usize = 100_000;
+/// Numbers of a row that stay together: four vectors of 16.
+const NUMBERS: usize = 64;
+
+/// Part k of so many of a range, in whole units.
+fn share(of: &std::ops::Range<usize>, k: usize, parts: usize, unit: usize) -> std::ops::Range<usize> {
+    let units = of.len().div_ceil(unit);
+    let at = |k: usize| (of.start + units * k / parts * unit).min(of.end);
+    at(k)..at(k + 1)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-unsafe fn half(task: &Task<'_>) {
+unsafe fn avx512<const APART: bool>(task: &Task<'_>, part: &Part) {
     // SAFETY: the caller's task is sound, and this function has the instructions.
-    unsafe { task.all::<Half, false>() }
+    unsafe { task.all::<Avx512, APART>(part) }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+unsafe fn half(task: &Task<'_>, part: &Part) {
+    // SAFETY: the caller's task is sound, and this function has the instructions.
+    unsafe { task.all::<Half, false>(part) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2<const APART: bool>(task: &Task<'_>) {
+unsafe fn avx2<const APART: bool>(task: &Task<'_>, part: &Part) {
     // SAFETY: the caller's task is sound, and this function has the instructions.
-    unsafe { task.all::<Avx2, APART>() }
+    unsafe { task.all::<Avx2, APART>(part) }
 }

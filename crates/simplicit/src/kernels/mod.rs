@@ -12,13 +12,16 @@
 mod block;
 mod clock;
 mod cost;
+pub mod elementary;
 mod grid;
+mod pool;
 mod slices;
 mod vector;
 
 pub use clock::thread_seconds;
 pub use cost::{Choice, Cost, register_peak};
-pub use grid::{Finish, Grid, GridWeights, Residual};
+pub use grid::{Borders, Finish, Grid, GridWeights, Residual};
+pub use pool::{Crew, together, with_crew};
 pub use slices::RowWeights;
 
 /// A set of vector instructions.

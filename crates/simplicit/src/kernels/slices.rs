@@ -8,6 +8,7 @@
 
 use super::Instructions;
 use super::cost;
+use super::pool::Crew;
 
 /// Rows of a slice.
 const ROWS: usize = 32;
@@ -21,6 +22,8 @@ pub struct RowWeights {
     columns: usize,
     instructions: Instructions,
     layout: Layout,
+    /// Time of the dense layout over that of the sparse one, as the costs say.
+    dense_over_sparse: f64,
 }
 
 #[derive(Debug, Clone)]
@@ -33,8 +36,8 @@ enum Layout {
 /// Sparse rows, 32 at a time.
 #[derive(Debug, Clone, Default)]
 struct Slices {
-    /// Steps of every slice.
-    steps: Vec<u32>,
+    /// Where the steps of every slice end.
+    ends: Vec<u32>,
     /// Where the window of a step starts.
     windows: Vec<u32>,
     /// 32 of each per step.
@@ -47,7 +50,6 @@ impl Slices {
         let mut out = Self::default();
         for slice in rows.chunks(ROWS) {
             let mut next = [0usize; ROWS];
-            let mut steps = 0;
             let of = |lane: usize, next: &[usize; ROWS]| slice.get(lane).and_then(|row| row.get(next[lane])).copied();
             while let Some(behind) = (0..ROWS).filter_map(|lane| of(lane, &next)).map(|(j, _)| j).min() {
                 // From a whole vector on, unless the inputs end before the window does.
@@ -59,9 +61,8 @@ impl Slices {
                     out.places.push(entry.map_or(0, |(j, _)| (j - start) as u8));
                     next[lane] += usize::from(entry.is_some());
                 }
-                steps += 1;
             }
-            out.steps.push(steps);
+            out.ends.push(out.windows.len() as u32);
         }
         out
     }
@@ -91,6 +92,8 @@ impl RowWeights {
     ) -> Self {
         let instructions =
             if Instructions::available().contains(&instructions) { instructions } else { Instructions::detect() };
+        let over = cost::single_dense(instructions, padded_rows(rows.len()) * columns)
+            / cost::single_sparse(instructions, slices.values.len()).max(1e-9);
         let layout = match dense {
             None => Layout::Sparse(slices),
             Some(padded) => {
@@ -109,7 +112,7 @@ impl RowWeights {
                 Layout::Dense(values)
             }
         };
-        Self { rows: rows.len(), columns, instructions, layout }
+        Self { rows: rows.len(), columns, instructions, layout, dense_over_sparse: over }
     }
 
     /// Weights that are multiplied, zeros included.
@@ -118,6 +121,11 @@ impl RowWeights {
             Layout::Dense(values) => values.len(),
             Layout::Sparse(slices) => slices.values.len(),
         }
+    }
+
+    /// Time of the dense layout over that of the sparse one, by the measured costs.
+    pub fn dense_over_sparse(&self) -> f64 {
+        self.dense_over_sparse
     }
 
     /// `dense` or `sparse`.
@@ -133,77 +141,118 @@ impl RowWeights {
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
     pub fn run(&self, x: &[f32], out: &mut [f32], bias: Option<&[f32]>, relu: bool) {
+        self.run_on(&Crew::alone(), x, out, bias, relu);
+    }
+
+    /// The same on the threads of a crew, where there is enough to do: the same bits.
+    ///
+    /// # Panics
+    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    pub fn run_on(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32], bias: Option<&[f32]>, relu: bool) {
         assert!(x.len() >= self.columns && out.len() >= self.rows && bias.is_none_or(|b| b.len() >= self.rows));
         let (x, out) = (&x[..self.columns], &mut out[..self.rows]);
         if let Some(bias) = bias {
             out.copy_from_slice(&bias[..self.rows]);
         }
-        match &self.layout {
-            Layout::Dense(values) => self.dense(values, x, out, relu),
-            Layout::Sparse(slices) => self.sparse(slices, x, out, relu),
-        }
-    }
-
-    fn dense(&self, values: &[f32], x: &[f32], out: &mut [f32], relu: bool) {
-        assert_eq!(values.len(), padded_rows(self.rows) * self.columns);
-        let mut values = values;
-        let mut out = out;
-        while !out.is_empty() {
-            let width = if out.len() >= 64 { 64 } else { 16 };
-            let (panel, more) = values.split_at(width * self.columns);
-            let (own, rest) = out.split_at_mut(width.min(out.len()));
-            let mut sums = [0.0f32; 64];
-            sums[..own.len()].copy_from_slice(own);
-            // SAFETY: the panel has `width` weights per column, `sums` room for 64, and the instructions were found.
-            unsafe {
-                match (self.instructions, width) {
-                    #[cfg(target_arch = "x86_64")]
-                    (Instructions::Avx512, 64) => x86::panel_avx512::<4>(panel, x, &mut sums),
-                    #[cfg(target_arch = "x86_64")]
-                    (Instructions::Avx512, _) => x86::panel_avx512::<1>(panel, x, &mut sums),
-                    #[cfg(target_arch = "x86_64")]
-                    (Instructions::Avx2, 64) => x86::panel_avx2::<8>(panel, x, &mut sums),
-                    #[cfg(target_arch = "x86_64")]
-                    (Instructions::Avx2, _) => x86::panel_avx2::<2>(panel, x, &mut sums),
-                    (_, 64) => super::slices::panel::<super::vector::Portable, 8>(panel, x, &mut sums),
-                    _ => super::slices::panel::<super::vector::Portable, 2>(panel, x, &mut sums),
-                }
-            }
-            put(own, &sums, relu);
-            (values, out) = (more, rest);
-        }
-    }
-
-    fn sparse(&self, slices: &Slices, x: &[f32], out: &mut [f32], relu: bool) {
         // A window never ends behind the inputs.
         let mut few = [0.0f32; WINDOW];
-        let x = if x.len() < WINDOW {
+        let x = if x.len() < WINDOW && matches!(self.layout, Layout::Sparse(_)) {
             few[..x.len()].copy_from_slice(x);
             &few[..]
         } else {
             x
         };
-        let mut at = 0;
-        for (own, &steps) in out.chunks_mut(ROWS).zip(&slices.steps) {
-            let range = at..at + steps as usize;
-            at = range.end;
-            let windows = &slices.windows[range.clone()];
-            let values = &slices.values[range.start * ROWS..range.end * ROWS];
-            let places = &slices.places[range.start * ROWS..range.end * ROWS];
-            let mut sums = [0.0f32; ROWS];
-            sums[..own.len()].copy_from_slice(own);
-            match self.instructions {
-                // SAFETY: there are 32 weights and places per step, places lie inside the window and windows inside the
-                // inputs by construction (`x` has the columns they were made for), and the instructions were found.
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 => unsafe { x86::slice_avx512(windows, values, places, x, &mut sums) },
-                // SAFETY: as above.
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx2 => unsafe { x86::slice_avx2(windows, values, places, x, &mut sums) },
-                _ => slice(windows, values, places, x, &mut sums),
+        let panels = self.panels();
+        let parts = (self.weights() / WORTH_A_PART).min(crew.threads()).min(panels).max(1);
+        let to = Results(out.as_mut_ptr());
+        crew.split(parts, &|k| {
+            for panel in panels * k / parts..panels * (k + 1) / parts {
+                let rows = self.panel_rows(panel);
+                // SAFETY: panels have no row in common and all rows lie in `out`.
+                let own = unsafe { std::slice::from_raw_parts_mut(to.at(rows.start), rows.len()) };
+                match &self.layout {
+                    Layout::Dense(values) => self.dense(values, &rows, x, own, relu),
+                    Layout::Sparse(slices) => self.sparse(slices, panel, x, own, relu),
+                }
             }
-            put(own, &sums, relu);
+        });
+    }
+
+    /// Panels of 64 rows and then of 16, or slices of 32.
+    fn panels(&self) -> usize {
+        match self.layout {
+            Layout::Dense(_) => self.rows / 64 + (self.rows % 64).div_ceil(16),
+            Layout::Sparse(_) => self.rows.div_ceil(ROWS),
         }
+    }
+
+    fn panel_rows(&self, panel: usize) -> std::ops::Range<usize> {
+        let wide = self.rows / 64;
+        let (start, rows) = match self.layout {
+            Layout::Dense(_) if panel < wide => (panel * 64, 64),
+            Layout::Dense(_) => (wide * 64 + (panel - wide) * 16, 16),
+            Layout::Sparse(_) => (panel * ROWS, ROWS),
+        };
+        start..(start + rows).min(self.rows)
+    }
+
+    fn dense(&self, values: &[f32], rows: &std::ops::Range<usize>, x: &[f32], out: &mut [f32], relu: bool) {
+        let width = if rows.len() == 64 { 64 } else { 16 };
+        let panel = &values[rows.start * self.columns..][..width * self.columns];
+        let mut sums = [0.0f32; 64];
+        sums[..out.len()].copy_from_slice(out);
+        // SAFETY: the panel has `width` weights per column, `sums` room for 64, and the instructions were found.
+        unsafe {
+            match (self.instructions, width) {
+                #[cfg(target_arch = "x86_64")]
+                (Instructions::Avx512, 64) => x86::panel_avx512::<4>(panel, x, &mut sums),
+                #[cfg(target_arch = "x86_64")]
+                (Instructions::Avx512, _) => x86::panel_avx512::<1>(panel, x, &mut sums),
+                #[cfg(target_arch = "x86_64")]
+                (Instructions::Avx2, 64) => x86::panel_avx2::<8>(panel, x, &mut sums),
+                #[cfg(target_arch = "x86_64")]
+                (Instructions::Avx2, _) => x86::panel_avx2::<2>(panel, x, &mut sums),
+                (_, 64) => self::panel::<super::vector::Portable, 8>(panel, x, &mut sums),
+                _ => self::panel::<super::vector::Portable, 2>(panel, x, &mut sums),
+            }
+        }
+        put(out, &sums, relu);
+    }
+
+    fn sparse(&self, slices: &Slices, panel: usize, x: &[f32], out: &mut [f32], relu: bool) {
+        let start = if panel == 0 { 0 } else { slices.ends[panel - 1] as usize };
+        let range = start..slices.ends[panel] as usize;
+        let windows = &slices.windows[range.clone()];
+        let values = &slices.values[range.start * ROWS..range.end * ROWS];
+        let places = &slices.places[range.start * ROWS..range.end * ROWS];
+        let mut sums = [0.0f32; ROWS];
+        sums[..out.len()].copy_from_slice(out);
+        match self.instructions {
+            // SAFETY: there are 32 weights and places per step, places lie inside the window and windows inside the
+            // inputs by construction (`x` has the columns they were made for), and the instructions were found.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx512 => unsafe { x86::slice_avx512(windows, values, places, x, &mut sums) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Instructions::Avx2 => unsafe { x86::slice_avx2(windows, values, places, x, &mut sums) },
+            _ => slice(windows, values, places, x, &mut sums),
+        }
+        put(out, &sums, relu);
+    }
+}
+
+/// Weights that are worth a part of their own.
+const WORTH_A_PART: usize = 50_000;
+
+/// Where results go, from several threads to different places.
+struct Results(*mut f32);
+
+// SAFETY: see where it is used: no place is written by two threads.
+unsafe impl Sync for Results {}
+
+impl Results {
+    fn at(&self, row: usize) -> *mut f32 {
+        self.0.wrapping_add(row)
     }
 }
 

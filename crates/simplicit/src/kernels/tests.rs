@@ -42,7 +42,7 @@ fn check(case: &Case, choice: Option<Choice>, instructions: Instructions, r: &mu
         })
         .collect();
     let cost = Cost { cache: 1 + r.below(4000), taps_per_chunk: 2.0, ..choice.map_or(Cost::default(), Cost::only) };
-    let packed = GridWeights::new(&weights, &offsets, kh * kw, 64, cost);
+    let packed = GridWeights::new(&weights, &offsets, kh * kw, 64, None, cost);
     assert_eq!(packed.rows(), rows);
     let grid = Grid {
         height,
@@ -68,6 +68,9 @@ fn check(case: &Case, choice: Option<Choice>, instructions: Instructions, r: &mu
         };
         let mut got = start.clone();
         packed.run(instructions, &grid, &source, &mut got, &finish);
+        let mut shared = start.clone();
+        with_crew(3, |crew| packed.run_on(crew, instructions, &grid, &source, &mut shared, &finish));
+        assert_eq!(bits(&got), bits(&shared));
         let mut untouched = vec![true; got.len()];
         for i in 0..rows {
             for y in 0..height {
@@ -99,6 +102,104 @@ fn check(case: &Case, choice: Option<Choice>, instructions: Instructions, r: &mu
         all.extend(got);
     }
     all
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Enough work for many parts, along every axis that is cut: the bits of one thread.
+#[test]
+fn parts_of_a_large_call_give_the_same_bits() {
+    let mut r = Random::new(13);
+    for (channels, rows, side, lanes, density) in
+        [(8, 24, 20, 16, 1.0), (64, 96, 4, 1, 0.3), (40, 40, 9, 4, 0.5), (300, 70, 1, 16, 1.0), (300, 200, 1, 1, 0.2)]
+    {
+        let row = side + 2;
+        let channel = row * row + 3;
+        let offsets: Vec<usize> = (0..channels * 9).map(|j| j / 9 * channel + j / 3 % 3 * row + j % 3).collect();
+        let weights: Vec<Vec<(usize, f32)>> = (0..rows)
+            .map(|_| {
+                (0..offsets.len())
+                    .map(|j| (j, r.normal() as f32, r.uniform()))
+                    .filter(|t| t.2 < density)
+                    .map(|t| (t.0, t.1))
+                    .collect()
+            })
+            .collect();
+        let source: Vec<f32> = (0..channels * channel * lanes).map(|_| r.normal() as f32).collect();
+        let packed = GridWeights::new(&weights, &offsets, 9, 2000, None, Cost::default());
+        let out_channel = side * side;
+        let grid =
+            Grid { height: side, width: side, lanes, source_row: row, source_step: 1, out_row: side, out_channel };
+        let bias: Vec<f32> = (0..rows).map(|_| r.normal() as f32).collect();
+        let finish = Finish { bias: Some(&bias), relu: true, ..Default::default() };
+        for &instructions in Instructions::available() {
+            let mut alone = vec![0.0; rows * out_channel * lanes];
+            packed.run(instructions, &grid, &source, &mut alone, &finish);
+            for threads in [2, 5, 16] {
+                let mut shared = vec![0.0; alone.len()];
+                with_crew(threads, |crew| packed.run_on(crew, instructions, &grid, &source, &mut shared, &finish));
+                assert_eq!(bits(&alone), bits(&shared), "{rows} {side} {lanes} {threads} {instructions:?}");
+            }
+            if (side, lanes) == (1, 1) {
+                let x: Vec<f32> = offsets.iter().map(|o| source[*o]).collect();
+                for dense in [false, true] {
+                    let packed = RowWeights::only(&weights, x.len(), instructions, dense);
+                    for threads in [1, 2, 7] {
+                        let mut shared = vec![0.0; rows];
+                        with_crew(threads, |crew| packed.run_on(crew, &x, &mut shared, Some(&bias), true));
+                        assert_eq!(bits(&alone), bits(&shared), "{dense} {threads} {instructions:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Taps that read padding are left out at the borders: equal to what zeros give.
+#[test]
+fn borders_are_left_out_where_they_read_zeros() {
+    let mut r = Random::new(14);
+    for (side, lanes, pad, kernel) in [
+        (4, 16, 1, 3),
+        (8, 16, 1, 3),
+        (5, 16, 2, 5),
+        (3, 16, 2, 3),
+        (6, 8, 1, 3),
+        (8, 1, 1, 3),
+        (16, 2, 1, 3),
+        (32, 1, 1, 3),
+    ] {
+        let (channels, rows, area) = (5, 11, kernel * kernel);
+        let row = side + kernel - 1;
+        let mut source = vec![0.0f32; channels * row * row * lanes];
+        for (k, v) in source.iter_mut().enumerate() {
+            let (y, x) = (k / lanes / row % row, k / lanes % row);
+            if (pad..row + 1 + pad - kernel).contains(&y) && (pad..row + 1 + pad - kernel).contains(&x) {
+                *v = r.normal() as f32;
+            }
+        }
+        let offsets: Vec<usize> =
+            (0..channels * area).map(|j| j / area * row * row + j / kernel % kernel * row + j % kernel).collect();
+        let weights: Vec<Vec<(usize, f32)>> =
+            (0..rows).map(|_| (0..offsets.len()).map(|j| (j, r.normal() as f32)).collect()).collect();
+        // The map is what is left of `row` without the padding before and behind it.
+        let behind = kernel - 1 - pad;
+        let borders = Borders { kernel: [kernel; 2], rows: [pad, behind], columns: [pad, behind] };
+        let out_channel = side * side;
+        let grid =
+            Grid { height: side, width: side, lanes, source_row: row, source_step: 1, out_row: side, out_channel };
+        for &instructions in Instructions::available() {
+            let run = |borders| {
+                let mut out = vec![1.0; rows * out_channel * lanes];
+                let packed = GridWeights::new(&weights, &offsets, area, 500, borders, Cost::only(Choice::Dense));
+                packed.run(instructions, &grid, &source, &mut out, &Finish::default());
+                out
+            };
+            assert_eq!(run(None), run(Some(borders)), "{side} {lanes} {instructions:?}");
+        }
+    }
 }
 
 fn cases() -> Vec<Case> {
@@ -196,7 +297,7 @@ fn single_samples_match_the_definition_and_a_grid_of_one_lane() {
                 let grid =
                     Grid { height: 1, width: 1, lanes: 1, source_row: 1, source_step: 1, out_row: 1, out_channel: 1 };
                 let mut out = start.clone();
-                let packed = GridWeights::new(&weights, &offsets, 1, 4, Cost::default());
+                let packed = GridWeights::new(&weights, &offsets, 1, 4, None, Cost::default());
                 packed.run(instructions, &grid, &x, &mut out, &Finish { bias, relu, ..Default::default() });
                 results.push(out);
                 assert!(results.iter().all(|o| *o == results[0]), "{k} {instructions:?}");

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::graph::error_function::{normal_cdf, normal_cdf_near, normal_density};
+use crate::graph::error_function::{normal_cdf, normal_cdf_anywhere, normal_cdf_near, normal_density};
 use crate::linalg::vectorised;
 use crate::{Error, Result};
 
@@ -85,11 +85,12 @@ fn softplus(z: f64) -> f64 {
 }
 
 /// z·weight, which is 0 where the weight has come to 0 faster than z grows.
+#[inline(always)]
 fn gated(z: f64, weight: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { z * weight }
 }
 
-/// GELU several numbers at a time, one by one only where one of them is far out.
+/// GELU several numbers at a time; the tails are computed only where one of them is far out.
 fn gelu_slice(values: &mut [f32]) {
     const WIDTH: usize = 16;
     let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
@@ -104,7 +105,9 @@ fn gelu_slice(values: &mut [f32]) {
                     near &= is_near;
                 }
                 if !near {
-                    out = chunk.map(|z| Activation::Gelu.apply(z));
+                    for (out, &z) in out.iter_mut().zip(chunk.iter()) {
+                        *out = gated(f64::from(z), normal_cdf_anywhere(f64::from(z))) as f32;
+                    }
                 }
                 *chunk = out;
             }

@@ -63,7 +63,7 @@ impl Stencil {
         let instructions = Instructions::detect();
         let cost = Cost::of_grid(instructions, LANES, height * width);
         let footprint = if height * width == 1 { 4 * LANES } else { FOOTPRINT };
-        let weights = GridWeights::new(rows, offsets, group, footprint, cost);
+        let weights = GridWeights::new(rows, offsets, group, footprint, None, cost);
         Self { height, width, stride, weights, instructions }
     }
 

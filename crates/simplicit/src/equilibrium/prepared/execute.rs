@@ -3,7 +3,7 @@
 use super::layer::{Part, Step, Weights};
 use super::plan::View;
 use crate::equilibrium::operator::OperatorRoom;
-use crate::kernels::{Finish, Instructions, Residual};
+use crate::kernels::{Crew, Finish, Instructions, Residual};
 use crate::layout::{Activation, Operator};
 use crate::linalg::lanes::Aligned;
 
@@ -11,13 +11,13 @@ use crate::linalg::lanes::Aligned;
 #[derive(Debug)]
 pub(super) struct Room {
     pub(super) values: Aligned<f32>,
-    scratch: [Aligned<f32>; 3],
+    scratch: [Aligned<f32>; 4],
     operator: OperatorRoom,
 }
 
 impl Room {
     /// For so many positions of values and of scratch.
-    pub(super) fn new(positions: usize, scratch: [usize; 3], lanes: usize) -> Self {
+    pub(super) fn new(positions: usize, scratch: [usize; 4], lanes: usize) -> Self {
         Self {
             values: Aligned::zeros(positions * lanes),
             scratch: scratch.map(|positions| Aligned::zeros(positions * lanes)),
@@ -28,9 +28,9 @@ impl Room {
 
 impl Step {
     /// Everything but the activation that is left, for `count` samples in `lanes` lanes.
-    pub(super) fn sum(&self, room: &mut Room, batch: (usize, usize), instructions: Instructions) {
+    pub(super) fn sum(&self, room: &mut Room, batch: (usize, usize), instructions: Instructions, crew: &Crew<'_>) {
         for part in &self.parts {
-            self.part(part, room, batch, instructions);
+            self.part(part, room, batch, instructions, crew);
         }
     }
 
@@ -43,7 +43,14 @@ impl Step {
             .for_rows(|at, length| self.activation.apply_slice(&mut room.values[at * lanes..(at + length) * lanes]));
     }
 
-    fn part(&self, part: &Part, room: &mut Room, (lanes, count): (usize, usize), instructions: Instructions) {
+    fn part(
+        &self,
+        part: &Part,
+        room: &mut Room,
+        (lanes, count): (usize, usize),
+        instructions: Instructions,
+        crew: &Crew<'_>,
+    ) {
         let view = self.view;
         match part {
             Part::Bias => {
@@ -109,20 +116,24 @@ impl Step {
                     relu: *relu,
                 };
                 match weights {
-                    Weights::Grid(weights, grid, start) => {
+                    Weights::Grid(laid) => {
+                        let [moved, _, padded, unfolded] = &mut room.scratch;
                         let source = if operand.phases.is_some() || operand.padded.is_some() {
-                            &room.scratch[2][start * lanes..]
+                            &padded[laid.start * lanes..]
                         } else if operand.moved {
-                            &room.scratch[0][start * lanes..]
+                            &moved[laid.start * lanes..]
                         } else {
-                            read(*start)
+                            read(laid.start)
                         };
-                        weights.run(instructions, grid, source, own, &finish);
+                        match &laid.unfold {
+                            Some(unfold) => unfold.run(laid, (crew, instructions), source, own, &finish, unfolded),
+                            None => laid.weights.run_on(crew, instructions, &laid.grid, source, own, &finish),
+                        }
                     }
                     Weights::Rows(weights) => {
                         let at = operand.view.origin;
                         let source = if operand.moved { &room.scratch[0][at..] } else { read(at) };
-                        weights.run(source, own, finish.bias, finish.relu);
+                        weights.run_on(crew, source, own, finish.bias, finish.relu);
                     }
                 }
             }

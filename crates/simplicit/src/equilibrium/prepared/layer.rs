@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::operand::Operand;
-use super::plan::{View, lay_out, margin};
-use crate::kernels::{Grid, GridWeights, Instructions, RowWeights};
+use super::plan::{Laid, View, lay_out, margin};
+use crate::kernels::{Instructions, RowWeights};
 use crate::layout::{Activation, Layout, MapShape, Operator};
 use crate::linalg::Csr;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -121,6 +121,7 @@ pub(super) fn is_direct(block: &TapBlock, map: MapShape) -> bool {
 
 /// A layer, or the output, ready to run.
 pub(super) struct Step {
+    pub(super) name: String,
     pub(super) target: Target,
     /// The layer's units in the layout.
     pub(super) range: Range<usize>,
@@ -164,7 +165,7 @@ pub(super) enum Part {
 }
 
 pub(super) enum Weights {
-    Grid(GridWeights, Grid, usize),
+    Grid(Laid),
     /// One sample, one position.
     Rows(RowWeights),
 }
@@ -182,6 +183,8 @@ pub struct BlockKernel {
     pub positions: usize,
     /// `dense`, `sparse`, or how many rows are which.
     pub kernel: String,
+    /// The density below which leaving zeros out is faster, by the measured costs: why the kernel is what it is.
+    pub break_even: f64,
     /// Multiply-adds per sample, without zeros.
     pub multiply_adds: u64,
 }
@@ -230,8 +233,7 @@ impl Step {
                         Weights::Rows(RowWeights::new(&rows, taps.cols(), instructions))
                     } else {
                         let phases = operand.phases.as_ref();
-                        let (weights, grid, start) = lay_out(block, taps, read, phases, &out, lanes, instructions);
-                        Weights::Grid(weights, grid, start)
+                        Weights::Grid(lay_out(block, taps, read, phases, &out, lanes, instructions))
                     };
                     kernels.push(describe(&sum.name, block, taps, &weights));
                     if parts.is_empty() && !same {
@@ -281,17 +283,21 @@ impl Step {
             },
         }
         let (target, range) = (sum.target, sum.range.clone());
-        Self { target, range, view, bias: sum.bias.clone(), parts, activation, bound }
+        Self { name: sum.name.clone(), target, range, view, bias: sum.bias.clone(), parts, activation, bound }
     }
 
-    /// Positions of scratch it needs: operands, what their maps read, padded operands.
-    pub(super) fn scratch(&self) -> [usize; 3] {
-        self.parts.iter().fold([0; 3], |most, part| match part {
-            Part::Taps { operand, .. } | Part::Residual { operand, .. } => {
-                let room = operand.room();
-                [0, 1, 2].map(|k| most[k].max(room[k]))
-            }
-            _ => most,
+    /// Positions of scratch it needs: operands, what their maps read, padded operands, unfolded ones.
+    pub(super) fn scratch(&self) -> [usize; 4] {
+        self.parts.iter().fold([0; 4], |most, part| {
+            let ([moved, maps, padded], unfolded) = match part {
+                Part::Taps { operand, weights: Weights::Grid(Laid { unfold: Some(unfold), .. }), .. } => {
+                    (operand.room(), unfold.room())
+                }
+                Part::Taps { operand, .. } | Part::Residual { operand, .. } => (operand.room(), 0),
+                _ => return most,
+            };
+            let room = [moved, maps, padded, unfolded];
+            [0, 1, 2, 3].map(|k| most[k].max(room[k]))
         })
     }
 }
@@ -318,20 +324,25 @@ fn fuse_leading_residual(parts: &mut Vec<Part>, map: MapShape) {
 }
 
 fn describe(layer: &str, block: &TapBlock, taps: &Csr<f32>, weights: &Weights) -> BlockKernel {
-    let kernel = match weights {
-        Weights::Grid(weights, ..) => match weights.dense_share() {
-            1.0 => "dense".to_string(),
-            0.0 => "sparse".to_string(),
-            share => format!("{:.0} % of rows dense", 100.0 * share),
-        },
-        Weights::Rows(weights) => weights.name().to_string(),
+    let (kernel, over) = match weights {
+        Weights::Grid(laid) => {
+            let kernel = match laid.weights.dense_share() {
+                1.0 => "dense".to_string(),
+                0.0 => "sparse".to_string(),
+                share => format!("{:.0} % of rows dense", 100.0 * share),
+            };
+            (kernel, laid.weights.dense_over_sparse())
+        }
+        Weights::Rows(weights) => (weights.name().to_string(), weights.dense_over_sparse()),
     };
+    let density = taps.nonzeros() as f64 / (taps.rows() * taps.cols()).max(1) as f64;
     BlockKernel {
         layer: layer.to_string(),
         shape: [taps.rows(), taps.cols()],
-        density: taps.nonzeros() as f64 / (taps.rows() * taps.cols()).max(1) as f64,
+        density,
         positions: block.output.positions(),
         kernel,
+        break_even: (density * over).min(1.0),
         multiply_adds: block.multiply_adds(),
     }
 }

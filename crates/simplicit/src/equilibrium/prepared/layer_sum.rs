@@ -4,7 +4,7 @@ use super::execute::Room;
 use super::layer::{Step, Sum, own_map, own_margin};
 use super::places::Places;
 use super::plan::View;
-use crate::kernels::Instructions;
+use crate::kernels::{Crew, Instructions};
 use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, TapBlock, Target};
@@ -87,7 +87,7 @@ impl LayerSum {
                 let width = view.map.size();
                 view.read_rows(&mut room.values, &source(*place).as_slice()[first * width..], width, batch);
             }
-            self.step.sum(&mut room, batch, self.instructions);
+            self.step.sum(&mut room, batch, self.instructions, &Crew::alone());
             self.step.view.write_rows(&room.values, &mut z.as_mut_slice()[first * units..], units, batch);
         }
         Ok(z)

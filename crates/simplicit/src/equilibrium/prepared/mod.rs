@@ -21,7 +21,7 @@ pub use layer_sum::LayerSum;
 use std::sync::Mutex;
 
 use super::run::SampleDiagnostics;
-use crate::kernels::Instructions;
+use crate::kernels::{Crew, Instructions, thread_seconds, with_crew};
 use crate::linalg::Matrix;
 use crate::linalg::lanes::MAX_LANES;
 use crate::model::{ImplicitModel, TapWeights, Target};
@@ -47,7 +47,7 @@ pub struct Prepared {
     steps: Vec<Step>,
     /// Positions of the workspace, and of its scratch.
     positions: usize,
-    scratch: [usize; 3],
+    scratch: [usize; 4],
     layers: usize,
     /// Inputs that are read, where they are a vector; all of a map's.
     read: Option<Vec<bool>>,
@@ -68,6 +68,17 @@ pub struct Workspace {
     room: Room,
     bounds: Bounds,
     part: Part,
+    /// Seconds of every step, where somebody asked for them.
+    clock: Option<Vec<f64>>,
+}
+
+/// How long a layer of a prepared model takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LayerTime {
+    /// Its name, or `output`.
+    pub layer: String,
+    /// Of one batch.
+    pub seconds: f64,
 }
 
 /// What a block of samples gives, one sample a row: pre-activations and states only where the model was prepared for
@@ -79,6 +90,9 @@ pub(super) struct Part {
     pub(super) y: Vec<f32>,
     pub(super) diagnostics: Vec<SampleDiagnostics>,
 }
+
+/// Multiply-adds of a block of samples that are worth a thread: waking one takes about as long as a few million.
+const WORTH_A_THREAD: u64 = 4_000_000;
 
 /// Samples side by side for a batch.
 fn lanes_for(batch: usize, maps: bool) -> usize {
@@ -171,7 +185,7 @@ impl Prepared {
             input,
             output,
             positions: places.end(),
-            scratch: steps.iter().map(Step::scratch).fold([0; 3], |a, b| [0, 1, 2].map(|k| a[k].max(b[k]))),
+            scratch: steps.iter().map(Step::scratch).fold([0; 4], |a, b| [0, 1, 2, 3].map(|k| a[k].max(b[k]))),
             layers: layout.layers().len(),
             read: (input.map.positions() == 1).then(|| inputs_read(&sums, inputs, input)),
             multiply_adds: kernels.iter().map(|k: &BlockKernel| k.multiply_adds).sum(),
@@ -197,7 +211,25 @@ impl Prepared {
             room: Room::new(self.positions, self.scratch, self.lanes),
             bounds: Bounds::new(self.layers, self.lanes),
             part: Part::default(),
+            clock: None,
         }
+    }
+
+    /// Seconds of processor time that every layer takes for a batch on one thread, in the order in which they run: the
+    /// least of `rounds` runs for each.
+    pub fn layer_seconds(&self, u: &Matrix<f32>, rounds: usize) -> Result<Vec<LayerTime>> {
+        let mut workspace = self.workspace();
+        let mut y = vec![0.0; u.rows() * self.outputs];
+        let mut least = vec![f64::INFINITY; self.steps.len()];
+        for _ in 0..=rounds {
+            workspace.clock = Some(vec![0.0; self.steps.len()]);
+            self.run_in(u.as_slice(), &mut y, &mut workspace)?;
+            for (least, seconds) in least.iter_mut().zip(workspace.clock.iter().flatten()) {
+                *least = least.min(*seconds);
+            }
+        }
+        let named = self.steps.iter().zip(least);
+        Ok(named.map(|(step, seconds)| LayerTime { layer: step.name.clone(), seconds }).collect())
     }
 
     /// The outputs of a batch, one sample a row. Nothing is allocated besides them once as many threads have run before.
@@ -223,7 +255,7 @@ impl Prepared {
         }
         for first in (0..samples).step_by(self.lanes) {
             let end = (first + self.lanes).min(samples);
-            self.run(&u[first * p..end * p], end - first, workspace, false).map_err(|sample| {
+            self.run(&u[first * p..end * p], end - first, workspace, false, &Crew::alone()).map_err(|sample| {
                 let row = first + sample;
                 let column = u[row * p..(row + 1) * p].iter().position(|v| !v.is_finite()).unwrap_or(0);
                 Error::NotFinite { array: "U".into(), row, column, value: f64::from(u[row * p + column]) }
@@ -233,59 +265,56 @@ impl Prepared {
         Ok(())
     }
 
-    /// Runs a batch in blocks of `lanes`, handing results and (where `certified`) what is known about them to `take`.
+    /// Runs a batch in blocks of `lanes`, handing results and (where `certified`) what is known about them to `take`, in any
+    /// order.
     pub(super) fn batch(
         &self,
         u: &Matrix<f32>,
         threads: Threads,
         certified: bool,
-        mut take: impl FnMut(usize, &Part),
+        take: impl FnMut(usize, &Part) + Send,
     ) -> Result<()> {
         if u.cols() != self.inputs {
             let expected = format!("{} values per sample", self.inputs);
             return Err(Error::shape("inputs", expected, format!("{} values per sample", u.cols())));
         }
         let lock = || self.rooms.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let block = |k: usize, workspace: &mut Workspace| {
+        let block = |k: usize, workspace: &mut Workspace, crew: &Crew<'_>| {
             let samples = k * self.lanes..((k + 1) * self.lanes).min(u.rows());
             let part = &u.as_slice()[samples.start * self.inputs..samples.end * self.inputs];
-            self.run(part, samples.len(), workspace, certified)
+            self.run(part, samples.len(), workspace, certified, crew)
                 .map_err(|sample| super::not_finite("U", u, samples.start + sample))
         };
         let blocks = u.rows().div_ceil(self.lanes);
-        if threads.get().min(blocks) <= 1 {
+        // Threads that have no block of their own share the layers of one, where these are worth it.
+        let worth = self.multiply_adds * self.lanes as u64 / WORTH_A_THREAD;
+        let shared = (threads.get() / blocks.max(1)).min(worth as usize).max(1);
+        let take = Mutex::new(take);
+        parallel::each(threads, blocks, |k| {
             let free = lock().pop();
             let mut workspace = free.unwrap_or_else(|| self.workspace());
-            let result = (0..blocks).try_for_each(|k| {
-                block(k, &mut workspace)?;
+            let result = with_crew(shared, |crew| block(k, &mut workspace, crew));
+            if result.is_ok() {
+                let mut take = take.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                 take(k * self.lanes, &workspace.part);
-                Ok(())
-            });
+            }
             lock().push(workspace);
-            return result;
-        }
-        parallel::fold(
-            threads,
-            blocks,
-            |k| {
-                let free = lock().pop();
-                let mut workspace = free.unwrap_or_else(|| self.workspace());
-                let result = block(k, &mut workspace).map(|()| std::mem::take(&mut workspace.part));
-                lock().push(workspace);
-                result
-            },
-            |k, part| {
-                take(k * self.lanes, &part);
-                Ok(())
-            },
-        )
+            result
+        })
     }
 
     /// Runs `count` samples of `u` (row-major, whole rows), at most [`Prepared::lanes`], and leaves the results in the
     /// workspace; with `certified` the error of every sample is bounded too. The first sample with a NaN or infinity among
     /// the inputs that are read is the error.
-    fn run(&self, u: &[f32], count: usize, workspace: &mut Workspace, certified: bool) -> Result<(), usize> {
-        let Workspace { room, bounds, part } = workspace;
+    fn run(
+        &self,
+        u: &[f32],
+        count: usize,
+        workspace: &mut Workspace,
+        certified: bool,
+        crew: &Crew<'_>,
+    ) -> Result<(), usize> {
+        let Workspace { room, bounds, part, clock } = workspace;
         let (p, lanes) = (self.inputs, self.lanes);
         let unread = self.check_finite(u, count)?;
         self.input.read_rows(&mut room.values, u, p, (lanes, count));
@@ -304,8 +333,9 @@ impl Prepared {
         part.z.resize(count * states, 0.0);
         part.x.resize(count * states, 0.0);
         part.y.resize(count * self.outputs, 0.0);
-        for step in &self.steps {
-            step.sum(room, (lanes, count), self.instructions);
+        for (k, step) in self.steps.iter().enumerate() {
+            let begun = clock.as_ref().map(|_| thread_seconds());
+            step.sum(room, (lanes, count), self.instructions, crew);
             let rows = step.range.start..;
             match step.target {
                 Target::Layer(_) if self.states.is_some() => {
@@ -317,6 +347,9 @@ impl Prepared {
             }
             if certified {
                 bounds.add(step, room, &mut part.diagnostics, lanes);
+            }
+            if let (Some(clock), Some(begun)) = (clock.as_mut(), begun) {
+                clock[k] += thread_seconds() - begun;
             }
         }
         self.output.write_rows(&room.values, &mut part.y, self.outputs, (lanes, count));

@@ -55,7 +55,8 @@ impl Operand {
     }
 
     /// Brings the operand to where the block reads it.
-    pub(super) fn fetch(&self, values: &[f32], [first, second, third]: &mut [Aligned<f32>; 3], lanes: usize) {
+    pub(super) fn fetch(&self, values: &[f32], scratch: &mut [Aligned<f32>; 4], lanes: usize) {
+        let [first, second, third, _] = scratch;
         if self.moved {
             let source = self.source;
             let compact = source.is_compact();

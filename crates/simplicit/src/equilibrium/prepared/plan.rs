@@ -1,6 +1,6 @@
 //! Where everything lies: maps with their padding, and every block as offsets into them.
 
-use crate::kernels::{Cost, Grid, GridWeights, Instructions};
+use crate::kernels::{Borders, Cost, Crew, Finish, Grid, GridWeights, Instructions, Residual};
 use crate::layout::MapShape;
 use crate::linalg::Csr;
 use crate::linalg::lanes::{from_lanes, to_lanes};
@@ -106,8 +106,120 @@ pub(super) fn margin(window: Window, input: MapShape, output: MapShape) -> [usiz
     [top, left, after(0, input.height, output.height), after(1, input.width, output.width)]
 }
 
-/// The taps of a block over an operand that lies as `view` says (or split into `phases`): weights, the shape of the call
-/// and where in the source it starts, in positions.
+/// A block's weights over its operand.
+pub(super) struct Laid {
+    pub(super) weights: GridWeights,
+    pub(super) grid: Grid,
+    /// Where in the source it starts, in positions.
+    pub(super) start: usize,
+    /// The operand is brought into this shape first.
+    pub(super) unfold: Option<Unfold>,
+}
+
+/// Every column of a window as a row of positions without gaps: maps that are narrower than a vector fill it so.
+pub(super) struct Unfold {
+    /// Of the columns that are read.
+    offsets: Vec<usize>,
+    /// Positions of a column, rounded up.
+    stride: usize,
+    /// Of weights.
+    rows: usize,
+    /// The shape of the call without copies.
+    grid: Grid,
+}
+
+impl Unfold {
+    /// Positions of scratch: the columns, the results and two residual sums.
+    pub(super) fn room(&self) -> usize {
+        self.offsets.len() * self.stride + 3 * self.results()
+    }
+
+    fn results(&self) -> usize {
+        self.rows * self.grid.height * self.grid.width
+    }
+
+    /// Copies the columns, runs the weights on them, and puts the results where they belong.
+    pub(super) fn run(
+        &self,
+        laid: &Laid,
+        (crew, instructions): (&Crew<'_>, Instructions),
+        source: &[f32],
+        out: &mut [f32],
+        finish: &Finish<'_>,
+        scratch: &mut [f32],
+    ) {
+        let Grid { lanes, out_row, out_channel, .. } = self.grid;
+        let (columns, rest) = scratch.split_at_mut(self.offsets.len() * self.stride * lanes);
+        let (results, rest) = rest.split_at_mut(self.results() * lanes);
+        let (before, after) = rest.split_at_mut(self.results() * lanes);
+        let after = &mut after[..self.results() * lanes];
+        let positions = self.grid.height * self.grid.width;
+        let every = self.offsets.iter().map(|offset| offset * lanes);
+        self.copy(columns, self.stride, (source, self.grid.source_row), every);
+        let from_map = |into: &mut [f32], map: &[f32], row: usize, channel: usize| {
+            self.copy(into, positions, (map, row), (0..self.rows).map(|c| c * channel * lanes));
+        };
+        let compact = |residual: Option<Residual<'_>>, into: &'_ mut [f32]| {
+            residual.map(|r| from_map(into, r.from, r.row, r.channel)).is_some()
+        };
+        let (has_before, has_after) = (compact(finish.before, before), compact(finish.after, after));
+        if finish.bias.is_none() {
+            from_map(results, out, out_row, out_channel);
+        }
+        let residual = |from| Residual { from, row: positions, channel: positions };
+        let finish = Finish {
+            before: has_before.then_some(residual(&*before)),
+            after: has_after.then_some(residual(&*after)),
+            ..*finish
+        };
+        laid.weights.run_on(crew, instructions, &laid.grid, columns, results, &finish);
+        let run = self.grid.width * lanes;
+        for (c, map) in results.chunks_exact(positions * lanes).enumerate() {
+            for (y, row) in map.chunks_exact(run).enumerate() {
+                let to = (c * out_channel + y * out_row) * lanes;
+                copy_row(&mut out[to..to + run], row);
+            }
+        }
+    }
+
+    /// Rows of maps that start at `places` of `source`, side by side; maps are `stride` positions apart.
+    fn copy(
+        &self,
+        into: &mut [f32],
+        stride: usize,
+        (source, row): (&[f32], usize),
+        places: impl Iterator<Item = usize>,
+    ) {
+        let Grid { height, width, lanes, .. } = self.grid;
+        let run = width * lanes;
+        for (map, place) in into.chunks_exact_mut(stride * lanes).zip(places) {
+            for (y, own) in map[..run * height].chunks_exact_mut(run).enumerate() {
+                let from = place + y * row * lanes;
+                copy_row(own, &source[from..from + run]);
+            }
+        }
+    }
+}
+
+/// A few numbers: most rows have 4 or 8, and are copied without a call.
+#[inline(always)]
+fn copy_row(into: &mut [f32], from: &[f32]) {
+    if let (Ok(into), Ok(from)) = (<&mut [f32; 8]>::try_from(&mut *into), <&[f32; 8]>::try_from(from)) {
+        *into = *from;
+    } else if let (Ok(into), Ok(from)) = (<&mut [f32; 4]>::try_from(&mut *into), <&[f32; 4]>::try_from(from)) {
+        *into = *from;
+    } else {
+        into.copy_from_slice(from);
+    }
+}
+
+/// Whether copying windows pays: rows narrower than half a vector, and enough rows of weights that read them.
+fn unfolds(grid: &Grid, rows: usize) -> bool {
+    let run = grid.width * grid.lanes;
+    grid.height > 1 && run < 8 && run * grid.height <= 64 && rows >= 32
+}
+
+/// The taps of a block over an operand that lies as `view` says (or split into `phases`).
 pub(super) fn lay_out(
     block: &TapBlock,
     taps: &Csr<f32>,
@@ -116,10 +228,10 @@ pub(super) fn lay_out(
     out: &View,
     lanes: usize,
     instructions: Instructions,
-) -> (GridWeights, Grid, usize) {
+) -> Laid {
     let window = block.window;
     let [kh, kw] = window.kernel;
-    let offsets: Vec<usize> = match phases {
+    let mut offsets: Vec<usize> = match phases {
         Some(p) => p.offsets(),
         None => {
             let columns = (0..taps.cols()).map(|j| window.tap(j));
@@ -138,15 +250,14 @@ pub(super) fn lay_out(
     // Two rows × four vectors of results read so many rows and columns.
     let per_position = 16usize.div_ceil(lanes);
     let wide = 4 * per_position;
-    let footprint = if block.output.positions() == 1 {
+    let mut footprint = if block.output.positions() == 1 {
         lanes * 4
     } else {
         (kh + window.stride[0]) * (wide * window.stride[1] + kw) * lanes * 4
     };
     let rows: Vec<Vec<(usize, f32)>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
     let cost = Cost::of_grid(instructions, lanes, block.output.positions());
-    let weights = GridWeights::new(&rows, &offsets, kh * kw, footprint, cost);
-    let grid = Grid {
+    let mut grid = Grid {
         height: block.output.height,
         width: block.output.width,
         lanes,
@@ -155,5 +266,37 @@ pub(super) fn lay_out(
         out_row: out.row,
         out_channel: out.channel,
     };
-    (weights, grid, start)
+    let mut borders = Some(borders(block));
+    let mut unfold = None;
+    if unfolds(&grid, taps.rows()) && source_step == 1 {
+        let mut read = vec![false; offsets.len()];
+        rows.iter().flatten().for_each(|(column, _)| read[*column] = true);
+        let stride = block.output.positions().next_multiple_of(16);
+        let mut own = Vec::new();
+        for (offset, _) in offsets.iter_mut().zip(&read).filter(|(_, read)| **read) {
+            own.push(*offset);
+            *offset = (own.len() - 1) * stride;
+        }
+        let folded = grid;
+        let positions = block.output.positions();
+        grid = Grid { height: 1, width: positions, source_row: 0, out_row: positions, out_channel: positions, ..grid };
+        footprint = kh * kw * grid.width.min(wide) * lanes * 4;
+        (unfold, borders) = (Some(Unfold { offsets: own, stride, rows: taps.rows(), grid: folded }), None);
+    }
+    let weights = GridWeights::new(&rows, &offsets, kh * kw, footprint, borders, cost);
+    Laid { weights, grid, start, unfold }
+}
+
+/// Rows and columns of the window that lie in the padding for the first and last results.
+fn borders(block: &TapBlock) -> Borders {
+    let window = block.window;
+    let (input, output) = ([block.input.height, block.input.width], [block.output.height, block.output.width]);
+    let outside = |axis: usize| {
+        let (kernel, dilation, padding) = (window.kernel[axis], window.dilation[axis].max(1), window.padding[axis]);
+        let before = padding.div_ceil(dilation).min(kernel);
+        let last = (output[axis].max(1) - 1) * window.stride[axis];
+        let inside = (input[axis] + padding).saturating_sub(last).div_ceil(dilation);
+        [before, kernel.saturating_sub(inside)]
+    };
+    Borders { kernel: window.kernel, rows: outside(0), columns: outside(1) }
 }

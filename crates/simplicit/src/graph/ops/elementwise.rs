@@ -4,7 +4,8 @@ use super::loops::{Loops, broadcast, repeated};
 use super::{Binary, Unary, Value};
 use crate::Result;
 use crate::graph::Dims;
-use crate::graph::error_function::erf;
+use crate::graph::error_function::erf_slice;
+use crate::kernels::elementary::exp_slice;
 
 impl Unary {
     pub(super) fn forward(self, x: &[f32], out: &mut [f32]) {
@@ -13,9 +14,12 @@ impl Unary {
         }
         match self {
             Unary::Sqrt => each(x, out, f32::sqrt),
-            Unary::Exp => each(x, out, f32::exp),
+            Unary::Exp => {
+                out.copy_from_slice(x);
+                exp_slice(out);
+            }
             Unary::Log => each(x, out, f32::ln),
-            Unary::Erf => each(x, out, |x| erf(f64::from(x)) as f32),
+            Unary::Erf => erf_slice(x, out),
             Unary::Negative => each(x, out, |x| -x),
             Unary::Absolute => each(x, out, f32::abs),
             Unary::Reciprocal => each(x, out, |x| 1.0 / x),

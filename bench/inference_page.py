@@ -1,0 +1,94 @@
+"""Puts what `benches/inference.rs -- page FILE` measured into docs/inference.md: python inference_page.py FILE
+
+Rewrites the parts of the page between `<!-- measured NAME -->` and `<!-- end -->` and draws docs/inference.svg: one curve
+per network and batch, how many times faster than the faster of our dense model and ONNX Runtime, against the share of
+zeros. Above the line of 1 zeros pay; the break-even of every curve is printed.
+"""
+
+import math
+import re
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+AIMS = {
+    ("ResNet-20", 64): "1.2 · 1.7 · 2.7 · 4.5 · 7",
+    ("ResNet-20", 1): "1.0 · 1.3 · 2.0 · 3.5 · 5",
+    ("ResNet-18", 64): "1.2 · 1.7 · 2.7 · 4.5 · 7",
+    ("ResNet-18", 1): "1.0 · 1.3 · 2.0 · 3.5 · 5",
+    ("784-512-512-10", 256): "1.2 · 1.7 · 3 · 6 · 10",
+    ("784-512-512-10", 1): "1.0 · 1.5 · 2.5 · 4.5 · 8",
+    ("784-64-32-16-10", 256): "1.1 · 1.5 · 2.3 · 4 · 6",
+}
+
+machine, *sections = Path(sys.argv[1]).read_text().split("\n## ")
+sections = {name: text.strip() for name, _, text in (section.partition("\n") for section in sections)}
+curves, trained = {}, []
+for line in (sections["convolutions"] + "\n" + sections["dense"]).splitlines():
+    cells = [c.strip() for c in line.strip("| ").split("|")]
+    if len(cells) != 7 or not cells[1].endswith("%"):
+        continue
+    if cells[1].startswith("trained"):
+        trained.append(f"{cells[0]} {cells[1]}, batch {cells[2]}: {cells[6]} ×")
+    else:
+        curves.setdefault((cells[0], int(cells[2])), []).append((float(cells[1][:-1]), float(cells[6])))
+
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 420, 56, 16, 210, 44
+COLOURS = ["#1b6ca8", "#c8553d", "#588157", "#7b4b94", "#b8860b", "#444444", "#2a9d8f", "#e76f51"]
+
+
+def x(sparsity):
+    return LEFT + (WIDTH - LEFT - RIGHT) * sparsity / 100
+
+
+def y(speed):
+    return TOP + (HEIGHT - TOP - BOTTOM) * (1 - (math.log2(speed) + 1.5) / 5.2)
+
+
+out = [
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">',
+    f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+]
+for speed in (0.5, 1, 2, 4, 8):
+    colour, dash = ("#000", "") if speed == 1 else ("#ccc", ' stroke-dasharray="3 3"')
+    out.append(f'<line x1="{x(0)}" x2="{x(100)}" y1="{y(speed):.1f}" y2="{y(speed):.1f}" stroke="{colour}"{dash}/>')
+    out.append(f'<text x="{LEFT - 8}" y="{y(speed) + 4:.1f}" text-anchor="end">{speed} ×</text>')
+for sparsity in (0, 20, 40, 60, 80, 100):
+    out.append(f'<text x="{x(sparsity)}" y="{HEIGHT - 24}" text-anchor="middle">{sparsity} %</text>')
+out.append(f'<text x="{(x(0) + x(100)) / 2}" y="{HEIGHT - 6}" text-anchor="middle">zeros among the weights</text>')
+for k, ((name, batch), points) in enumerate(curves.items()):
+    colour = COLOURS[k % len(COLOURS)]
+    path = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in points)
+    out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+    for s, v in points:
+        out.append(f'<circle cx="{x(s):.1f}" cy="{y(v):.1f}" r="2.5" fill="{colour}"/>')
+    row = TOP + 14 + 18 * k
+    out.append(f'<line x1="{x(100) + 14}" x2="{x(100) + 34}" y1="{row}" y2="{row}" stroke="{colour}" stroke-width="2"/>')
+    out.append(f'<text x="{x(100) + 40}" y="{row + 4}">{name}, {batch}</text>')
+    above = next((s for s, v in points if v >= 1), None)
+    print(f"{name}, batch {batch}: at least as fast from {above:.0f} % on" if above is not None else f"{name}: never")
+out.append("</svg>")
+(DOCS / "inference.svg").write_text("\n".join(out) + "\n")
+
+shares = sorted({share for points in curves.values() for share, _ in points if share > 0})
+summary = ["| | " + " | ".join(f"{share:.0f} %" for share in shares) + " | aims |", "|---" * (len(shares) + 2) + "|"]
+for (name, batch), aims in AIMS.items():
+    if points := dict(curves.get((name, batch), [])):
+        speeds = " | ".join(f"{points[share]:.2f}" for share in shares)
+        summary.append(f"| {name}, batch {batch} | {speeds} | {aims} |")
+if trained:
+    summary += ["", "Trained, not pruned at random: " + "; ".join(trained) + "."]
+sections |= {
+    "machine": machine.strip(),
+    "summary": "\n".join(summary),
+    "measurements": sections["convolutions"] + "\n" + "\n".join(sections["dense"].splitlines()[2:]),
+}
+page = (DOCS / "inference.md").read_text()
+
+
+def measured(match):
+    return f"<!-- measured {match[1]} -->\n\n{sections[match[1]]}\n\n<!-- end -->"
+
+
+page = re.sub(r"<!-- measured (\w+) -->.*?<!-- end -->", measured, page, flags=re.DOTALL)
+(DOCS / "inference.md").write_text(page)
