@@ -80,6 +80,9 @@ class SIM:
         Cardinality rows that get a lower bound: ``off``, ``sampled`` or ``all``.
     samples : int, optional
         Use so many samples, chosen without replacement.
+    augment : str, optional
+        Train on every image and a changed copy of it: ``flip`` (mirrored), ``shift:N`` (moved by up to N pixels) or
+        ``flip,shift:N``, drawn by the seed.
     seed : int, optional
         Seed of everything random.
     scale, mean, std : float or sequence, optional
@@ -156,6 +159,7 @@ class SIM:
         positions: int | None = None,
         bounds: str | None = None,
         samples: int | None = None,
+        augment: str | None = None,
         seed: int = 0,
         scale: float | None = None,
         mean: Any = None,
@@ -200,6 +204,7 @@ class SIM:
         self.positions = positions
         self.bounds = bounds
         self.samples = samples
+        self.augment = augment
         self.seed = seed
         self.scale = scale
         self.mean = mean

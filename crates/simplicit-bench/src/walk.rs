@@ -193,7 +193,7 @@ impl<'a> Walk<'a> {
             objective: Objective::Method(Arc::new(method)),
             strength,
             cascade,
-            output_refit: 0,
+            output_refit: Some(0),
             ..TrainSettings::default()
         };
         let mut run = Run { threads: self.threads, cancel: self.cancel, keep: self.shared, progress: &mut |_| {} };

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::bail;
 use clap::Parser;
-use simplicit::arrays::{Labels, Preprocessing, Selection};
+use simplicit::arrays::{Augment, Labels, Preprocessing, Selection};
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Mask;
@@ -104,6 +104,7 @@ impl Training {
             ("--rescale", args.rescale),
             ("--gamma", args.gamma.is_some()),
             ("--samples", args.selection.samples.is_some()),
+            ("--augment", args.augment.is_some()),
             ("--scale, --mean, --std", args.preprocessing.over(&identity)? != identity),
         ];
         if let Some((flag, _)) = needs_network.iter().find(|(_, given)| *given) {
@@ -144,6 +145,11 @@ impl Training {
     /// The samples to use.
     pub fn selection(&self) -> Selection {
         self.effective.samples.map_or_else(Selection::all, |count| Selection::random(count, self.effective.seed))
+    }
+
+    /// How copies of images are changed, where there are copies.
+    pub fn augment(&self) -> Option<(Augment, u64)> {
+        self.effective.augment.map(|augment| (augment, self.effective.seed))
     }
 
     /// Everything that was decided, as JSON under the names of the flags.

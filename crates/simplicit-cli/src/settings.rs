@@ -5,6 +5,7 @@ use std::sync::Arc;
 use anyhow::bail;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use simplicit::arrays::Augment;
 use simplicit::problem::penalty::{ElasticNet, L1, Perspective, Ridge};
 use simplicit::problem::{Connectivity, Mask, Matching};
 use simplicit::train::{Bounds, Objective, TrainSettings};
@@ -136,6 +137,8 @@ pub(crate) struct Effective {
     pub(crate) alpha: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mu: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) augment: Option<Augment>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) target_sparsity: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -264,13 +267,17 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     if args.robust.is_some() && args.max_drop.is_some() {
         bail!("--robust: expected --target-sparsity or a strength beside it, got --max-drop");
     }
+    if args.augment.is_some() && args.max_drop.is_some() {
+        bail!(
+            "--augment: expected --target-sparsity or a strength beside it, got --max-drop, whose held-out images must not be \
+             copies of trained ones"
+        );
+    }
     let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
     let usual = TrainSettings::default();
-    // Shared weights have no such refit yet, it knows nothing of certificates, and who wants no refit wants none at all.
+    // With shared weights it costs more than training and must be asked for, it knows nothing of certificates, and who wants
+    // no refit wants none at all.
     let unfit = plain || facts.maps || args.robust.is_some() || args.refit == Some(Switch::Off);
-    if facts.maps && args.output_refit.is_some_and(|n| n > 0) {
-        return Err(not_yet("--output-refit for networks with convolutions"));
-    }
     let (beta, alpha, mu) = strengths(args, penalty, normalise, paper)?;
     Ok(Effective {
         samples: args.selection.samples,
@@ -279,6 +286,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         beta,
         alpha,
         mu,
+        augment: args.augment,
         target_sparsity: args.target_sparsity,
         max_drop: args.max_drop,
         connectivity,
@@ -423,7 +431,7 @@ impl Effective {
             normalise: self.normalize.is_on(),
             rounds: self.rounds.unwrap_or(1),
             refit: self.refit.is_none_or(Switch::is_on),
-            output_refit: self.output_refit,
+            output_refit: Some(self.output_refit),
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),
             robust_rounds: self.robust.unwrap_or(0),

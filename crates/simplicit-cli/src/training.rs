@@ -80,7 +80,9 @@ impl Job<'_> {
 
     /// What the length of the training depends on.
     fn plan(&self, groups: usize) -> Plan {
-        let (effective, staged) = (self.effective, self.effective.output_refit > 0);
+        let effective = self.effective;
+        // Networks with feature maps, which have positions, go to their target at once.
+        let staged = effective.output_refit > 0 && effective.positions.is_none();
         Plan {
             groups,
             staged_target: effective.target_sparsity.filter(|_| staged && effective.robust.is_none()),

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use simplicit::Error;
-use simplicit::arrays::{Array, Element, Labels, Preprocessing, Selection};
+use simplicit::arrays::{Array, Augment, Augmented, Element, InputSource, Labels, Preprocessing, Selection};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::problem::Mask;
 use simplicit::states::StateSource;
@@ -59,6 +59,13 @@ fn mask_of(mask: &Lent<'_>) -> Mask {
     Mask::from_pattern(&numbers.block(0..numbers.samples()))
 }
 
+/// Images with changed copies, where they are asked for.
+fn augmented<'a>(inputs: ViewInputs<'a>, how: Option<(Augment, u64)>) -> simplicit::Result<Box<dyn InputSource + 'a>> {
+    let Some((augment, seed)) = how else { return Ok(Box::new(inputs)) };
+    let (shape, spread) = (inputs.sample_shape().to_vec(), inputs.per_feature().clone());
+    Ok(Box::new(Augmented::new(inputs, &shape, &spread, augment, seed)?))
+}
+
 /// Trains on a baseline with inputs, or on states. Returns the model, its results (JSON) and what must be seen.
 #[pyfunction]
 #[pyo3(signature = (flags, baseline, u, states, *, own=None, mask=None, threads=None, checkpoint=None, hashes=None, progress=None, engine=None))]
@@ -91,12 +98,17 @@ pub(crate) fn train<'py>(
         Some(u) => {
             let numbers = u.numbers();
             let indices = training.selection().indices(numbers.samples()).map_err(|e| of_library(&e))?;
-            Some(ViewInputs::new(numbers, training.preprocessing(), indices).map_err(|e| of_library(&e))?)
+            let inputs = ViewInputs::new(numbers, training.preprocessing(), indices).map_err(|e| of_library(&e))?;
+            Some(augmented(inputs, training.augment()).map_err(|e| of_library(&e))?)
         }
         None => None,
     };
+    if engine.is_some() && training.augment().is_some() {
+        let expected = "None with an engine, whose workers read the images themselves";
+        return Err(of_library(&Error::setting("augment", expected, "an augmentation")));
+    }
     let samples = match (&baseline, &inputs, &states) {
-        (Some(baseline), Some(inputs), None) => Samples::Inputs(baseline, inputs),
+        (Some(baseline), Some(inputs), None) => Samples::Inputs(baseline, inputs.as_ref()),
         (None, None, Some(states)) => Samples::States(states),
         _ => return Err(of_library(&Error::setting("fit", "a baseline with inputs, or states", "something else"))),
     };

@@ -306,7 +306,8 @@ fn a_convolutional_network_is_trained_as_well_as_on_the_cpu(on: On) {
             importance: Some(&row_weights),
             preprocessing: Preprocessing::default(),
         };
-        let settings = TrainSettings { device, target_sparsity: Some(0.5), output_refit: 0, ..Default::default() };
+        let settings =
+            TrainSettings { device, target_sparsity: Some(0.5), output_refit: Some(0), ..Default::default() };
         let mut run = Run { threads, cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
         train(&input, &settings, &mut run).unwrap()
     };

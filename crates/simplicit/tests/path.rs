@@ -7,11 +7,11 @@ use simplicit::evaluate::agreement;
 use simplicit::layout::Activation::Relu;
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
-use simplicit::network::{Network, Shape};
+use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
 use simplicit::states::{Collected, StateSlice};
-use simplicit::train::{Forget, Run, TrainInput, TrainSettings, path, train};
+use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance, path, train};
 
 #[test]
 fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
@@ -38,7 +38,7 @@ fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
         preprocessing: Preprocessing::identity(),
     };
     // Without stages every level is a model of its own.
-    let settings = TrainSettings { strength: 1e-4, output_refit: 0, ..TrainSettings::default() };
+    let settings = TrainSettings { strength: 1e-4, output_refit: Some(0), ..TrainSettings::default() };
     let cancel = Cancel::new();
     let mut models = 0;
     let mut count = |p| models += usize::from(matches!(p, simplicit::train::Progress::Model { .. }));
@@ -62,10 +62,17 @@ fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
     assert_eq!(alone.model.a(), points[1].model.a());
     assert_eq!(alone.model.b(), points[1].model.b());
     assert!(path(&input, None, &[1.0], &settings, &mut run).is_err());
+    for (settings, named) in [
+        (TrainSettings { target_sparsity: Some(0.5), ..settings.clone() }, "target-sparsity: expected none for a path"),
+        (TrainSettings { robust_rounds: 1, ..settings.clone() }, "robust: expected 0 for a path"),
+    ] {
+        let message = path(&input, None, &[0.5], &settings, &mut run).unwrap_err().to_string();
+        assert!(message.starts_with(named), "{message}");
+    }
     assert!(models < 36, "{models} models: a level must profit from those before it");
 
     // In stages every level starts from the one before; the first is what training for it alone gives.
-    let settings = TrainSettings { output_refit: 2, ..settings };
+    let settings = TrainSettings { output_refit: Some(2), ..settings };
     let staged = path(&input, None, &[0.3, 0.5, 0.7], &settings, &mut run).unwrap();
     for (point, level) in staged.iter().zip([0.3, 0.5, 0.7]) {
         let sparsity = point.model.sparsity().sparsity;
@@ -75,4 +82,42 @@ fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
     let alone = train(&input, &TrainSettings { target_sparsity: Some(0.3), ..settings }, &mut run).unwrap();
     assert_eq!(alone.model.to_bytes(), staged[0].model.to_bytes());
     assert!(staged[2].report.training_error < points[2].report.training_error, "stages pay at the far end");
+}
+
+#[test]
+fn every_level_of_a_convolutional_network_is_what_training_for_it_gives() {
+    let mut random = Random::new(5);
+    let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| (0.5 * random.normal()) as f32);
+    let network = Network::builder(Shape::map(2, 8, 8))
+        .and_then(|b| b.convolution(weights(8, 18), Window::square(3, 1, 1), Some(vec![0.1; 8])))
+        .and_then(|b| b.activation(Relu))
+        .and_then(|b| b.convolution(weights(8, 72), Window::square(3, 2, 1), Some(vec![0.1; 8])))
+        .and_then(|b| b.activation(Relu))
+        .and_then(|b| b.global_average())
+        .and_then(|b| b.linear(weights(4, 8), None))
+        .and_then(|b| b.build())
+        .unwrap();
+    let u = Matrix::from_fn(120, 128, |_, _| random.normal() as f32);
+    let baseline = ImplicitModel::from_network(&network).unwrap();
+    let cancel = Cancel::new();
+    let weights = importance(&network, &u, 2, 0, Threads::one(), &cancel).unwrap();
+    let source = Collected::new(&network, &u).unwrap();
+    let input = TrainInput {
+        source: &source,
+        baseline: Some(&baseline),
+        importance: Some(&weights),
+        preprocessing: Preprocessing::identity(),
+    };
+    let mut run = Run { threads: Threads::new(2), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
+    let settings = TrainSettings::default();
+    let points = path(&input, None, &[0.6, 0.4], &settings, &mut run).unwrap();
+    for (point, level) in points.iter().zip([0.4, 0.6]) {
+        // Row weights of errors that come together and steered prices included: the same bytes.
+        let alone =
+            train(&input, &TrainSettings { target_sparsity: Some(level), ..settings.clone() }, &mut run).unwrap();
+        assert_eq!(alone.model.to_bytes(), point.model.to_bytes());
+        let sparsity = point.model.sparsity().sparsity;
+        // One weight is 0.13 points of this network.
+        assert!((sparsity - level).abs() < 0.004, "{sparsity} for {level}");
+    }
 }

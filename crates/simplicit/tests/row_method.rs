@@ -54,7 +54,7 @@ fn convolutional() -> Network {
 }
 
 fn with(method: impl RowMethod + 'static) -> TrainSettings {
-    TrainSettings { objective: Objective::Method(Arc::new(method)), output_refit: 0, ..TrainSettings::default() }
+    TrainSettings { objective: Objective::Method(Arc::new(method)), output_refit: Some(0), ..TrainSettings::default() }
 }
 
 fn run(

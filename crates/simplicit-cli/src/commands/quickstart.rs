@@ -153,6 +153,7 @@ fn settings() -> Effective {
         beta: None,
         alpha: None,
         mu: Some(2e-6),
+        augment: None,
         target_sparsity: Some(TARGET),
         max_drop: None,
         connectivity: ConnectivityKind::Baseline,

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection, content_hash};
+use simplicit::arrays::{
+    Array, Augment, Augmented, InputSource, Inputs, Labels, Preprocessing, Selection, content_hash,
+};
 use simplicit::backend::Device;
 use simplicit::evaluate::{accuracy, agreement, equilibrium_error};
 use simplicit::layout::Activation;
@@ -69,6 +71,9 @@ pub(crate) struct TrainArgs {
     /// no labels needed
     #[arg(long, value_name = "FILE", conflicts_with = "states")]
     pub(crate) inputs: Option<PathBuf>,
+    /// Train on every image and a changed copy of it: flip (mirrored), shift:N (moved by up to N pixels) or flip,shift:N, drawn by --seed [default: none]
+    #[arg(long, value_name = "HOW", conflicts_with = "states")]
+    pub(crate) augment: Option<Augment>,
     /// States instead of a network: a file with U, Z, X, Y (see collect), or a folder with U.npy, Z.npy, X.npy, Y.npy
     #[arg(long, value_name = "FILE", conflicts_with_all = ["network", "positional"])]
     pub(crate) states: Option<PathBuf>,
@@ -159,7 +164,7 @@ pub(crate) struct TrainArgs {
     /// Least squares on the chosen weights at the end [default: on]
     #[arg(long, help_heading = "The method")]
     pub(crate) refit: Option<Switch>,
-    /// Rounds of least squares over all non-zeros together, on what the output makes of them [default: 4; 0 with --refit off, --robust, exact matching or convolutions]
+    /// Rounds of least squares over all non-zeros together, on what the output makes of them [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions, where it takes longer than training]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) output_refit: Option<usize>,
     /// Later rows see the states of the model built so far [default: on]
@@ -355,7 +360,7 @@ pub(crate) fn missed_target(effective: &Effective, sparsity: f64) -> Option<Stri
 
 /// What is trained on.
 enum Origin {
-    Network(Box<Baseline>, Box<Inputs>),
+    Network(Box<Baseline>, Box<dyn InputSource>, Preprocessing),
     States(Box<ArrayStates>, Preprocessing),
 }
 
@@ -375,7 +380,15 @@ impl Origin {
                 let baseline = Baseline::open_selected(network, &args.names.selection())?;
                 let (own, selection) = (baseline.preprocessing(), args.selection.selection());
                 let inputs = args.pictures.open_inputs(inputs, &args.preprocessing, own, &selection)?;
-                Ok(Origin::Network(Box::new(baseline), Box::new(inputs)))
+                let preprocessing = inputs.preprocessing().clone();
+                let source: Box<dyn InputSource> = match args.augment {
+                    None => Box::new(inputs),
+                    Some(augment) => {
+                        let (shape, spread) = (inputs.sample_shape().to_vec(), inputs.per_feature().clone());
+                        Box::new(Augmented::new(inputs, &shape, &spread, augment, args.selection.seed)?)
+                    }
+                };
+                Ok(Origin::Network(Box::new(baseline), source, preprocessing))
             }
             (_, _, Some(states)) => {
                 if args.selection.samples.is_some() {
@@ -396,22 +409,20 @@ impl Origin {
 
     fn baseline(&self) -> Option<&Baseline> {
         match self {
-            Origin::Network(baseline, _) => Some(baseline),
+            Origin::Network(baseline, ..) => Some(baseline),
             Origin::States(..) => None,
         }
     }
 
     fn preprocessing(&self) -> &Preprocessing {
         match self {
-            Origin::Network(_, inputs) => inputs.preprocessing(),
-            Origin::States(_, preprocessing) => preprocessing,
+            Origin::Network(_, _, preprocessing) | Origin::States(_, preprocessing) => preprocessing,
         }
     }
 
     fn sizes(&self) -> Sizes {
-        use simplicit::states::InputSource;
         match self {
-            Origin::Network(baseline, inputs) => {
+            Origin::Network(baseline, inputs, _) => {
                 Sizes { samples: inputs.samples(), states: baseline.map().shape().states }
             }
             Origin::States(states, _) => Sizes { samples: states.samples(), states: states.shape().states },
@@ -435,14 +446,14 @@ impl Origin {
 
     fn samples(&self) -> Samples<'_> {
         match self {
-            Origin::Network(baseline, inputs) => Samples::Inputs(baseline, inputs.as_ref()),
+            Origin::Network(baseline, inputs, _) => Samples::Inputs(baseline, inputs.as_ref()),
             Origin::States(states, _) => Samples::States(states.as_ref()),
         }
     }
 
     fn facts(&self) -> Facts {
         match self {
-            Origin::Network(baseline, _) => Facts::of(baseline),
+            Origin::Network(baseline, ..) => Facts::of(baseline),
             Origin::States(..) => Facts::default(),
         }
     }

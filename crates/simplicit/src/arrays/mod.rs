@@ -14,6 +14,7 @@
 //! before anything is allocated.
 
 mod array;
+mod augment;
 mod bytes;
 mod element;
 mod file;
@@ -30,6 +31,7 @@ mod source;
 mod zip;
 
 pub use array::Array;
+pub use augment::{Augment, Augmented};
 pub use element::Element;
 pub use file::ArrayFile;
 pub use hash::content_hash;

@@ -74,6 +74,18 @@ impl Operator {
         }
     }
 
+    /// What changes `d` of the operands do to the layer's value `out`, for one sample; nothing to a constant.
+    pub(crate) fn tangent(&self, operands: &[&[f32]], out: &[f32], d: &[&[f32]], into: &mut [f32]) {
+        into.fill(0.0);
+        if let Operator::Structure { structure, operands: about } = self {
+            let dims = about.iter().map(|o| o.dims).collect::<Vec<_>>();
+            // The shape rule held when the model was made.
+            if let Ok(dims) = structure.dims(&dims) {
+                structure.tangent(&with_dims(about, operands), Value { dims, data: out }, d, into);
+            }
+        }
+    }
+
     /// Adds to the cotangents of the operands what the layer's cotangent `dout` gives them, for one sample.
     pub(crate) fn adjoint(&self, operands: &[&[f32]], out: &[f32], dout: &[f32], into: &mut [Option<&mut [f32]>]) {
         if let Operator::Structure { structure, operands: about } = self {

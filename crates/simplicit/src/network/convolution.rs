@@ -173,6 +173,29 @@ impl Convolution {
         }
     }
 
+    /// gradient += dout · windows(x)ᵀ, channels × taps: the transpose of [`Convolution::add`] in its weights.
+    pub(crate) fn add_outer(self, x: &[f32], dout: &[f32], scratch: &mut Vec<f32>, gradient: &mut [f32]) {
+        let (positions, taps) = (self.output.positions(), self.taps());
+        let channels = self.output.channels;
+        if self.is_plain() {
+            let part = View::new(dout, channels, positions, positions);
+            return gemm(gradient, taps, true, 1.0, part, View::new(x, taps, positions, positions).t());
+        }
+        scratch.resize(taps * self.block(), 0.0);
+        let stride = self.window.stride[1];
+        for start in (0..positions).step_by(self.block()) {
+            let count = self.block().min(positions - start);
+            let columns = &mut scratch[..taps * count];
+            columns.fill(0.0);
+            self.for_runs(start, count, |at, from, run| {
+                let values = x[from..].iter().step_by(stride);
+                columns[at..at + run].iter_mut().zip(values).for_each(|(c, x)| *c = *x);
+            });
+            let part = View::new(&dout[start..], channels, count, positions);
+            gemm(gradient, taps, true, 1.0, part, View::new(columns, taps, count, count).t());
+        }
+    }
+
     /// Runs of the columns of `count` positions from `start` that lie inside the map: (place in the columns, place in
     /// the input, length); consecutive places in the input are one stride apart.
     fn for_runs(self, start: usize, count: usize, mut visit: impl FnMut(usize, usize, usize)) {
@@ -270,9 +293,13 @@ mod tests {
             convolution.add(&x, &mut convolution.room(&weights), &mut out);
             convolution.pull_back(&weights, &dout, &mut convolution.back_room(&weights), &mut dx);
             let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+            let mut gradient = vec![0.0; weights.as_slice().len()];
+            convolution.add_outer(&x, &dout, &mut Vec::new(), &mut gradient);
             let (left, right) = (dot(&out, &dout), dot(&dx, &x));
             let size = dot(&out, &out).sqrt() * dot(&dout, &dout).sqrt();
             assert!((left - right).abs() <= 1e-5 * size, "{window:?}: {left} {right}");
+            let by_weights = dot(&gradient, weights.as_slice());
+            assert!((left - by_weights).abs() <= 1e-5 * size, "{window:?}: {left} {by_weights}");
         }
     }
 }

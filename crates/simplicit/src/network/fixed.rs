@@ -160,6 +160,25 @@ impl FixedMap {
         }
     }
 
+    /// What a change `d` of the input does to one sample of the result; of a window the change of its first maximum.
+    pub(crate) fn tangent(self, x: &[f32], d: &[f32], out: &mut [f32]) {
+        if self.is_linear() {
+            return self.apply(d, out);
+        }
+        let (positions, channels) = (self.input().positions(), self.input().channels);
+        let places = out.len() / channels.max(1);
+        let mut largest = vec![0.0f32; places];
+        let planes = x.chunks_exact(positions).zip(d.chunks_exact(positions));
+        for ((x, d), out) in planes.zip(out.chunks_exact_mut(places)) {
+            largest.fill(f32::NEG_INFINITY);
+            self.for_taps(|from, to| {
+                if x[from] > largest[to] {
+                    (largest[to], out[to]) = (x[from], d[from]);
+                }
+            });
+        }
+    }
+
     /// A mean as a matrix over the positions of a channel: for every position out, positions in and their shares. Of a
     /// maximum, which is none, nothing.
     pub(crate) fn means(self) -> Vec<Vec<(usize, f64)>> {

@@ -112,7 +112,7 @@ pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Resul
         }
         Matching::Relaxed { .. } => {}
     }
-    for (setting, got) in [("output-refit", settings.output_refit), ("robust", settings.robust_rounds)] {
+    for (setting, got) in [("output-refit", settings.output_refit.unwrap_or(0)), ("robust", settings.robust_rounds)] {
         if got > 0 {
             return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
         }

@@ -5,7 +5,7 @@
 
 use super::fit::{self, Fitted, Workshop};
 use super::output_refit::refitted;
-use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check};
+use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check, check_untargeted};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::evaluate::predictions;
 use crate::model::ImplicitModel;
@@ -32,6 +32,7 @@ pub fn train_to_max_drop(
     run: &mut Run,
 ) -> Result<Trained> {
     check(input, settings)?;
+    check_untargeted("a model whose drop decides how sparse it is", settings)?;
     if !(0.0..=100.0).contains(&max_drop) {
         return Err(Error::setting("max-drop", "points between 0 and 100, such as 0.5", max_drop));
     }

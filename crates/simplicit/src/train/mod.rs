@@ -120,8 +120,9 @@ pub struct TrainSettings {
     pub rounds: usize,
     /// Least squares on the support at the end. Default on.
     pub refit: bool,
-    /// Rounds of the refit of all non-zeros together, in the metric of the output; 0 is none. Default 4.
-    pub output_refit: usize,
+    /// Rounds of the refit of all non-zeros together, in the metric of the output; 0 is none. Default: 4, and none for
+    /// models with convolutions or operators and with exact matching.
+    pub output_refit: Option<usize>,
     /// Later rows see the states of the model built so far. Default on.
     pub cascade: bool,
     /// A constant for every row, also where the baseline has no bias. Default off.
@@ -168,7 +169,7 @@ impl Default for TrainSettings {
             normalise: true,
             rounds: 3,
             refit: true,
-            output_refit: 4,
+            output_refit: None,
             cascade: true,
             bias: false,
             robust_rounds: 0,
@@ -411,6 +412,17 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     Ok(())
 }
 
+/// What makes no sense where the sparsity is not one target: on a path, or where a drop decides.
+fn check_untargeted(what: &str, settings: &TrainSettings) -> Result<()> {
+    if let Some(target) = settings.target_sparsity {
+        return Err(Error::setting("target-sparsity", format!("none for {what}"), target));
+    }
+    if settings.robust_rounds > 0 {
+        return Err(Error::setting("robust", format!("0 for {what}"), settings.robust_rounds));
+    }
+    Ok(())
+}
+
 /// What makes no sense whatever is trained.
 fn check_settings(settings: &TrainSettings) -> Result<()> {
     if let Device::Cuda(number) = settings.device {
@@ -429,6 +441,9 @@ fn check_settings(settings: &TrainSettings) -> Result<()> {
             _ if settings.rounds != 1 => return wants("one round", format!("{} rounds", settings.rounds)),
             _ if settings.refit => return wants("no refit", "a refit".into()),
             _ if settings.cascade => return wants("no cascade", "a cascade".into()),
+            _ if settings.output_refit.is_some_and(|rounds| rounds > 0) => {
+                return wants("no refit in the output metric", "one".into());
+            }
             _ if settings.target_sparsity.is_some() => {
                 return wants("no target sparsity", "a target; the match decides the sparsity".into());
             }

@@ -1,21 +1,22 @@
 //! The whole trade-off curve from one set-up: a model for every level of sparsity, judged on held-out samples.
 //!
 //! Levels are taken from small to large. Where targets are approached in stages every level is one, and starts from the
-//! model of the level before; elsewhere one record of (strength, sparsity) serves all, so a fit made for one level narrows
-//! the search for the next, and statistics that read no state of the model are gathered once.
+//! model of the level before. Where weights are shared every level is the model that training for it alone gives, with row
+//! weights and prices from rough models near it. Elsewhere one record of (strength, sparsity) serves all, so a fit made
+//! for one level narrows the search for the next, and statistics that read no state of the model are gathered once.
 
 use super::fit::{self, Fitted, Workshop};
 use super::max_drop::{agreement, require_judge};
 use super::output_refit::refitted;
 use super::search::{CLOSE, Climb, Found, MAX_MODELS};
 use super::stages;
-use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check};
+use super::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check, check_untargeted};
 use crate::states::StateSource;
 use crate::{Error, Result};
 
 /// One model per level (shares of the baseline's non-zeros to remove, in any order), in ascending order of the level,
 /// each within 0.1 points of it where the objective allows, with its certificates. With held-out samples
-/// `report.agreement` is the share of them with the baseline's prediction. `settings.target_sparsity` plays no part.
+/// `report.agreement` is the share of them with the baseline's prediction. A target sparsity or robust rounds are refused.
 pub fn path(
     input: &TrainInput,
     held_out: Option<&dyn StateSource>,
@@ -24,6 +25,7 @@ pub fn path(
     run: &mut Run,
 ) -> Result<Vec<Trained>> {
     check(input, settings)?;
+    check_untargeted("a path, whose levels are its targets", settings)?;
     if let Some(held_out) = held_out {
         require_judge(input, held_out)?;
     }
@@ -48,6 +50,18 @@ pub fn path(
             trained.report.agreement = held_out.map(|samples| agreement(&trained.model, samples, run)).transpose()?;
             climb.start_next_stage_from(trained.model.clone(), input, settings, run)?;
             left = Some(1.0 - level);
+            out.push(trained);
+        }
+        return Ok(out);
+    }
+    if settings.cascade && input.baseline.is_some_and(|b| !b.taps().is_empty() || b.layout().has_operators()) {
+        for level in levels {
+            let keep = stages::Named { keep: run.keep, name: format!("level {level} ") };
+            let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: &mut *run.progress };
+            let mut climb = Climb::new(settings);
+            let fitted = climb.step(input, settings, Some(level), true, &mut run)?;
+            let mut trained = climb.finish(fitted);
+            trained.report.agreement = held_out.map(|samples| agreement(&trained.model, samples, &run)).transpose()?;
             out.push(trained);
         }
         return Ok(out);

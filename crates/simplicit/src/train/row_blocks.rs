@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::linearised::Support;
+use super::linearised::Linearised;
 use crate::Result;
 use crate::linalg::{Cholesky, axpy, dot};
 use crate::problem::penalty::soft;
@@ -47,12 +47,12 @@ impl Preconditioner {
     }
 
     /// Rows at the ball whose own step would leave it move along it.
-    pub(super) fn hold(&mut self, support: &Support, w: &[f64], kappa: f64, descent: &[f64], states: usize) {
+    pub(super) fn hold(&mut self, support: &Linearised, w: &[f64], kappa: f64, descent: &[f64]) {
         let step = self.apply_chunks(descent);
-        for span in rows_of(support, states) {
+        for span in rows_of(support) {
             let signs: Vec<f64> = span
                 .clone()
-                .map(|k| if support.entries()[k].1 < states && w[k] != 0.0 { w[k].signum() } else { 0.0 })
+                .map(|k| if support.entries()[k].in_a && w[k] != 0.0 { w[k].signum() } else { 0.0 })
                 .collect();
             let norm: f64 = dot(&signs, &w[span.clone()]);
             if norm < (1.0 - 1e-4) * kappa || dot(&signs, &step[span.clone()]) <= 0.0 {
@@ -69,23 +69,21 @@ impl Preconditioner {
     }
 }
 
-/// The entries of every state row.
-fn rows_of(support: &Support, states: usize) -> Vec<Range<usize>> {
-    let entries = support.entries();
-    let mut out = Vec::new();
+/// The entries of every row that reads states of the model into states.
+fn rows_of(support: &Linearised) -> Vec<Range<usize>> {
+    let rows = support.entries().chunk_by(|a, b| a.row == b.row);
     let mut first = 0;
-    while first < entries.len() && entries[first].0 < states {
-        let length = entries[first..].iter().take_while(|(i, _)| *i == entries[first].0).count();
-        out.push(first..first + length);
-        first += length;
-    }
-    out
+    let spans = rows.map(|row| {
+        first += row.len();
+        (first - row.len()..first, row.iter().any(|entry| entry.in_a))
+    });
+    spans.filter(|(_, reads)| *reads).map(|(span, _)| span).collect()
 }
 
 /// Projects the A part of every state row onto Σ|a_j| ≤ κ.
-pub(super) fn into_ball(w: &mut [f64], support: &Support, kappa: f64, states: usize) {
-    for span in rows_of(support, states) {
-        let inside: Vec<usize> = span.filter(|&k| support.entries()[k].1 < states).collect();
+pub(super) fn into_ball(w: &mut [f64], support: &Linearised, kappa: f64) {
+    for span in rows_of(support) {
+        let inside: Vec<usize> = span.filter(|&k| support.entries()[k].in_a).collect();
         let mut sizes: Vec<f64> = inside.iter().map(|&k| w[k].abs()).collect();
         let norm: f64 = sizes.iter().sum();
         if norm <= kappa {

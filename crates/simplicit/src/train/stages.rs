@@ -6,7 +6,7 @@
 //! connection that was allowed at first may come back.
 
 use super::importance::{drawn, softmax};
-use super::linearised::{Samples, Support, gates};
+use super::linearised::{Linearised, Samples, gates};
 use super::{Delegate, Keep, Objective, Run, TrainInput, TrainSettings};
 use crate::Result;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
@@ -28,7 +28,7 @@ const DRAWS: usize = 2;
 
 /// Whether targets are approached in stages.
 pub(super) fn are_taken(input: &TrainInput, settings: &TrainSettings) -> bool {
-    settings.output_refit > 0
+    super::output_refit::rounds(input.baseline, settings) > 0
         && settings.robust_rounds == 0
         && matches!(settings.objective, Objective::Cardinality)
         && input.baseline.is_none_or(|b| b.taps().is_empty() && !b.layout().has_operators())
@@ -134,7 +134,7 @@ impl StateSource for OwnStates<'_> {
 fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &TrainInput, run: &Run) -> Result<Vec<f64>> {
     let shape = model.shape();
     let scale = model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
-    let (support, w) = Support::of(model);
+    let (support, w) = Linearised::of(model);
     let m = support.dense(&w);
     let samples = input.source.samples();
     let mut total = vec![0.0; shape.states + shape.outputs];

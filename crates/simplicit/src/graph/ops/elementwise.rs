@@ -112,6 +112,23 @@ impl Binary {
     }
 }
 
+impl Binary {
+    /// What changes of both values do to the result: slopes at every place, each value repeated as the result needs it.
+    pub(super) fn tangent(self, [a, b]: [Value<'_>; 2], [da, db]: [&[f32]; 2], dims: Dims, out: &mut [f32]) {
+        let whole = |value: Value<'_>| {
+            let mut whole = vec![0.0; out.len()];
+            apply(value, value, dims, &mut whole, |x, _| x);
+            whole
+        };
+        let (x, y) = (whole(a), whole(b));
+        let (dx, dy) = (whole(Value { data: da, ..a }), whole(Value { data: db, ..b }));
+        let at = [Value { dims, data: &x }, Value { dims, data: &y }];
+        out.fill(0.0);
+        self.adjoint(at, dims, &dx, Some(&mut *out), None);
+        self.adjoint(at, dims, &dy, None, Some(out));
+    }
+}
+
 /// f of both, walked together; the four kinds of inner loops have plain slices.
 fn apply(a: Value<'_>, b: Value<'_>, out_dims: Dims, out: &mut [f32], f: impl Fn(f32, f32) -> f32) {
     let loops = Loops::new(out_dims.sizes(), [repeated(a.dims, out_dims), repeated(b.dims, out_dims)]);

@@ -291,6 +291,44 @@ impl Structure {
         }
     }
 
+    /// One sample's derivative forwards: what changes `d` of all inputs do to the result `out`; `into` is overwritten.
+    pub(crate) fn tangent(&self, inputs: &[Value<'_>], out: Value<'_>, d: &[&[f32]], into: &mut [f32]) {
+        if into.is_empty() {
+            return;
+        }
+        match (self, inputs, d) {
+            // Diagonal or symmetric derivatives: the adjoint is the tangent.
+            (Structure::Unary(_) | Structure::Softmax { .. } | Structure::Normalise { .. }, &[x], &[d]) => {
+                into.fill(0.0);
+                self.adjoint_of_one(x, out, d, into);
+            }
+            (Structure::Binary(binary), &[a, b], &[da, db]) => binary.tangent([a, b], [da, db], out.dims, into),
+            (Structure::MatMul, &[a, b], &[da, db]) => {
+                let mut of_b = vec![0.0; into.len()];
+                product::forward(Value { data: da, ..a }, b, into);
+                product::forward(a, Value { data: db, ..b }, &mut of_b);
+                into.iter_mut().zip(of_b).for_each(|(into, v)| *into += v);
+            }
+            (Structure::Lookup, &[table, chosen], &[dtable, _]) => {
+                lookup::forward(Value { data: dtable, ..table }, chosen.data, into);
+            }
+            (Structure::Reduce { reduction: Reduction::Maximum | Reduction::Minimum, axes, .. }, &[x], &[d]) => {
+                // The adjoint of ones marks the value that each result is.
+                let (ones, mut marks) = (vec![1.0; into.len()], vec![0.0; d.len()]);
+                self.adjoint_of_one(x, out, &ones, &mut marks);
+                marks.iter_mut().zip(d).for_each(|(mark, d)| *mark *= d);
+                reduce::forward(Reduction::Sum, axes, Value { data: &marks, ..x }, into);
+            }
+            (Structure::Pool(pooling), &[x], &[d]) => pooling.tangent(x, d, into),
+            (Structure::Pad { padding, .. }, &[x], &[d]) => pad::forward(padding, 0.0, Value { data: d, ..x }, into),
+            // All others are linear.
+            _ => {
+                let changes: Vec<Value<'_>> = inputs.iter().zip(d).map(|(x, d)| Value { data: d, ..*x }).collect();
+                self.forward(&changes, into);
+            }
+        }
+    }
+
     /// One sample backwards: adds to the cotangent of every input that is asked for (`Some`) what the result's
     /// cotangent `dout` gives it.
     pub fn adjoint(&self, inputs: &[Value<'_>], out: Value<'_>, dout: &[f32], into: &mut [Option<&mut [f32]>]) {

@@ -120,6 +120,21 @@ impl Pooling {
         }
     }
 
+    /// What a change `d` of the value does to the result: that of the first maximum, or the mean of the changes.
+    pub(super) fn tangent(&self, x: Value<'_>, d: &[f32], out: &mut [f32]) {
+        if !self.maximum {
+            return self.forward(Value { data: d, ..x }, out);
+        }
+        let Some([rows, columns]) = self.plane(x.dims) else { return };
+        let plane = rows.size * columns.size;
+        let planes = x.data.chunks_exact(plane).zip(d.chunks_exact(plane));
+        for ((x, d), out) in planes.zip(out.chunks_exact_mut(rows.out * columns.out)) {
+            for (place, out) in out.iter_mut().enumerate() {
+                *out = d[largest([rows, columns], [place / columns.out, place % columns.out], x)];
+            }
+        }
+    }
+
     /// For every result: what it reads, and the factor of a mean.
     pub(super) fn windows(&self, x: Dims) -> Option<Vec<(Vec<u32>, f64)>> {
         let [rows, columns] = self.plane(x)?;

@@ -473,6 +473,40 @@ fn every_adjoint_adds_the_derivative() {
     }
 }
 
+/// ⟨tangent of d, dout⟩ = ⟨d, adjoint of dout⟩, where the adjoint is what differences say.
+#[test]
+fn every_tangent_is_the_transpose_of_the_adjoint() {
+    let mut cases = Cases(Random::new(3));
+    for round in 0..KINDS * 80 {
+        let (structure, inputs) = cases.make(round % KINDS);
+        let (dims, out) = run(&structure, &inputs);
+        let dout = singles(&cases.normal(dims.sizes()));
+        let mut d: Vec<Vec<f32>> = inputs.iter().map(|x| singles(&cases.normal(&x.sizes))).collect();
+        // What chooses rows of a table has no derivative.
+        if matches!(structure, Structure::Lookup) {
+            d[1].fill(0.0);
+        }
+        let data: Vec<Vec<f32>> = inputs.iter().map(singles).collect();
+        let all: Vec<Dims> = inputs.iter().map(|x| Dims::new(&x.sizes).unwrap()).collect();
+        let values: Vec<Value<'_>> = all.iter().zip(&data).map(|(&dims, data)| Value { dims, data }).collect();
+        let at = Value { dims, data: &out };
+        let mut tangent = vec![f32::NAN; out.len()];
+        let changes: Vec<&[f32]> = d.iter().map(|d| &d[..]).collect();
+        structure.tangent(&values, at, &changes, &mut tangent);
+        let mut adjoint: Vec<Vec<f32>> = d.iter().map(|d| vec![0.0; d.len()]).collect();
+        let mut into: Vec<Option<&mut [f32]>> = adjoint.iter_mut().map(|a| Some(a.as_mut_slice())).collect();
+        structure.adjoint(&values, at, &dout, &mut into);
+        let products = |a: &[f32], b: &[f32]| -> Vec<f64> {
+            a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).collect()
+        };
+        let forwards = products(&tangent, &dout);
+        let backwards: Vec<f64> = d.iter().zip(&adjoint).flat_map(|(d, a)| products(d, a)).collect();
+        let size: f64 = forwards.iter().chain(&backwards).map(|v| v.abs()).sum();
+        let (left, right) = (forwards.iter().sum::<f64>(), backwards.iter().sum::<f64>());
+        assert!((left - right).abs() <= 1e-5 * (size + 1e-3), "{structure:?} of {inputs:?}: {left}, {right}");
+    }
+}
+
 fn dims(sizes: &[usize]) -> Dims {
     Dims::new(sizes).unwrap()
 }
