@@ -433,7 +433,7 @@ impl Origin {
     fn join(&self, address: &str, args: &TrainArgs, effective: &Effective) -> anyhow::Result<Cluster> {
         let decided = serde_json::to_string(effective)?;
         match (self, &args.network, &args.states) {
-            (Origin::Network(_, inputs), Some(network), _) => {
+            (Origin::Network(_, inputs, _), Some(network), _) => {
                 if let Some((name, _)) = args.names.given().first() {
                     return Err(not_yet(&format!("--ray with --{name}")));
                 }

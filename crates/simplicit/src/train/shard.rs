@@ -27,9 +27,9 @@ use crate::{Error, Result};
 /// What a shard starts from, besides its inputs and the settings.
 #[derive(Debug, Clone)]
 pub struct WalkTask {
-    model: ImplicitModel,
-    samples: usize,
-    cascade: bool,
+    pub(super) model: ImplicitModel,
+    pub(super) samples: usize,
+    pub(super) cascade: bool,
 }
 
 impl WalkTask {
