@@ -1,6 +1,8 @@
 """One training of a network with feature maps in one process and on local Ray clusters, what travels, and a model of cost.
 
-    python bench/scaling.py --network net.onnx --inputs images.npy [--samples 512] [--workers 1 2 4] [--page docs/cluster.md]
+    python bench/scaling.py [--network net.onnx --inputs images.npy] [--samples 512] [--workers 1 2 4] [--page docs/cluster.md]
+
+Without files it is the bundled convolutional network on the bundled FashionMNIST images.
 
 Every cluster has one node of one CPU for each worker, and every run must give the bits of the run without Ray, or this
 fails. Seconds count where there are as many cores as workers; beyond that bytes and calls do. The model is fitted to the
@@ -21,6 +23,9 @@ import scipy.optimize
 
 import simplicit
 from simplicit.engine import FAN_IN, PIECE
+
+sys.path.insert(0, str(page.ROOT / "python/tests"))
+from conftest import idx  # noqa: E402
 
 #: What is assumed of a cluster that was not measured.
 BANDWIDTH = 10e9 / 8
@@ -202,8 +207,8 @@ class Cost:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--network", type=pathlib.Path, required=True, help="ONNX")
-    parser.add_argument("--inputs", type=pathlib.Path, required=True, help=".npy, as the network takes them")
+    parser.add_argument("--network", type=pathlib.Path, default=page.ROOT / "data/fashion_cnn.onnx", help="ONNX")
+    parser.add_argument("--inputs", type=pathlib.Path, help=".npy, as the network takes them")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--sparsity", type=float, default=0.8)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
@@ -212,7 +217,10 @@ def main():
     parser.add_argument("--images", type=int, nargs="+", help="to predict for; by default those of the runs and 50,000")
     parser.add_argument("--page", type=pathlib.Path, help="write the tables into this page, and scaling.svg beside it")
     args = parser.parse_args()
-    images = np.load(args.inputs, mmap_mode="r")[: args.samples]
+    if args.inputs:
+        images = np.load(args.inputs, mmap_mode="r")[: args.samples]
+    else:
+        images = idx("fashion_train_images.idx.gz")[: args.samples, None].astype(np.float32) / 255
     runs = Runs(simplicit.Network.from_onnx(args.network), np.ascontiguousarray(images), args.sparsity)
     runs.here()
     for workers in args.workers:
