@@ -185,6 +185,27 @@ def all_models():
         ],
         {"w": weights(8, 3, 1, 1), "w2": weights(4, 4, 4, 4)}, [3, 4, 4],
     )  # fmt: skip
+    yield "scale_behind_a_transpose", model(
+        [
+            node("Conv", ["x", "w"], ["a"], kernel_shape=[3, 3], pads=[1] * 4, group=6),
+            node("Transpose", ["a"], ["t"], perm=[0, 2, 3, 1]),
+            node("MatMul", ["t", "w1"], ["m1"]),
+            node("Relu", ["m1"], ["r"]),
+            node("MatMul", ["r", "w2"], ["m2"]),
+            node("Add", ["m2", "b2"], ["m3"]),
+            node("Transpose", ["m3"], ["back"], perm=[0, 3, 1, 2]),
+            node("Mul", ["scale", "back"], ["scaled"]),
+            node("Add", ["scaled", "shift"], ["shifted"]),
+            node("Add", ["shifted", "x"], ["sum"]),
+            node("Relu", ["sum"], ["s"]),
+            node("GlobalAveragePool", ["s"], ["p"]),
+            node("Flatten", ["p"], ["f"]),
+            node("Gemm", ["f", "v"], ["y"]),
+        ],
+        {"w": weights(6, 1, 3, 3), "w1": weights(6, 12), "w2": weights(12, 6), "b2": weights(6), "scale": weights(6, 1, 1),
+         "shift": weights(6, 1, 1), "v": weights(6, 5)},
+        [6, 7, 7],
+    )  # fmt: skip
     yield "tokens", model(
         [
             node("Gather", ["table", "x"], ["e"]),

@@ -18,6 +18,9 @@ pub(crate) struct Origin {
     pub(crate) input: String,
     /// The value it computes with all that was folded into it: the node's own, or that of a norm or sum behind it.
     pub(crate) output: String,
+    /// Scales and shifts that were folded into it from behind a reshape or transpose: the value each computes, which is now
+    /// the value it reads.
+    pub(crate) passed: Vec<(String, String)>,
 }
 
 /// A file, the network in it, and the origin of every linear map and convolution in the order of the network's nodes.
@@ -54,15 +57,28 @@ impl Importer<'_> {
             let origin = if matches!(node.op_type.as_str(), "Conv" | "Gemm" | "MatMul") {
                 let place = graph.node.iter().position(|n| std::ptr::eq(n, node));
                 place.and_then(|place| {
-                    self.unfolded_input(graph, node).map(|input| Origin { node: place, input, output })
+                    self.unfolded_input(graph, node).map(|input| Origin {
+                        node: place,
+                        input,
+                        output,
+                        passed: Vec::new(),
+                    })
                 })
             } else {
                 // A copy of the map before it with a scale or shift folded in.
-                let source = inputs.iter().flatten().find_map(|v| match v {
-                    Value::Node(id) => self.origins.get(&self.moved_from(*id)).cloned(),
+                let source = inputs.iter().zip(&node.input).find_map(|(v, read)| match v {
+                    Some(Value::Node(id)) => Some((self.origins.get(&self.moved_from(*id)).cloned()?, read)),
                     _ => None,
                 });
-                source.map(|origin| Origin { output, ..origin })
+                source.map(|(mut origin, read)| {
+                    if *read == origin.output {
+                        origin.output = output;
+                    } else {
+                        // Something that only moves numbers stands between, and stays.
+                        origin.passed.push((output, read.clone()));
+                    }
+                    origin
+                })
             };
             if let Some(origin) = origin {
                 self.origins.insert(id, origin);

@@ -58,10 +58,14 @@ pub fn export_onnx_like(
         renewed(model, &network).ok_or_else(|| refuse("a model with connections that the network does not have"))?;
     let graph = file.graph.as_mut().ok_or_else(|| refuse("nothing"))?;
     inline_external(graph, original.parent())?;
+    let mut computed = HashSet::new();
     for (place, origin) in places.iter().zip(&origins) {
         let (Some(origin), Some(weights)) = (origin, renewed.get(place)) else {
             return Err(refuse("weights that a norm in front of a reshape was folded into"));
         };
+        if !computed.insert(&origin.output) {
+            return Err(refuse("weights that are read with and without a scale behind a reshape"));
+        }
         write(graph, origin, weights).ok_or_else(|| refuse("weights in another type than float"))?;
     }
     tidy(graph);
@@ -188,6 +192,12 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
     let old = &mut graph.node[place];
     old.output.iter_mut().filter(|o| **o == origin.output).for_each(|o| *o = String::new());
     graph.node.extend(added);
+    for (computed, read) in &origin.passed {
+        let place = graph.node.iter().position(|n| n.output.first().is_some_and(|o| o == computed))?;
+        let name = graph.node[place].name.clone();
+        let (input, output, op_type) = (vec![read.clone()], vec![computed.clone()], "Identity".to_string());
+        graph.node[place] = NodeProto { name, input, output, op_type, ..Default::default() };
+    }
     Some(())
 }
 
