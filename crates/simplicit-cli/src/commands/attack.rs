@@ -26,7 +26,8 @@ Every value of an input may change by at most epsilon, in raw·scale units (befo
 stays in [0, 1]; with --norm l2 the Euclidean length of the change is at most epsilon; with
 --pixels 0.5 only half of the values of each input change, chosen at random. FGSM and the first
 start of PGD follow the exact gradient of the cross-entropy, each further start of PGD that of one
-other class's output less the right one's, largest output first; the square search follows none. With a network beside the model,
+other class's output less the right one's, largest output first; the square search follows none.
+With a network beside the model,
 attacks along the baseline's gradient are transferred too, and the white-box attacks try their
 points as well. The last column is the worst case over all attacks, example by example; what fools
 the model at some epsilon counts at every larger one. A network alone can be attacked too.

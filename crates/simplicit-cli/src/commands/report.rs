@@ -31,8 +31,8 @@ One self-contained HTML file: sizes, the pattern of (A B; C D), non-zeros per la
 singular values of A. What it cannot know from the model alone comes from --run (what train --json
 wrote: rows, gaps, accuracies, times), the network (the pattern before) and, with --inputs and
 --labels, from measuring again (classes, layers, iterations). Accuracy against the size of a
-perturbation comes from --attack and --certify, the JSON that these commands wrote; both may be given
-once for each norm.
+perturbation comes from --attack and --certify, the JSON that these commands wrote; both may be
+given once for each norm.
 
 train and evaluate write the page themselves with --report FILE.
 
