@@ -9,8 +9,6 @@ use simplicit::Result;
 use simplicit::arrays::Preprocessing;
 use simplicit::backend::cuda::Cuda;
 use simplicit::backend::{Cpu, Device, GroupBackend};
-use simplicit::equilibrium::{DeviceModel, Prepared};
-use simplicit::graph::Structure;
 use simplicit::layout::Activation;
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
@@ -19,9 +17,12 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::RowProblem;
 use simplicit::random::Random;
 use simplicit::solver::{CardinalitySettings, Design, solve_cardinality};
-use simplicit::states::{Collected, StateMap};
+use simplicit::states::Collected;
 use simplicit::statistics::{BLOCK, Statistics};
-use simplicit::train::{Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, importance_on, train};
+use simplicit::train::{Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, train};
+
+#[path = "common/layers.rs"]
+mod layers;
 
 /// Who solves.
 #[derive(Clone, Copy, PartialEq)]
@@ -324,114 +325,12 @@ fn a_convolutional_network_is_trained_as_well_as_on_the_cpu(on: On) {
     assert!(error < 1.1 * expected, "{error} against {expected}");
 }
 
-/// Networks with every kind of layer in odd shapes: strides, uneven padding, dilation, groups, poolings, residual sums,
-/// vectors read as maps, operators.
-fn odd_networks() -> Vec<(&'static str, Network)> {
-    let mut random = Random::new(11);
-    let mut weights = |rows: usize, cols: usize| {
-        let scale = (2.0 / cols as f64).sqrt();
-        Matrix::from_fn(rows, cols, |_, _| (random.normal() * scale) as f32)
-    };
-    let window = |kernel, stride, padding, dilation| Window { kernel, stride, padding, dilation };
-    let plain = Network::builder(Shape::map(3, 9, 7))
-        .unwrap()
-        .convolution(weights(6, 27), window([3, 3], [2, 1], [1, 0, 2, 1], [1, 1]), Some(vec![0.1; 6]))
-        .unwrap()
-        .activation(Activation::LeakyRelu { slope: 0.1 })
-        .unwrap();
-    let first = plain.here();
-    let residual = plain
-        .convolution(weights(6, 54), window([3, 3], [1, 1], [2, 2, 2, 2], [2, 2]), Some(vec![-0.1; 6]))
-        .unwrap()
-        .plus(first)
-        .unwrap()
-        .activation(Activation::Relu)
-        .unwrap()
-        .max_pool(window([3, 2], [2, 2], [1, 0, 1, 1], [1, 1]))
-        .unwrap()
-        .convolution(weights(4, 6), window([1, 1], [1, 1], [0; 4], [1, 1]), None)
-        .unwrap()
-        .activation(Activation::Gelu)
-        .unwrap()
-        .global_average()
-        .unwrap()
-        .linear(weights(5, 4), Some(vec![0.2; 5]))
-        .unwrap()
-        .build()
-        .unwrap();
-    let grouped = Network::builder(Shape::map(4, 6, 5))
-        .unwrap()
-        .grouped_convolution(weights(8, 18), window([3, 3], [1, 2], [1, 1, 1, 1], [1, 1]), 2, Some(vec![0.3; 8]))
-        .unwrap()
-        .activation(Activation::HardSwish)
-        .unwrap()
-        .grouped_convolution(weights(8, 9), window([3, 3], [2, 1], [1, 2, 1, 1], [1, 1]), 8, None)
-        .unwrap()
-        .activation(Activation::Silu)
-        .unwrap()
-        .average_pool(window([2, 2], [1, 1], [1, 0, 0, 1], [1, 1]), true)
-        .unwrap()
-        .flatten()
-        .unwrap();
-    let size = grouped.shape().size();
-    let grouped = grouped
-        .linear(weights(7, size), Some(vec![0.1; 7]))
-        .unwrap()
-        .activation(Activation::Sigmoid)
-        .unwrap()
-        .linear(weights(4, 7), None)
-        .unwrap()
-        .build()
-        .unwrap();
-    let operators = Network::builder(Shape::Vector(12))
-        .unwrap()
-        .linear(weights(9, 12), Some(vec![0.1; 9]))
-        .unwrap()
-        .activation(Activation::Tanh)
-        .unwrap()
-        .structure(Structure::Softmax { axis: 1 }, &[])
-        .unwrap()
-        .linear(weights(3, 9), None)
-        .unwrap()
-        .build()
-        .unwrap();
-    vec![("a residual network", residual), ("groups of channels", grouped), ("an operator", operators)]
-}
-
 fn outputs_are_the_networks_own(on: On) {
-    for (name, network) in odd_networks() {
-        let mut random = Random::new(12);
-        let u = Matrix::from_fn(37, network.shape().inputs, |_, _| random.normal() as f32);
-        let model = ImplicitModel::from_network(&network).unwrap();
-        let (threads, cancel) = (Threads::available(), Cancel::new());
-        let y = match on {
-            On::Cpu => Prepared::new(&model, 37).unwrap().outputs(&u, threads).unwrap(),
-            On::Cuda => DeviceModel::new(Cuda::open(0).unwrap(), &model, threads).unwrap().outputs(&u, &cancel).unwrap(),
-        };
-        let expected = network.forward(&u).unwrap();
-        let size = expected.as_slice().iter().fold(0f32, |m, v| m.max(v.abs()));
-        for (got, expected) in y.as_slice().iter().zip(expected.as_slice()) {
-            assert!((got - expected).abs() < 2e-5 * size, "{name}: {got} {expected}");
-        }
-    }
+    layers::outputs_are_the_networks_own(on == On::Cuda);
 }
 
 fn row_weights_are_those_of_the_networks_own_gradients(on: On) {
-    let device = match on {
-        On::Cpu => Device::Auto,
-        On::Cuda => Device::Cuda(0),
-    };
-    for (name, network) in odd_networks() {
-        let mut random = Random::new(13);
-        let u = Matrix::from_fn(50, network.shape().inputs, |_, _| random.normal() as f32);
-        let (threads, cancel) = (Threads::available(), Cancel::new());
-        let got = importance_on(device, &network, &u, 2, 5, threads, &cancel).unwrap();
-        let expected = importance(&network, &u, 2, 5, threads, &cancel).unwrap();
-        let size = expected.iter().fold(0f64, |m, v| m.max(*v));
-        for (got, expected) in got.iter().zip(&expected) {
-            assert!((got - expected).abs() < 1e-4 * expected + 1e-7 * size, "{name}: {got} {expected}");
-        }
-    }
+    layers::row_weights_are_those_of_the_networks_own_gradients(on == On::Cuda);
 }
 
 /// A GPU solves cardinality rows; what it would not do is refused, not ignored.

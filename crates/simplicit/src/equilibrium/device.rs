@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::c_int;
 
+use super::device_operator::DeviceOperator;
 use super::prepared::Sum;
 use crate::backend::cuda::{Buffer, Cuda, Geometry, Operand, Phi, PoolKind, Session, Values};
 use crate::backend::{self, Device};
@@ -22,6 +23,8 @@ pub(crate) struct DeviceLayer {
     sum: Sum,
     blocks: Vec<Weights>,
     bias: Buffer<f32>,
+    /// What runs the operator, where it has a kernel.
+    operator: Option<DeviceOperator>,
     threads: Threads,
 }
 
@@ -127,7 +130,8 @@ impl DeviceLayer {
             Some(Operator::Constant { values, .. }) => session.hold(values)?,
             _ => session.hold(&sum.bias)?,
         };
-        Ok(Self { sum, blocks, bias, threads })
+        let operator = sum.operator.as_ref().map_or(Ok(None), |o| DeviceOperator::new(session, o))?;
+        Ok(Self { sum, blocks, bias, operator, threads })
     }
 
     /// What it reads, each once.
@@ -200,7 +204,7 @@ impl DeviceLayer {
         }
     }
 
-    /// An operator without a kernel: its operands go to the CPU and its value comes back.
+    /// The value of an operator. Without a kernel its operands go to the CPU and the value comes back.
     fn operator<'a>(
         &self,
         session: &Session,
@@ -208,9 +212,15 @@ impl DeviceLayer {
         count: usize,
         source: impl Fn(Source) -> Result<&'a Values>,
     ) -> Result<Values> {
+        let (map, size) = (self.sum.map(), self.sum.map().size());
+        if let Some(kernel) = &self.operator {
+            let operands = operator.operands().iter().map(|o| session.under(source(o.source)?, 1));
+            let operands = operands.collect::<Result<Vec<_>>>()?;
+            let value = kernel.forward(session, &operands.iter().map(|o| &**o).collect::<Vec<_>>(), size)?;
+            return if map.positions() == 1 { Ok(value) } else { session.relayout(&value, map.positions()) };
+        }
         let operands = operator.operands().iter().map(|o| session.to_rows(source(o.source)?));
         let operands = operands.collect::<Result<Vec<_>>>()?;
-        let (map, size) = (self.sum.map(), self.sum.map().size());
         let rows = parallel::map(self.threads, count, |s| {
             let of_sample: Vec<&[f32]> = operands.iter().map(|o| row(o, s, count)).collect();
             let mut out = vec![0.0; size];
@@ -282,6 +292,28 @@ impl DeviceLayer {
         source: impl Fn(Source) -> Result<&'a Values>,
         cotangent: impl Fn(Source) -> Option<&'a Values>,
     ) -> Result<()> {
+        if let Some(kernel) = &self.operator {
+            let operands = operator.operands().iter().map(|o| session.under(source(o.source)?, 1));
+            let operands = operands.collect::<Result<Vec<_>>>()?;
+            let operands: Vec<&Values> = operands.iter().map(|o| &**o).collect();
+            let (y, dy) = (session.under(z, 1)?, session.under(dz, 1)?);
+            // Cotangents with a channel per unit; those of maps are added to them afterwards.
+            let places: Vec<Option<&Values>> = operator.operands().iter().map(|o| cotangent(o.source)).collect();
+            let mut made = Vec::with_capacity(places.len());
+            for (place, x) in places.iter().zip(&operands) {
+                let apart = place.is_some_and(|into| into.positions != 1);
+                made.push(if apart { Some(session.no_values(x.channels, x.count, 1)?) } else { None });
+            }
+            let into: Vec<Option<&Values>> =
+                places.iter().zip(&made).map(|(place, made)| made.as_ref().or(*place)).collect();
+            kernel.pull_back(session, &operands, (&y, &dy), &into)?;
+            for (place, made) in places.iter().zip(&made) {
+                if let (Some(into), Some(dx)) = (place, made) {
+                    session.add_scaled(into, &*session.under(dx, into.positions)?, None, 1.0)?;
+                }
+            }
+            return Ok(());
+        }
         let operands = operator.operands().iter().map(|o| session.to_rows(source(o.source)?));
         let operands = operands.collect::<Result<Vec<_>>>()?;
         let (value, dout, count) = (session.to_rows(z)?, session.to_rows(dz)?, z.count);
@@ -385,8 +417,9 @@ impl DeviceModel {
 
     /// Operators that run on the CPU because they have no kernel, each once.
     pub fn on_cpu(&self) -> Vec<&'static str> {
-        let names: BTreeSet<&'static str> =
-            self.layers.iter().filter_map(|l| l.sum.operator.as_ref()).map(Operator::name).collect();
+        let on_cpu = self.layers.iter().filter(|l| l.operator.is_none()).filter_map(|l| l.sum.operator.as_ref());
+        let on_cpu = on_cpu.filter(|o| !matches!(o, Operator::Constant { .. }));
+        let names: BTreeSet<&'static str> = on_cpu.map(Operator::name).collect();
         names.into_iter().collect()
     }
 

@@ -7,6 +7,7 @@
 mod adjoint;
 mod cycle;
 mod device;
+mod device_operator;
 mod gradient;
 mod operand;
 mod operator;

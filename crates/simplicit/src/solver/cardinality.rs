@@ -87,22 +87,33 @@ pub(crate) fn solve_in_blocks(
     let mut linear = Matrix::zeros(count, d);
     let mut prices = Matrix::zeros(count, d);
     let mut start = Matrix::zeros(count, d);
-    for (k, problem) in problems.iter().enumerate() {
-        // A target that is always zero has the zero row: nothing pulls, everything is forbidden.
-        let Some(row) = canonical(problem) else {
-            prices.row_mut(k).fill(f64::INFINITY);
-            continue;
-        };
-        linear.row_mut(k).copy_from_slice(&row.h);
-        for (j, price) in prices.row_mut(k).iter_mut().enumerate() {
+    parallel::fold(
+        threads,
+        count,
+        |k| {
+            let Some(row) = canonical(&problems[k]) else { return Ok(None) };
             // In canonical units the price is μω/S.
-            let forbidden = row.bounds.as_ref().is_some_and(|b| b[j] == (0.0, 0.0));
-            *price = if forbidden { f64::INFINITY } else { level * row.scale.weights[j] };
-        }
-        if let Some(values) = &problem.start {
-            start.row_mut(k).copy_from_slice(&row.canonical(design, values));
-        }
-    }
+            let forbidden = |j: usize| row.bounds.as_ref().is_some_and(|b| b[j] == (0.0, 0.0));
+            let price = |j: usize| if forbidden(j) { f64::INFINITY } else { level * row.scale.weights[j] };
+            let own_prices: Vec<f64> = (0..d).map(price).collect();
+            let values = problems[k].start.as_ref().map(|values| row.canonical(design, values));
+            Ok(Some((row.h, own_prices, values)))
+        },
+        |k, row| {
+            match row {
+                // A target that is always zero has the zero row: nothing pulls, everything is forbidden.
+                None => prices.row_mut(k).fill(f64::INFINITY),
+                Some((h, own_prices, values)) => {
+                    linear.row_mut(k).copy_from_slice(&h);
+                    prices.row_mut(k).copy_from_slice(&own_prices);
+                    if let Some(values) = values {
+                        start.row_mut(k).copy_from_slice(&values);
+                    }
+                }
+            }
+            Ok(())
+        },
+    )?;
     let ladder =
         Ladder { steps: settings.steps, rungs: settings.rungs, first_rho: settings.first_rho, span: settings.span };
     let group = CardinalityGroup {

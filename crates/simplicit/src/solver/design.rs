@@ -84,9 +84,19 @@ impl<'a> Coordinates<'a> {
         self.gram.get_or_init(|| {
             let (columns, scales) = (&self.columns, &self.scales);
             let (m, gram) = (self.statistics.samples() as f64, self.statistics.gram());
-            Matrix::from_fn(columns.len(), columns.len(), |i, j| {
-                if i == j { self.diagonal[i] } else { gram[(columns[i], columns[j])] / (m * scales[i] * scales[j]) }
-            })
+            let mut out = Matrix::zeros(columns.len(), columns.len());
+            for (i, &column) in columns.iter().enumerate() {
+                let (line, own) = (gram.row(column), m * scales[i]);
+                let values = columns.iter().zip(scales);
+                if columns.len() == line.len() {
+                    // All features live: nothing to choose, and a loop that runs several numbers at a time.
+                    out.row_mut(i).iter_mut().zip(line).zip(scales).for_each(|((out, g), s)| *out = g / (own * s));
+                } else {
+                    out.row_mut(i).iter_mut().zip(values).for_each(|(out, (&j, s))| *out = line[j] / (own * s));
+                }
+                out[(i, i)] = self.diagonal[i];
+            }
+            out
         })
     }
 

@@ -135,8 +135,8 @@ pub struct TrainSettings {
     pub positions: usize,
     /// Of the choice of positions. Default 0.
     pub seed: u64,
-    /// Who gathers statistics of feature maps and solves cardinality rows. Default: the CPU, whose results are the same
-    /// to the bit on every machine. Convex rows, bounds and everything else are the CPU's in any case.
+    /// Who runs the layers of networks with feature maps, gathers their statistics and solves cardinality rows. Default: the
+    /// CPU, whose results are the same to the bit on every machine. Convex rows and bounds are the CPU's in any case.
     pub device: Device,
     /// Bytes that this process may hold; layers of all samples go to a file beyond them, and bits do not depend on it.
     /// Default: half of what is free when training begins. An error where the largest group of rows alone needs more.

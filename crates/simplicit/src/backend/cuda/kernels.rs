@@ -7,8 +7,8 @@ use sha2::{Digest, Sha256};
 
 use super::library::{Compiler, Driver, Handle};
 
-/// All kernels: those of rows, then those of layers.
-const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("layers.cu"));
+/// All kernels: those of rows, of layers, of operators.
+const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("layers.cu"), include_str!("operators.cu"));
 
 /// The variable that names the folder of compiled kernels; empty: keep none.
 pub const CACHE_VARIABLE: &str = "SIMPLICIT_CACHE";
@@ -80,6 +80,15 @@ kernels!(
     squares_double,
     squares_single,
     sample_products,
+    pick_units,
+    sum_units,
+    binary_units,
+    binary_back,
+    product_units,
+    softmax_units,
+    softmax_back,
+    normalise_units,
+    normalise_back,
 );
 
 fn function(driver: &Driver, module: Handle, name: &str) -> Result<Handle, String> {

@@ -336,11 +336,14 @@ extern "C" __global__ void squares_single(double* partial, const float* v, size6
     partial[(size64)blockIdx.x * blockDim.x + threadIdx.x] += sum;
 }
 
-// The product of two values over the positions of every (channel, sample).
-extern "C" __global__ void sample_products(double* out, const float* a, const float* b, size64 n, int positions) {
-    size64 e = ELEMENT;
-    if (e >= n) return;
+// The product of two values over the units of every sample, in gridDim.y parts of the channels.
+extern "C" __global__ void sample_products(double* out, const float* a, const float* b, int channels, int count, int positions) {
+    int s = blockIdx.x * blockDim.x + threadIdx.x;
+    if (s >= count) return;
     double sum = 0.0;
-    for (int p = 0; p < positions; p++) sum += (double)(a[e * positions + p] * b[e * positions + p]);
-    out[e] = sum;
+    for (int c = blockIdx.y; c < channels; c += gridDim.y) {
+        size64 first = ((size64)c * count + s) * positions;
+        for (int p = 0; p < positions; p++) sum += (double)(a[first + p] * b[first + p]);
+    }
+    out[(size64)blockIdx.y * count + s] = sum;
 }

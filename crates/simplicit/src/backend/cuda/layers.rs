@@ -17,6 +17,9 @@ const COLUMNS: usize = 1 << 27;
 /// Blocks of a grid along its second axis, at most.
 const MOST_BLOCKS: usize = 65_535;
 
+/// Parts in which the channels of a sample are added up.
+const PARTS: usize = 64;
+
 /// A window over a map, as `layers.cu` has it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
@@ -321,11 +324,14 @@ impl Session {
 
     /// Σ a·b of every sample over its units.
     pub(crate) fn sample_products(&self, a: &Values, b: &Values) -> Result<Vec<f64>> {
-        let n = a.channels * a.count;
-        let out = self.allocate::<f64>(n)?;
-        let arguments = arguments!(&out, &a.data, &b.data, n as u64, a.positions);
-        self.each(self.cuda.kernels.sample_products, n, 1, arguments)?;
-        let of_channels = self.to_host(&out)?;
-        Ok((0..a.count).map(|s| of_channels.iter().skip(s).step_by(a.count).sum()).collect())
+        if a.len() != b.len() {
+            return Err(Error::shape("values that are multiplied", a.len(), b.len()));
+        }
+        let parts = a.channels.clamp(1, PARTS);
+        let out = self.allocate::<f64>(parts * a.count)?;
+        let arguments = arguments!(&out, &a.data, &b.data, a.channels, a.count, a.positions);
+        self.launch(self.cuda.kernels.sample_products, self.grid(a.count, parts), THREADS, arguments)?;
+        let of_parts = self.to_host(&out)?;
+        Ok((0..a.count).map(|s| of_parts.iter().skip(s).step_by(a.count).sum()).collect())
     }
 }

@@ -12,6 +12,7 @@ mod layers;
 mod library;
 mod memory;
 mod moves;
+mod operators;
 mod rows;
 mod statistics;
 
@@ -20,6 +21,7 @@ pub(crate) use layers::{Geometry, Operand, Phi, PoolKind, Values};
 pub use library::{PATH_VARIABLE, search_in};
 pub(crate) use memory::Buffer;
 pub use memory::MEMORY_VARIABLE;
+pub(crate) use operators::{Pairwise, Products, UnitMap};
 pub(crate) use statistics::{Block, Places, Sums};
 
 use std::ffi::{CStr, c_char, c_int, c_void};

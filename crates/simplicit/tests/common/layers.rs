@@ -1,0 +1,176 @@
+//! Networks with every kind of layer, for devices that run them.
+
+use simplicit::backend::Device;
+use simplicit::backend::cuda::Cuda;
+use simplicit::equilibrium::{DeviceModel, Prepared};
+use simplicit::graph::{Binary, Dims, Reduction, Structure, Unary};
+use simplicit::layout::Activation;
+use simplicit::linalg::Matrix;
+use simplicit::model::ImplicitModel;
+use simplicit::network::{Network, Shape, Window};
+use simplicit::parallel::{Cancel, Threads};
+use simplicit::random::Random;
+use simplicit::states::StateMap;
+use simplicit::train::{importance, importance_on};
+
+/// Networks with every kind of layer in odd shapes: strides, uneven padding, dilation, groups, poolings, residual sums,
+/// vectors read as maps, operators.
+fn odd_networks() -> Vec<(&'static str, Network)> {
+    let mut random = Random::new(11);
+    let mut weights = |rows: usize, cols: usize| {
+        let scale = (2.0 / cols as f64).sqrt();
+        Matrix::from_fn(rows, cols, |_, _| (random.normal() * scale) as f32)
+    };
+    let window = |kernel, stride, padding, dilation| Window { kernel, stride, padding, dilation };
+    let plain = Network::builder(Shape::map(3, 9, 7))
+        .unwrap()
+        .convolution(weights(6, 27), window([3, 3], [2, 1], [1, 0, 2, 1], [1, 1]), Some(vec![0.1; 6]))
+        .unwrap()
+        .activation(Activation::LeakyRelu { slope: 0.1 })
+        .unwrap();
+    let first = plain.here();
+    let residual = plain
+        .convolution(weights(6, 54), window([3, 3], [1, 1], [2, 2, 2, 2], [2, 2]), Some(vec![-0.1; 6]))
+        .unwrap()
+        .plus(first)
+        .unwrap()
+        .activation(Activation::Relu)
+        .unwrap()
+        .max_pool(window([3, 2], [2, 2], [1, 0, 1, 1], [1, 1]))
+        .unwrap()
+        .convolution(weights(4, 6), window([1, 1], [1, 1], [0; 4], [1, 1]), None)
+        .unwrap()
+        .activation(Activation::Gelu)
+        .unwrap()
+        .global_average()
+        .unwrap()
+        .linear(weights(5, 4), Some(vec![0.2; 5]))
+        .unwrap()
+        .build()
+        .unwrap();
+    let grouped = Network::builder(Shape::map(4, 6, 5))
+        .unwrap()
+        .grouped_convolution(weights(8, 18), window([3, 3], [1, 2], [1, 1, 1, 1], [1, 1]), 2, Some(vec![0.3; 8]))
+        .unwrap()
+        .activation(Activation::HardSwish)
+        .unwrap()
+        .grouped_convolution(weights(8, 9), window([3, 3], [2, 1], [1, 2, 1, 1], [1, 1]), 8, None)
+        .unwrap()
+        .activation(Activation::Silu)
+        .unwrap()
+        .average_pool(window([2, 2], [1, 1], [1, 0, 0, 1], [1, 1]), true)
+        .unwrap()
+        .flatten()
+        .unwrap();
+    let size = grouped.shape().size();
+    let grouped = grouped
+        .linear(weights(7, size), Some(vec![0.1; 7]))
+        .unwrap()
+        .activation(Activation::Sigmoid)
+        .unwrap()
+        .linear(weights(4, 7), None)
+        .unwrap()
+        .build()
+        .unwrap();
+    let dims = |sizes: &[usize]| Dims::new(sizes).unwrap();
+    let tokens = Network::builder(Shape::Vector(15))
+        .unwrap()
+        .linear(weights(24, 15), Some(vec![0.1; 24]))
+        .unwrap()
+        .activation(Activation::Tanh)
+        .unwrap()
+        .structure(Structure::Reshape { dims: dims(&[1, 4, 6]) }, &[])
+        .unwrap();
+    let values = tokens.here();
+    let tokens = tokens.structure(Structure::Transpose { order: vec![0, 2, 1] }, &[]).unwrap();
+    let keys = tokens.here();
+    let tokens = tokens
+        .at(values)
+        .unwrap()
+        .structure(Structure::MatMul, &[keys])
+        .unwrap()
+        .structure(Structure::Softmax { axis: 2 }, &[])
+        .unwrap()
+        .structure(Structure::MatMul, &[values])
+        .unwrap()
+        .structure(Structure::Normalise { axis: 2, epsilon: 1e-5 }, &[])
+        .unwrap();
+    let attended = tokens.here();
+    let tokens = tokens.constant(dims(&[6]), (0..6).map(|k| 0.5 + 0.1 * k as f32).collect(), true).unwrap();
+    let scale = tokens.here();
+    let tokens = tokens
+        .at(attended)
+        .unwrap()
+        .structure(Structure::Binary(Binary::Multiply), &[scale])
+        .unwrap()
+        .structure(Structure::Binary(Binary::Add), &[values])
+        .unwrap();
+    let all = tokens.here();
+    let attention = tokens
+        .structure(Structure::Slice { axis: 1, start: 3, step: -2, count: 2 }, &[])
+        .unwrap()
+        .structure(Structure::Concat { axis: 1 }, &[all])
+        .unwrap()
+        .structure(Structure::Reduce { reduction: Reduction::Mean, axes: vec![1], keep: false }, &[])
+        .unwrap()
+        .linear(weights(3, 6), None)
+        .unwrap()
+        .build()
+        .unwrap();
+    let on_cpu = Network::builder(Shape::Vector(12))
+        .unwrap()
+        .linear(weights(9, 12), Some(vec![0.1; 9]))
+        .unwrap()
+        .activation(Activation::Tanh)
+        .unwrap()
+        .structure(Structure::Unary(Unary::Sine), &[])
+        .unwrap()
+        .linear(weights(3, 9), None)
+        .unwrap()
+        .build()
+        .unwrap();
+    vec![
+        ("a residual network", residual),
+        ("groups of channels", grouped),
+        ("attention", attention),
+        ("an operator of the CPU's", on_cpu),
+    ]
+}
+
+/// A model of each gives the outputs of its network.
+pub fn outputs_are_the_networks_own(on_gpu: bool) {
+    for (name, network) in odd_networks() {
+        let mut random = Random::new(12);
+        let u = Matrix::from_fn(37, network.shape().inputs, |_, _| random.normal() as f32);
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let (threads, cancel) = (Threads::available(), Cancel::new());
+        let y = if on_gpu {
+            let model = DeviceModel::new(Cuda::open(0).unwrap(), &model, threads).unwrap();
+            assert_eq!(model.on_cpu().len(), usize::from(name.contains("CPU")), "{name}: {:?}", model.on_cpu());
+            model.outputs(&u, &cancel).unwrap()
+        } else {
+            Prepared::new(&model, 37).unwrap().outputs(&u, threads).unwrap()
+        };
+        let expected = network.forward(&u).unwrap();
+        let size = expected.as_slice().iter().fold(0f32, |m, v| m.max(v.abs()));
+        for (got, expected) in y.as_slice().iter().zip(expected.as_slice()) {
+            assert!((got - expected).abs() < 2e-5 * size, "{name}: {got} {expected}");
+        }
+    }
+}
+
+/// Row weights are those of the network's own backward pass.
+pub fn row_weights_are_those_of_the_networks_own_gradients(on_gpu: bool) {
+    let device = if on_gpu { Device::Cuda(0) } else { Device::Auto };
+    for (name, network) in odd_networks() {
+        let mut random = Random::new(13);
+        let u = Matrix::from_fn(50, network.shape().inputs, |_, _| random.normal() as f32);
+        let (threads, cancel) = (Threads::available(), Cancel::new());
+        let got = importance_on(device, &network, &u, 2, 5, threads, &cancel).unwrap();
+        let expected = importance(&network, &u, 2, 5, threads, &cancel).unwrap();
+        let size = expected.iter().fold(0f64, |m, v| m.max(*v));
+        for (got, expected) in got.iter().zip(&expected) {
+            assert!((got - expected).abs() < 1e-4 * expected + 1e-7 * size, "{name}: {got} {expected}");
+        }
+    }
+}
