@@ -406,7 +406,9 @@ fn outputs_are_the_networks_own(on: On) {
         let (threads, cancel) = (Threads::available(), Cancel::new());
         let y = match on {
             On::Cpu => Prepared::new(&model, 37).unwrap().outputs(&u, threads).unwrap(),
-            On::Cuda => DeviceModel::new(Cuda::open(0).unwrap(), &model, threads).unwrap().outputs(&u, &cancel).unwrap(),
+            On::Cuda => {
+                DeviceModel::new(Cuda::open(0).unwrap(), &model, threads).unwrap().outputs(&u, &cancel).unwrap()
+            }
         };
         let expected = network.forward(&u).unwrap();
         let size = expected.as_slice().iter().fold(0f32, |m, v| m.max(v.abs()));

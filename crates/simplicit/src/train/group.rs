@@ -78,12 +78,7 @@ impl<'a> Rows<'a> {
         self.stored(self.problems.iter().map(start).map(row).collect(), name_of, threads)
     }
 
-    fn stored(
-        &self,
-        solved: Vec<Solved>,
-        name_of: impl Fn(usize) -> String,
-        threads: Threads,
-    ) -> Result<Vec<Stored>> {
+    fn stored(&self, solved: Vec<Solved>, name_of: impl Fn(usize) -> String, threads: Threads) -> Result<Vec<Stored>> {
         let Rows { statistics, design, problems, .. } = *self;
         // Residuals over many features are a matrix each: on all threads.
         let rounded = parallel::map(threads, solved.len(), |k| {
