@@ -138,7 +138,7 @@ fn odd_networks() -> Vec<(&'static str, Network)> {
 }
 
 /// A model of each gives the outputs of its network.
-pub fn outputs_are_the_networks_own(on_gpu: bool) {
+pub(crate) fn outputs_are_the_networks_own(on_gpu: bool) {
     for (name, network) in odd_networks() {
         let mut random = Random::new(12);
         let u = Matrix::from_fn(37, network.shape().inputs, |_, _| random.normal() as f32);
@@ -160,7 +160,7 @@ pub fn outputs_are_the_networks_own(on_gpu: bool) {
 }
 
 /// Row weights are those of the network's own backward pass.
-pub fn row_weights_are_those_of_the_networks_own_gradients(on_gpu: bool) {
+pub(crate) fn row_weights_are_those_of_the_networks_own_gradients(on_gpu: bool) {
     let device = if on_gpu { Device::Cuda(0) } else { Device::Auto };
     for (name, network) in odd_networks() {
         let mut random = Random::new(13);
