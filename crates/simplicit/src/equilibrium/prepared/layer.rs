@@ -164,6 +164,8 @@ pub(super) enum Part {
     Operator { operator: Operator, operands: Vec<View> },
 }
 
+/// A layer has a handful of these: their size does not matter.
+#[allow(clippy::large_enum_variant)]
 pub(super) enum Weights {
     Grid(Laid),
     /// One sample, one position.
