@@ -67,6 +67,9 @@ impl GroupBackend for &'static Cuda {
         for (row, weights) in again.into_iter().zip(fitted) {
             out.row_mut(row).copy_from_slice(&weights);
         }
+        if let Some(row) = (0..rows).find(|&k| out.row(k).iter().any(|w| !w.is_finite())) {
+            return Err(self.error(format!("row {row} of a group of {rows} is not finite; use the device cpu")));
+        }
         Ok(out)
     }
 }
