@@ -189,7 +189,7 @@ fn attending(random: &mut Random) -> ImplicitModel {
 #[test]
 fn products_of_convolutions_poolings_residuals_and_operators_match_differences_and_each_other() {
     let mut random = Random::new(21);
-    for model in [convolutional(&mut random), attending(&mut random)] {
+    for (model, maxima) in [(convolutional(&mut random), true), (attending(&mut random), false)] {
         let (support, w) = Linearised::of(&model);
         assert_eq!(w.len() as u64, model.sparsity().nonzeros);
         assert_eq!(support.with_weights(&model, &w, false).unwrap().to_bytes(), model.to_bytes());
@@ -207,30 +207,24 @@ fn products_of_convolutions_poolings_residuals_and_operators_match_differences_a
             let change: Vec<f64> =
                 (0..w.len()).map(|k| if moving.contains(&k) { random.normal() } else { 0.0 }).collect();
             let (dz, dy) = support.forward(&m, &support.dense(&change), &at);
-            let h = 2e-3;
+            let h = 5e-4;
             let moved = |sign: f64| {
                 let w: Vec<f64> = w.iter().zip(&change).map(|(w, c)| w + sign * h * c).collect();
                 run(&support.with_weights(&model, &w, false).unwrap())
             };
             let (up, down) = (moved(1.0), moved(-1.0));
-            let parts = [(&dz, &up.z, &solution.z, &down.z), (&dy, &up.y, &solution.y, &down.y)];
-            for (got, up, here, down) in parts {
+            for (got, up, down) in [(&dz, &up.z, &down.z), (&dy, &up.y, &down.y)] {
                 let size = got.as_slice().iter().fold(0.1f32, |a, v| a.max(v.abs()));
-                let mut kinks = 0;
-                for (k, got) in got.as_slice().iter().enumerate() {
-                    let (up, here, down) = (up.as_slice()[k], here.as_slice()[k], down.as_slice()[k]);
-                    // Single precision over 2h, and the third derivative times h²/6.
-                    let expected = (up - down) / (2.0 * h as f32);
-                    if (got - expected).abs() < 3e-3 * size {
-                        continue;
-                    }
-                    // A maximum that changes its place on one side: then the slopes to both sides differ by twice the
-                    // distance of their mean from the slope here.
-                    let sides = ((up - here) - (here - down)) / h as f32;
-                    assert!(sides.abs() > 1.5 * (got - expected).abs(), "{got} {expected} {sides} of {size}");
-                    kinks += 1;
-                }
-                assert!(20 * kinks <= got.as_slice().len(), "{kinks} kinks");
+                // Single precision over 2h, and the third derivative times h²/6.
+                let off = |k: usize| {
+                    let expected = (up.as_slice()[k] - down.as_slice()[k]) / (2.0 * h as f32);
+                    (got.as_slice()[k] - expected).abs() >= 3e-3 * size
+                };
+                let count = got.as_slice().len();
+                let wrong: Vec<usize> = (0..count).filter(|&k| off(k)).collect();
+                // Where the largest value of a window changes its place within a step, differences see another slope.
+                let room = if maxima { count / 50 } else { 0 };
+                assert!(wrong.len() <= room, "{} of {count} are off, such as {:?}", wrong.len(), wrong.first());
             }
         }
     }
