@@ -321,8 +321,8 @@ impl Task<'_> {
                     let source = self.source.add((y + q) * self.source_row + column);
                     let mut weights = self.panels.as_ptr().add(item.values + m);
                     let taps = item.start as usize..item.end as usize;
-                    // Several rows at a time multiply zeros at borders: more kinds of steps cost more than they save.
-                    let here = if Q == 1 { self.borders::<T, N>(y + q, at) } else { 0 };
+                    // Other shapes multiply zeros at borders: looking for them costs more than it saves.
+                    let here = if Q == 1 && N == 4 { self.borders::<T, N>(y + q, at) } else { 0 };
                     for (&offset, edges) in self.offsets.get_unchecked(taps.clone()).iter().zip(&self.edges[taps]) {
                         let beyond = edges & here;
                         if beyond & (edge::TOP | edge::BOTTOM) == 0 {
