@@ -2,7 +2,7 @@
 //! our own. So their indices, their sums and every buffer's end are checked on machines without a GPU; what only a GPU can
 //! show (races, other roundings, speed) is left to `tests/backend.rs`.
 
-#![allow(clippy::unwrap_used)] // helpers of tests are tests
+#![allow(clippy::unwrap_used, clippy::print_stderr)] // helpers of tests are tests; what is not run is said
 
 #[path = "common/layers.rs"]
 mod layers;

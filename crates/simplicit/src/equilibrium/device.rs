@@ -227,7 +227,7 @@ impl DeviceLayer {
             operator.forward(&of_sample, &mut out);
             Ok(out)
         })?;
-        session.from_rows(&rows.concat(), count, map.positions())
+        session.values_of_rows(&rows.concat(), count, map.positions())
     }
 
     /// Sends the cotangent of z back to everything the layer reads: `cotangent` gives the values that it is added to, and
@@ -327,7 +327,7 @@ impl DeviceLayer {
         for (k, operand) in operator.operands().iter().enumerate() {
             let Some(into) = cotangent(operand.source) else { continue };
             let all: Vec<f32> = rows.iter().flat_map(|of_sample| of_sample[k].iter().copied()).collect();
-            session.add_scaled(into, &session.from_rows(&all, count, into.positions)?, None, 1.0)?;
+            session.add_scaled(into, &session.values_of_rows(&all, count, into.positions)?, None, 1.0)?;
         }
         Ok(())
     }
@@ -461,7 +461,7 @@ impl DeviceModel {
     /// Runs samples (one a row) through all layers; with `keep` every layer's values stay, otherwise until they are read.
     pub(crate) fn pass(&self, session: &Session, u: &[f32], count: usize, keep: bool) -> Result<DevicePass> {
         let mut pass = DevicePass {
-            u: session.from_rows(u, count, self.input_positions())?,
+            u: session.values_of_rows(u, count, self.input_positions())?,
             z: (0..self.states).map(|_| None).collect(),
             x: (0..self.states).map(|_| None).collect(),
             y: session.no_values(0, 0, 0)?,
@@ -507,7 +507,7 @@ impl DeviceModel {
             let z = pass.z(Target::Layer(k))?;
             cotangents.push(session.no_values(z.channels, count, z.positions)?);
         }
-        let dy = session.from_rows(v, count, 1)?;
+        let dy = session.values_of_rows(v, count, 1)?;
         for layer in self.layers.iter().rev() {
             let (z, dz) = match layer.target() {
                 Target::Output => (&pass.y, &dy),

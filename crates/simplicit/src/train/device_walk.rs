@@ -82,7 +82,7 @@ impl Chunks {
             Some(Part::Here(values)) => Ok(Operand::There(values)),
             Some(Part::Spilled(at, positions)) => {
                 let rows = self.spilled.get(*at)?;
-                session.from_rows(rows.as_slice(), rows.rows(), *positions).map(Operand::Made)
+                session.values_of_rows(rows.as_slice(), rows.rows(), *positions).map(Operand::Made)
             }
             None => Err(crate::Error::shape("chunk of a layer", format!("one of {}", self.parts.len()), number)),
         }
@@ -120,7 +120,7 @@ pub(super) fn chunk_of<'a>(
     match source {
         Source::Input => {
             let u = samples.inputs(range)?;
-            session.from_rows(u.as_slice(), u.rows(), u.cols()).map(Operand::Made)
+            session.values_of_rows(u.as_slice(), u.rows(), u.cols()).map(Operand::Made)
         }
         Source::Layer(k) => match &layers[k] {
             Some(chunks) => chunks.get(session, number),

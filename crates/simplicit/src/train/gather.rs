@@ -200,10 +200,10 @@ impl<'a> Walks<'a> {
     }
 
     /// Goes on on the CPU with what the GPU has computed.
-    fn to_host(&mut self, per_sample: usize) -> Result<()> {
-        self.baseline.to_host(&self.room)?;
+    fn continue_on_host(&mut self, per_sample: usize) -> Result<()> {
+        self.baseline.continue_on_host(&self.room)?;
         if let Some(own) = &mut self.own {
-            own.to_host(&self.room)?;
+            own.continue_on_host(&self.room)?;
         }
         if let Targets::Device(targets) = &self.targets {
             self.targets = Targets::Host(targets.to_pile(SAMPLES * per_sample, &self.room)?);
@@ -260,7 +260,7 @@ impl<'a> Walks<'a> {
             if backend::or_cpu(settings.device, entered)?.is_some() {
                 return Ok(());
             }
-            self.to_host(chosen.per_sample)?;
+            self.continue_on_host(chosen.per_sample)?;
         }
         let sum = LayerSum::new(model, target);
         let (mut targets, mut states) = (Pile::new(&self.room), Pile::new(&self.room));
@@ -326,7 +326,7 @@ impl<'a> Walks<'a> {
             if let Some(found) = backend::or_cpu(settings.device, found)? {
                 return Ok(found);
             }
-            self.to_host(per_sample(group, settings, self.all))?;
+            self.continue_on_host(per_sample(group, settings, self.all))?;
         }
         self.statistics_on_cpu(settings, group, run)
     }
@@ -567,7 +567,7 @@ impl<'a> Walks<'a> {
                 own.enter(layout, k, built.layer_sum(self.input, target), &self.room, run.threads, run.cancel);
             if backend::or_cpu(settings.device, entered)?.is_none() {
                 let per_sample = per_sample(group, settings, self.baseline.samples());
-                self.to_host(per_sample)?;
+                self.continue_on_host(per_sample)?;
                 return self.leave(settings, group, built, run);
             }
         }
@@ -717,7 +717,7 @@ mod tests {
         for (k, group) in plan.groups().enumerate() {
             walks.enter(&settings, group, &run).unwrap();
             if comes_back && k == 2 {
-                walks.to_host(per_sample(group, &settings, images)).unwrap();
+                walks.continue_on_host(per_sample(group, &settings, images)).unwrap();
             }
             if group.features() > 0 {
                 out.push(walks.statistics(&settings, group, &mut run).unwrap());

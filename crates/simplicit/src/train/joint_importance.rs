@@ -182,7 +182,7 @@ fn on_gpu(
         for _ in 0..DRAWS {
             let v = drawn_in_blocks(&probabilities, scale, &mut streams, SAMPLES);
             let cotangents = baseline_on.pull_back(&session, &pass, v.as_slice())?;
-            let of_outputs = session.from_rows(v.as_slice(), count, 1)?;
+            let of_outputs = session.values_of_rows(v.as_slice(), count, 1)?;
             for ((sum, e), target) in together.iter_mut().zip(&errors).zip(targets) {
                 let Some(e) = e else { continue };
                 let g = match target {

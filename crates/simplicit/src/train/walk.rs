@@ -67,7 +67,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Goes on on the CPU.
-    pub(super) fn to_host(&mut self, room: &Arc<Room>) -> Result<()> {
+    pub(super) fn continue_on_host(&mut self, room: &Arc<Room>) -> Result<()> {
         if let Layers::Device(_, layers) = &self.values {
             let piles = layers.iter().map(|layer| layer.as_ref().map(|l| l.to_pile(SAMPLES, room)).transpose());
             self.values = Layers::Host(piles.collect::<Result<_>>()?);

@@ -134,7 +134,7 @@ impl Session {
     }
 
     /// Samples one a row, under so many positions a channel.
-    pub(crate) fn from_rows(&self, rows: &[f32], count: usize, positions: usize) -> Result<Values> {
+    pub(crate) fn values_of_rows(&self, rows: &[f32], count: usize, positions: usize) -> Result<Values> {
         let units = rows.len() / count.max(1);
         let host = Values { data: self.uploaded(rows)?, channels: 1, count, positions: units };
         if positions == units { Ok(host) } else { self.relayout(&host, positions) }
