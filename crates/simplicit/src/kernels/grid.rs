@@ -47,6 +47,8 @@ pub struct GridWeights {
     offsets: Vec<u32>,
     /// Of every offset.
     edges: Vec<u8>,
+    /// Whether any offset reads padding; looking for one takes as long as a small layer.
+    bordered: bool,
     panels: Vec<f32>,
     /// The largest offset.
     reach: usize,
@@ -162,6 +164,7 @@ impl GridWeights {
             taps: Vec::new(),
             offsets: Vec::new(),
             edges: Vec::new(),
+            bordered: false,
             panels: Vec::new(),
             reach,
             dense_rows: 0,
@@ -227,6 +230,7 @@ impl GridWeights {
             }
             out.chunks.push(begin..out.items.len());
         }
+        out.bordered = out.edges.iter().any(|e| *e != 0);
         out
     }
 
@@ -246,6 +250,7 @@ impl GridWeights {
             taps: Vec::new(),
             offsets: offsets.iter().map(|o| *o as u32).collect(),
             edges: vec![0; columns],
+            bordered: false,
             panels: vec![0.0; rows.next_multiple_of(WEIGHTS_PER_PANEL) * columns],
             reach: offsets.iter().copied().max().unwrap_or(0),
             dense_rows: rows,
@@ -318,7 +323,7 @@ impl GridWeights {
         }
         assert!(g.source_step == 1 || g.lanes.is_multiple_of(16), "neighbours that are apart are whole vectors");
         let residuals = [finish.before, finish.after];
-        let mut bordered = self.edges.iter().any(|e| *e != 0);
+        let mut bordered = self.bordered;
         // Without gaps between rows the grid is one long row.
         if g.source_step == 1
             && g.source_row == g.width
