@@ -27,8 +27,10 @@ use simplicit::random::Random;
 
 const SPARSITIES: [f64; 6] = [0.0, 0.5, 0.65, 0.8, 0.9, 0.95];
 
+/// A part of the page, by name.
+type Part = (&'static str, fn(&mut String));
 /// What can be asked for; the first four are what is run without a word.
-const PARTS: [(&str, fn(&mut String)); 8] = [
+const PARTS: [Part; 8] = [
     ("convolutions", convolutions),
     ("dense", dense),
     ("kernels", kernels),

@@ -117,14 +117,14 @@ fn dense_layers_left_out_survive_stages_and_the_refit_of_all_weights() {
         (vec![], vec!["output".to_string()], vec!["output"]),
         (vec![layers[1].clone()], vec![], vec!["output", second]),
     ] {
-        let target = Some(if kept.len() == 2 { 0.3 } else { 0.5 });
-        let settings = TrainSettings { include, exclude, target_sparsity: target, ..Default::default() };
+        let target = if kept.len() == 2 { 0.3 } else { 0.5 };
+        let settings = TrainSettings { include, exclude, target_sparsity: Some(target), ..Default::default() };
         let trained = result(&network, &u, &settings).unwrap();
         let mut kept = kept.clone();
         kept.sort_unstable();
         require(&trained, &network, &kept);
         let sparsity = trained.model.sparsity().sparsity;
-        assert!((sparsity - target.unwrap()).abs() <= 0.01, "{kept:?}: {sparsity}");
+        assert!((sparsity - target).abs() <= 0.01, "{kept:?}: {sparsity}");
     }
     // A whole curve, in stages.
     let settings = TrainSettings { exclude: vec![second.to_string()], ..Default::default() };

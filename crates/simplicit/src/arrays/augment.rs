@@ -199,7 +199,7 @@ mod tests {
         let all = augmented(23, "flip,shift:2", 7);
         assert_eq!((all.samples(), all.features()), (46, 24));
         let (rows, images) = (all.rows(0..46).unwrap(), source(23));
-        let mut seen = vec![[0; 2]; 23];
+        let mut seen = [[0; 2]; 23];
         let mut moved = std::collections::BTreeSet::new();
         for s in 0..46 {
             let (number, is_copy) = all.image(s);

@@ -182,7 +182,7 @@ mod tests {
             assert_eq!(to_half(middle.next_up()), if bits < 0x8000 { bits + 1 } else { bits }, "{bits:x}");
         }
         assert_eq!((to_half(65519.9), to_half(65520.0), to_half(-1e9)), (0x7bff, 0x7c00, 0xfc00));
-        assert_eq!((to_brain(1.00390625), to_brain(1.01171875)), (0x3f80, 0x3f82));
+        assert_eq!((to_brain(1.0 + 1.0 / 256.0), to_brain(1.0 + 3.0 / 256.0)), (0x3f80, 0x3f82));
     }
 
     #[test]

@@ -407,7 +407,7 @@ mod tests {
             let (task, log) = &mut self.walks.lock().unwrap()[walk];
             log.extend(steps.iter().cloned());
             let mut held = self.shards.lock().unwrap();
-            if group % 2 == 0 {
+            if group.is_multiple_of(2) {
                 held.clear();
             }
             let (size, mut tree) = (2 * WalkTask::PIECE, Tree::default());

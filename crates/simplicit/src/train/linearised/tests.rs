@@ -221,7 +221,7 @@ fn products_of_convolutions_poolings_residuals_and_operators_match_differences_a
         let m = support.dense(&w);
         // One layer's weights at a time, then all together: an error in one block must not hide behind the others.
         let rows: Vec<Range<usize>> = support.targets().iter().map(|t| t.entries.clone()).collect();
-        for moving in rows.iter().cloned().chain([0..w.len()]) {
+        for moving in rows.iter().cloned().chain(std::iter::once(0..w.len())) {
             let change: Vec<f64> =
                 (0..w.len()).map(|k| if moving.contains(&k) { random.normal() } else { 0.0 }).collect();
             let (dz, dy) = support.forward(&m, &support.dense(&change), &at);
