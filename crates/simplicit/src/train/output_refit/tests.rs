@@ -296,9 +296,15 @@ fn where_outputs_are_linear_in_the_weights_the_refit_is_least_squares() {
             let (c, dy, dx) = (j / 9, (j / 3 % 3) as isize, (j % 3) as isize);
             value(s, c, (at / 5) as isize + dy - 1, (at % 5) as isize + dx - 1)
         };
+        // A map as the output is a layer of states, too: both terms of the objective weigh its units.
+        let square = |unit: usize| (0..200).map(|s| f64::from(y[(s, unit)]).powi(2)).sum::<f64>() / 200.0;
+        let energy: f64 = (0..60).map(square).sum();
+        let states = baseline.shape().states as f64;
+        let of_states = |unit: usize| if states > 0.0 { STATES / (square(unit) * states) } else { 0.0 };
+        let roots: Vec<f64> = (0..20).map(|at| (1.0 / energy + of_states(o * 20 + at)).sqrt()).collect();
         let exact = least_squares(
-            &|s, at| kept.iter().map(|&j| feature(s, at, j)).collect(),
-            &|s, at| f64::from(y[(s, o * 20 + at)]),
+            &|s, at| kept.iter().map(|&j| roots[at] * feature(s, at, j)).collect(),
+            &|s, at| roots[at] * f64::from(y[(s, o * 20 + at)]),
             20,
             200,
         );
