@@ -4,14 +4,14 @@
 //! use simplicit::compress::{Settings, compress};
 //! use simplicit::layout::Activation;
 //! use simplicit::linalg::Matrix;
-//! use simplicit::network::Network;
+//! use simplicit::network::{Network, Shape};
 //! use simplicit::random::Random;
 //! use simplicit::train::Run;
 //!
 //! # fn main() -> simplicit::Result<()> {
 //! let mut random = Random::new(0);
 //! let mut dense = |rows, cols| Matrix::from_fn(rows, cols, |_, _| random.normal() as f32 / (cols as f32).sqrt());
-//! let network = Network::builder(20)? // yours: Network::from_onnx("network.onnx")?
+//! let network = Network::builder(Shape::Vector(20))? // yours: Network::from_onnx("network.onnx")?
 //!     .linear(dense(16, 20), None)?
 //!     .activation(Activation::Relu)?
 //!     .linear(dense(4, 16), None)?
