@@ -7,6 +7,7 @@ rows fan out and come back. A worker or a node that dies costs time and changes 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -168,7 +169,8 @@ def fit(
         results) and ``work_`` (calls, core-seconds of workers and seconds that passed, by kind).
     """
     if not ray.is_initialized():
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # A cluster that died may have left its address behind, which Ray would try to join: without an address, none is joined.
+        ray.init(address=address or os.environ.get("RAY_ADDRESS") or "local", log_to_driver=False, logging_level=logging.ERROR)
     elif address not in (None, "auto"):
         connected = ray.get_runtime_context().gcs_address
         if address != connected:

@@ -31,11 +31,11 @@ pub(crate) struct ExportArgs {
     /// Write this network, which the model was trained from, with the model's weights in its own graph
     #[arg(long, value_name = "NET.onnx")]
     like: Option<PathBuf>,
-    #[command(flatten)]
-    names: NameArgs,
     /// The ONNX file to write
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
+    #[command(flatten)]
+    names: NameArgs,
     #[command(flatten)]
     json: JsonArgs,
 }

@@ -19,11 +19,11 @@ use crate::table::{Table, bytes, count, or_dash, percent};
 pub(crate) struct InspectArgs {
     #[command(flatten)]
     model: ModelOperand,
-    #[command(flatten)]
-    names: NameArgs,
     /// Say what memory and time training an ONNX network on so many samples would take
     #[arg(long, value_name = "N")]
     samples: Option<usize>,
+    #[command(flatten)]
+    names: NameArgs,
     #[command(flatten)]
     json: JsonArgs,
 }
