@@ -316,7 +316,10 @@ fn where_outputs_are_linear_in_the_weights_the_refit_is_least_squares() {
             fitted.map(|(s, at)| (roots[at] * (f64::from(y[(s, o * 20 + at)]) - sum(s, at))).powi(2)).sum::<f64>()
         };
         let (ours, least) = (error(&got), error(&exact));
-        assert!(ours >= least * (1.0 - 1e-9) && ours <= (1.0 + super::WORTH) * least, "row {o}: {ours}, by elimination {least}");
+        assert!(
+            ours >= least * (1.0 - 1e-9) && ours <= (1.0 + super::WORTH) * least,
+            "row {o}: {ours}, by elimination {least}"
+        );
         assert!(error(&vec![0.1; kept.len()]) > 1.5 * least);
     }
 }
