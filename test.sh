@@ -96,6 +96,7 @@ python_package() {
 
 need cargo cargo
 need cc gcc
+need c++ g++
 need python3 python3
 
 if [ "$level" = packages ]; then
