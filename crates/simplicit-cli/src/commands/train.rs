@@ -164,7 +164,7 @@ pub(crate) struct TrainArgs {
     /// Least squares on the chosen weights at the end [default: on]
     #[arg(long, help_heading = "The method")]
     pub(crate) refit: Option<Switch>,
-    /// Rounds of least squares over all non-zeros together, on what the output makes of them [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions, where it takes longer than training]
+    /// Rounds of least squares over all non-zeros together, on what the output makes of them [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) output_refit: Option<usize>,
     /// Later rows see the states of the model built so far [default: on]
