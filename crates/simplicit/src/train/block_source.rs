@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Run, TrainSettings, check_settings};
 use crate::linalg::Matrix;
 use crate::problem::{Connectivity, Matching};
 use crate::statistics::Statistics;
+use crate::train::{Run, TrainSettings, check_settings};
 use crate::{Error, Result};
 
 /// A linear map of the network.
@@ -87,7 +87,7 @@ pub trait BlockSource {
     fn install(&mut self, block: usize, rows: &BlockRows) -> Result<()>;
     /// Puts the original weights back everywhere.
     fn reset(&mut self) -> Result<()>;
-    /// How strongly an error of every row of every block changes the output, as [`importance`](super::importance) has it;
+    /// How strongly an error of every row of every block changes the output, as [`importance`](crate::train::evidence::importance) has it;
     /// `None` where the source has no gradients.
     fn row_weights(&mut self, run: &mut Run) -> Result<Option<Vec<Vec<f64>>>>;
     /// For every block E(Σ g·e)² and, by row, the mean square of e: g the gradient of the output, e the errors that these

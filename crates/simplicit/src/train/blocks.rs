@@ -1,5 +1,5 @@
 //! Training somebody else's network: a source of linear blocks gives statistics under the weights it has and takes the
-//! weights that follow from them. Rows, prices, search, bounds and checkpoints are those of [`train`](super::train()).
+//! weights that follow from them. Rows, prices, search, bounds and checkpoints are those of [`train`](crate::train::train()).
 //!
 //! The source runs the network and knows what stands between its blocks; training knows neither. A PyTorch module is such
 //! a source. A block's features are what it reads in the network with the weights installed so far, its targets what it
@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::block_source::{BlockRows, BlockSource, LinearBlock, check, check_weights};
-use super::group::{Rows, Stored, bounds_of, entry_price, for_taps, weighed};
-use super::rough::{self, RoughModels};
-use super::search::{CLOSE, MAX_MODELS, PROMISED, Start, seek};
-use super::survey::{self, Survey};
-use super::{Bounds, Progress, RowReport, Run, TrainReport, TrainSettings};
 use crate::linalg::Matrix;
 use crate::problem::{Matching, RowProblem};
 use crate::solver::Design;
 use crate::statistics::Statistics;
+use crate::train::block_source::{BlockRows, BlockSource, LinearBlock, check, check_weights};
+use crate::train::rows::group::{Rows, Stored, bounds_of, entry_price, for_taps, weighed};
+use crate::train::search::rough::{self, RoughModels};
+use crate::train::search::survey::{self, Survey};
+use crate::train::search::{CLOSE, MAX_MODELS, PROMISED, Start, seek};
+use crate::train::{Bounds, Progress, RowReport, Run, TrainReport, TrainSettings};
 use crate::{Error, Result};
 
 /// Statistics that are gathered in one pass, in bytes, unless a single block needs more.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::Keep;
 use crate::arrays::digest;
 use crate::files::{read_capped, write_bytes_atomically};
+use crate::train::Keep;
 use crate::{Error, Result};
 
 const FINGERPRINT: &str = "fingerprint.json";

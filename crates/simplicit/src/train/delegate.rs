@@ -2,14 +2,10 @@
 //!
 //! Training has two heavy steps: statistics of a group over some samples, and the rows over those statistics.
 //! Statistics of rows of single units are a pure function of a few bytes ([`StatisticsTask`]), and so is a block of rows to
-//! solve or to bound ([`RowsTask`]). Networks with feature maps are walked through by [`Shard`](super::Shard)s of the samples,
+//! solve or to bound ([`RowsTask`]). Networks with feature maps are walked through by [`Shard`](crate::train::Shard)s of the samples,
 //! whose state follows from the steps they were told. A [`Delegate`] runs all of these wherever it likes, as often as it
 //! likes: a lost result is computed again and is the same.
 
-use super::shard::{Step, WalkTask};
-use super::solve::{self, BOUND_NUMBERS, ROW_EXTRAS};
-use super::stages::OwnStates;
-use super::{TrainInput, TrainSettings};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
@@ -18,6 +14,10 @@ use crate::problem::{Ball, RowProblem, Units};
 use crate::solver::{CardinalitySettings, Design};
 use crate::states::{StateMap, StateSource};
 use crate::statistics::Statistics;
+use crate::train::evidence::shard::{Step, WalkTask};
+use crate::train::rows::solve::{self, BOUND_NUMBERS, ROW_EXTRAS};
+use crate::train::search::stages::OwnStates;
+use crate::train::{TrainInput, TrainSettings};
 use crate::{Error, Result};
 
 /// Whoever does the heavy steps in place of this process's threads.

@@ -4,18 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::budget;
-use super::build::{Build, Evidence, Row, RowReport, row_name};
-use super::choice;
-use super::emphasis::Emphasis;
-use super::gather;
-use super::group::{Rows, bounds_of, for_taps, parts};
-use super::plan::{Group, Plan};
-use super::problems::{kept_rows, problems, reads_states};
-use super::shard::Walkers;
-use super::survey::{self, Steering, Survey};
-use super::work::{self, Kind, Meter};
-use super::{Bounds, Objective, OutputRefit, Run, TrainInput, TrainSettings, layout};
 use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::memory::Room;
@@ -25,6 +13,18 @@ use crate::problem::{Connectivity, Mask, RowProblem};
 use crate::solver::Design;
 use crate::states::StateShape;
 use crate::statistics::Statistics;
+use crate::train::evidence::gather;
+use crate::train::evidence::shard::Walkers;
+use crate::train::plan::budget;
+use crate::train::plan::choice;
+use crate::train::plan::work::{self, Kind, Meter};
+use crate::train::plan::{Group, Plan};
+use crate::train::rows::build::{Build, Evidence, Row, RowReport, row_name};
+use crate::train::rows::group::{Rows, bounds_of, for_taps, parts};
+use crate::train::rows::prices::CertificatePrices;
+use crate::train::rows::problems::{kept_rows, problems, reads_states};
+use crate::train::search::survey::{self, Steering, Survey};
+use crate::train::{Bounds, Objective, OutputRefit, Run, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
 /// Alternations of a cyclic model with its own equilibrium states.
@@ -43,14 +43,14 @@ pub(super) struct Fitted {
 }
 
 /// What stays the same from strength to strength.
-pub(super) struct Workshop {
+pub(super) struct Fitter {
     plan: Plan,
     /// Statistics of groups that read no state of the model, by key.
     kept: BTreeMap<String, Arc<Statistics>>,
     /// Of the inputs and the constant against all rows: what every group shares, whatever the model.
     inputs: Option<Arc<Statistics>>,
     /// What weights cost besides the penalty.
-    pub(super) emphasis: Emphasis,
+    pub(super) prices: CertificatePrices,
     /// The account of what is kept.
     room: Arc<Room>,
     /// Prices of the next model's groups, where they are not all one.
@@ -103,7 +103,7 @@ pub(super) fn plan(input: &TrainInput, settings: &TrainSettings) -> Result<Plan>
     Ok(plan)
 }
 
-impl Workshop {
+impl Fitter {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Self> {
         let plan = plan(input, settings)?;
         let room = budget::room(&plan, input, settings, run)?;
@@ -111,7 +111,7 @@ impl Workshop {
             plan,
             kept: BTreeMap::new(),
             inputs: None,
-            emphasis: Emphasis::default(),
+            prices: CertificatePrices::default(),
             room,
             steering: None,
             left: 0.0,
@@ -203,18 +203,18 @@ fn constants(input: &TrainInput, settings: &TrainSettings) -> Vec<bool> {
 /// Every group in order; cyclic states alternate with their own equilibrium. With `certify`, cardinality rows get their
 /// bounds or proofs.
 pub(super) fn fit(
-    workshop: &mut Workshop,
+    fitter: &mut Fitter,
     input: &TrainInput,
     settings: &TrainSettings,
     strength: f64,
     certify: bool,
     run: &mut Run,
 ) -> Result<Fitted> {
-    let Workshop { plan, kept, inputs, emphasis, room, steering, left } = workshop;
-    emphasis.begin();
+    let Fitter { plan, kept, inputs, prices, room, steering, left } = fitter;
+    prices.begin();
     let steered = if steering.is_some() { "steered " } else { "" };
-    let key = format!("{steered}strength {strength:e}{}", emphasis.tag());
-    let mut pass = Pass { plan, kept, inputs, emphasis, room, input, settings, strength, walks: None };
+    let key = format!("{steered}strength {strength:e}{}", prices.tag());
+    let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength, walks: None };
     let mut built = Build::new(plan);
     let cyclic = plan.cyclic;
     // Without a group to gather for there is nothing to walk for.
@@ -264,12 +264,12 @@ pub(super) fn fit(
     let rows = built.reports.into_iter().flatten().map(|(report, _)| report).collect();
     let fitted =
         Fitted { model, rows, training_error, output_refit: None, evidence: built.evidence, strengths: prices };
-    if certify { certified(workshop, input, settings, strength, fitted, run) } else { Ok(fitted) }
+    if certify { certified(fitter, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 
 /// The model a search settled on, with the bounds of its cardinality rows.
 pub(super) fn certified(
-    workshop: &mut Workshop,
+    fitter: &mut Fitter,
     input: &TrainInput,
     settings: &TrainSettings,
     strength: f64,
@@ -279,12 +279,12 @@ pub(super) fn certified(
     if !matches!(settings.objective, Objective::Cardinality) {
         return Ok(found);
     }
-    for (number, group) in workshop.plan.groups().enumerate() {
+    for (number, group) in fitter.plan.groups().enumerate() {
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.name) else { continue };
         let strength = found.strengths.get(number).copied().unwrap_or(strength);
         let design = Design::new(statistics)?;
         let all = 0..group.rows.len();
-        let problems = problems(&workshop.plan, input, settings, strength, group, &design, &workshop.emphasis, all);
+        let problems = problems(&fitter.plan, input, settings, strength, group, &design, &fitter.prices, all);
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
         for (k, bound) in rows.bounds(settings, strength, weights, number, run)? {
             let row = &mut found.rows[group.rows.start + k];
@@ -298,15 +298,15 @@ pub(super) fn certified(
 /// Expected non-zeros of every group at prices around the one that leaves about `wanted` of them, from rows drawn by the
 /// seed at the baseline's states, by the splitting alone. `spread` makes prices of a middle one, in ascending order.
 pub(super) fn survey(
-    workshop: &mut Workshop,
+    fitter: &mut Fitter,
     input: &TrainInput,
     settings: &TrainSettings,
     wanted: f64,
     spread: impl Fn(f64) -> Vec<f64>,
     run: &mut Run,
 ) -> Result<Survey> {
-    let Workshop { plan, kept, inputs, emphasis, room, left, .. } = workshop;
-    let mut pass = Pass { plan, kept, inputs, emphasis, room, input, settings, strength: 1.0, walks: None };
+    let Fitter { plan, kept, inputs, prices, room, left, .. } = fitter;
+    let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength: 1.0, walks: None };
     let built = Build::new(plan);
     let mut meter = Meter::start(work::of_groups(plan, input, settings, Kind::Survey(spread(1.0).len())), *left, run);
     // What single weights are worth needs the features' sizes alone; the middle price follows from all of them.
@@ -350,7 +350,7 @@ struct Pass<'a> {
     plan: &'a Plan,
     kept: &'a mut BTreeMap<String, Arc<Statistics>>,
     inputs: &'a mut Option<Arc<Statistics>>,
-    emphasis: &'a mut Emphasis,
+    prices: &'a mut CertificatePrices,
     room: &'a Arc<Room>,
     input: &'a TrainInput<'a>,
     settings: &'a TrainSettings,
@@ -393,7 +393,7 @@ impl Pass<'_> {
             Some(statistics) => statistics.clone(),
             None => Arc::new(self.gather(group, built, own_states, &key, run)?),
         };
-        let place = format!("{key} at {strength:e}{}", self.emphasis.tag());
+        let place = format!("{key} at {strength:e}{}", self.prices.tag());
         let first_output = self.plan.outputs.rows.start;
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
         let places = group.places();
@@ -403,7 +403,7 @@ impl Pass<'_> {
         for part in parts(settings, &statistics, group.rows.len()) {
             let place = if part.start == 0 { place.clone() } else { format!("{place} from {}", part.start) };
             let design = Design::new(&statistics)?;
-            let problems = problems(self.plan, input, settings, strength, group, &design, self.emphasis, part);
+            let problems = problems(self.plan, input, settings, strength, group, &design, self.prices, part);
             let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
             let solved = match group.kept {
                 true => rows.as_they_are(name_of, run.threads)?,
@@ -412,7 +412,7 @@ impl Pass<'_> {
                 }
             };
             for (row, problem) in solved.into_iter().zip(&problems) {
-                self.emphasis.note(&design, problem, &row.weights);
+                self.prices.note(&design, problem, &row.weights);
                 let i = group.rows.start + problem.target;
                 built.reports[i] = Some((row.report, (row.residual, row.energy)));
                 built.rows[i] = Row { entries: row.entries.into_iter().map(|(j, w)| (places[j], w)).collect() };
@@ -461,7 +461,7 @@ impl Pass<'_> {
 
     /// The problems of a group whose prices are one.
     fn unpriced(&self, group: &Group, design: &Design) -> Vec<RowProblem> {
-        problems(self.plan, self.input, self.settings, 1.0, group, design, self.emphasis, 0..group.rows.len())
+        problems(self.plan, self.input, self.settings, 1.0, group, design, self.prices, 0..group.rows.len())
     }
 
     /// Expected non-zeros of one group at every price.

@@ -3,8 +3,8 @@
 //! Training is deterministic, so a run that is started again takes the same decisions and finds what it computed before
 //! under the same keys.
 
-use super::Delegate;
 use crate::Result;
+use crate::train::Delegate;
 
 /// A place for named results. A value is there whole or not at all.
 pub trait Keep: Sync {

@@ -8,52 +8,30 @@
 
 mod block_source;
 mod blocks;
-mod budget;
-mod build;
 mod checkpoint;
-mod choice;
 mod delegate;
-mod device_walk;
-mod emphasis;
-mod estimate;
+mod evidence;
 mod fit;
-mod gather;
-mod group;
-mod importance;
-mod joint_importance;
 mod keep;
-mod linearised;
-mod max_drop;
-mod method;
-mod output_metric;
-mod output_refit;
-mod path;
 mod plan;
-mod problems;
-mod rough;
-mod row_blocks;
+mod refit;
+mod rows;
 mod search;
-mod shard;
-mod solve;
-mod stages;
-mod survey;
-mod walk;
-mod work;
 
 pub use block_source::{BlockRows, BlockSource, LinearBlock};
 pub use blocks::{TrainedBlocks, train_blocks};
-pub use build::RowReport;
 pub use checkpoint::Checkpoint;
 pub use delegate::{Delegate, RowsTask, StatisticsTask};
-pub use estimate::{Estimate, estimate};
-pub use importance::{importance, importance_on};
+pub use evidence::importance::{importance, importance_on};
+pub use evidence::shard::{Shard, Step, WalkTask};
 pub use keep::{Forget, Keep};
-pub use max_drop::train_to_max_drop;
-pub use method::{RowGroup, RowMethod};
-pub use output_refit::OutputRefit;
-pub use path::path;
+pub use plan::estimate::{Estimate, estimate};
+pub use refit::output_refit::OutputRefit;
+pub use rows::build::RowReport;
+pub use rows::method::{RowGroup, RowMethod};
 pub use search::Found;
-pub use shard::{Shard, Step, WalkTask};
+pub use search::max_drop::train_to_max_drop;
+pub use search::path::path;
 
 use std::sync::Arc;
 
@@ -398,7 +376,7 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
             return Err(Error::setting("row weight", "zero or a positive number", bad));
         }
     }
-    choice::check(input, settings)?;
+    plan::choice::check(input, settings)?;
     if let Some(layer) = layout(input).layers().iter().find(|l| !l.activation.is_non_expansive()) {
         let about = format!("layer {:?}, whose activation {} is expansive", layer.name, layer.activation);
         if let Some(kappa) = settings.kappa {

@@ -1,0 +1,149 @@
+//! The walk's values on a GPU: layers of all samples in chunks, computed and gathered there. What the device has no room for
+//! waits in the host's memory, and in a file beyond that.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::backend::cuda::{Cuda, Operand, Session, Values};
+use crate::equilibrium::DeviceLayer;
+use crate::linalg::Matrix;
+use crate::memory::{Pile, Room};
+use crate::network::Source;
+use crate::states::StateSource;
+
+/// Floats of the largest layer that a chunk has, about, and the most samples.
+const CHUNK_FLOATS: usize = 1 << 26;
+const CHUNK_SAMPLES: usize = 512;
+
+/// Where a walk runs on a GPU, and in which chunks.
+#[derive(Clone)]
+pub(in crate::train) struct Gpu {
+    pub(in crate::train) cuda: &'static Cuda,
+    /// Samples of a chunk, whole blocks of the host's.
+    chunk: usize,
+    /// What layers may take of the device.
+    device: Arc<Room>,
+    /// What they may take of the host beyond it.
+    host: Arc<Room>,
+}
+
+impl Gpu {
+    /// For layers of up to so many values a sample; `block` samples are the host's unit. Half of the device is for layers,
+    /// the rest for those who work with them.
+    pub(in crate::train) fn new(cuda: &'static Cuda, widest: usize, block: usize, host: &Arc<Room>) -> Result<Self> {
+        let (free, _) = cuda.memory()?;
+        let chunk = (CHUNK_FLOATS / widest.max(1)).clamp(1, CHUNK_SAMPLES).next_multiple_of(block);
+        Ok(Self { cuda, chunk, device: Room::new(free as u64 / 2, &std::env::temp_dir()), host: host.clone() })
+    }
+
+    /// The samples of every chunk.
+    pub(in crate::train) fn chunks(&self, samples: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let chunk = self.chunk;
+        (0..samples.div_ceil(chunk)).map(move |k| k * chunk..((k + 1) * chunk).min(samples))
+    }
+}
+
+/// A layer of all samples, a chunk after the other.
+pub(in crate::train) struct Chunks {
+    gpu: Gpu,
+    parts: Vec<Part>,
+    spilled: Pile,
+    booked: u64,
+}
+
+enum Part {
+    Here(Values),
+    /// Samples one a row, by their number in the pile, and positions a channel.
+    Spilled(usize, usize),
+}
+
+impl Chunks {
+    pub(in crate::train) fn new(gpu: &Gpu) -> Self {
+        Self { gpu: gpu.clone(), parts: Vec::new(), spilled: Pile::new(&gpu.host), booked: 0 }
+    }
+
+    /// The next chunk.
+    pub(in crate::train) fn push(&mut self, session: &Session, values: Values) -> Result<()> {
+        if self.gpu.device.take(values.bytes()) {
+            self.booked += values.bytes();
+            self.parts.push(Part::Here(values));
+            return Ok(());
+        }
+        let spilled = self.parts.iter().filter(|p| matches!(p, Part::Spilled(..))).count();
+        self.spilled.push(Matrix::from_vec(values.count, values.units(), session.to_rows(&values)?)?)?;
+        self.parts.push(Part::Spilled(spilled, values.positions));
+        Ok(())
+    }
+
+    /// A chunk by its number.
+    pub(in crate::train) fn get(&self, session: &Session, number: usize) -> Result<Operand<'_>> {
+        match self.parts.get(number) {
+            Some(Part::Here(values)) => Ok(Operand::There(values)),
+            Some(Part::Spilled(at, positions)) => {
+                let rows = self.spilled.get(*at)?;
+                session.values_of_rows(rows.as_slice(), rows.rows(), *positions).map(Operand::Made)
+            }
+            None => Err(crate::Error::shape("chunk of a layer", format!("one of {}", self.parts.len()), number)),
+        }
+    }
+
+    /// The same as blocks of the host's, of so many rows each.
+    pub(in crate::train) fn to_pile(&self, rows: usize, room: &Arc<Room>) -> Result<Pile> {
+        let mut pile = Pile::new(room);
+        let session = self.gpu.cuda.session()?;
+        for number in 0..self.parts.len() {
+            let values = self.get(&session, number)?;
+            let width = values.units();
+            for block in session.to_rows(&values)?.chunks(rows.max(1) * width.max(1)) {
+                pile.push(Matrix::from_vec(block.len() / width.max(1), width, block.to_vec())?)?;
+            }
+        }
+        Ok(pile)
+    }
+}
+
+impl Drop for Chunks {
+    fn drop(&mut self) {
+        self.gpu.device.give(self.booked);
+    }
+}
+
+/// A chunk of a source of a layer.
+pub(in crate::train) fn chunk_of<'a>(
+    session: &Session,
+    samples: &dyn StateSource,
+    layers: &'a [Option<Chunks>],
+    source: Source,
+    (number, range): (usize, Range<usize>),
+) -> Result<Operand<'a>> {
+    match source {
+        Source::Input => {
+            let u = samples.inputs(range)?;
+            session.values_of_rows(u.as_slice(), u.rows(), u.cols()).map(Operand::Made)
+        }
+        Source::Layer(k) => match &layers[k] {
+            Some(chunks) => chunks.get(session, number),
+            None => Err(crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"))),
+        },
+    }
+}
+
+/// Pre-activations of a chunk.
+pub(in crate::train) fn forward(
+    session: &Session,
+    layer: &DeviceLayer,
+    samples: &dyn StateSource,
+    layers: &[Option<Chunks>],
+    chunk: (usize, Range<usize>),
+) -> Result<Values> {
+    let count = chunk.1.len();
+    let mut found = Vec::new();
+    for source in layer.sources() {
+        found.push((source, chunk_of(session, samples, layers, source, chunk.clone())?));
+    }
+    layer.forward(session, count, |source| match found.iter().find(|(known, _)| *known == source) {
+        Some((_, values)) => Ok(&**values),
+        None => Err(crate::Error::shape("source of a layer", "one that it reads", format!("{source:?}"))),
+    })
+}

@@ -1,0 +1,242 @@
+//! Output-aware weights: how strongly an error in each pre-activation changes the output.
+
+use crate::Result;
+use crate::backend::{self, Device};
+use crate::equilibrium::DeviceModel;
+use crate::linalg::Matrix;
+use crate::model::ImplicitModel;
+use crate::network::Network;
+use crate::parallel::{self, Cancel, Threads};
+use crate::random::Random;
+use crate::states::{InputSource, StateMap};
+
+/// Samples in a block of the expectation, at most, and states in one: gradients of feature maps are large.
+const BLOCK: usize = 256;
+const BLOCK_STATES: usize = 1 << 22;
+
+/// λ_i = E[(∂ log p(y|u)/∂z_i)²] over the inputs, y drawn from the network's own softmax `draws` times: the Fisher
+/// diagonal, which needs no labels. One number per row of the layout (last layer first; summed over the positions of a
+/// channel), then one per output, where the expectation over y is p(1 − p).
+pub fn importance(
+    network: &Network,
+    inputs: &dyn InputSource,
+    draws: usize,
+    seed: u64,
+    threads: Threads,
+    cancel: &Cancel,
+) -> Result<Vec<f64>> {
+    importance_on(Device::Cpu, network, inputs, draws, seed, threads, cancel)
+}
+
+/// [`importance`] on a device: the same draws, and on a GPU the same numbers within the rounding of single precision.
+pub fn importance_on(
+    device: Device,
+    network: &Network,
+    inputs: &dyn InputSource,
+    draws: usize,
+    seed: u64,
+    threads: Threads,
+    cancel: &Cancel,
+) -> Result<Vec<f64>> {
+    let shape = network.shape();
+    let samples = inputs.samples();
+    let size = (BLOCK_STATES / shape.states.max(1)).clamp(1, BLOCK);
+    // The stream of a block depends on its number alone, not on who computes it.
+    let stream = |block: usize| Random::new(seed ^ (block as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let model = ImplicitModel::from_network(network)?;
+    let work = BLOCK as f64 * model.layout().size() as f64;
+    // A model may split a layer that its network declares; rows are then not the network's.
+    if let Some(cuda) = backend::gpu(device, work)?.filter(|_| model.layout() == network.layout()) {
+        let weights = DeviceModel::new(cuda, &model, threads)
+            .and_then(|on_gpu| importance_on_gpu(&on_gpu, &model, inputs, draws, size, &stream, cancel));
+        if let Some(weights) = backend::or_cpu(device, weights)? {
+            return Ok(weights);
+        }
+    }
+    drop(model);
+    let layers = network.layout().layers();
+    // Of every row its units: a channel has its positions, a unit itself, an operator's layer no rows.
+    let mut units: Vec<std::ops::Range<usize>> = Vec::with_capacity(network.layout().rows());
+    for (k, layer) in layers.iter().enumerate() {
+        let (first, each) = (network.layout().range(k).start, layer.size / layer.rows().max(1));
+        units.extend((0..layer.rows()).map(|i| first + i * each..first + (i + 1) * each));
+    }
+    let mut total = vec![0.0; units.len() + shape.outputs];
+    parallel::fold(
+        threads,
+        samples.div_ceil(size),
+        |block| {
+            cancel.check()?;
+            let u = inputs.rows(block * size..((block + 1) * size).min(samples))?;
+            let trace = network.trace(&u)?;
+            let mut random = stream(block);
+            let probabilities = softmax(trace.outputs());
+            let mut sum = vec![0.0; units.len() + shape.outputs];
+            let (of_states, of_outputs) = sum.split_at_mut(units.len());
+            for i in 0..u.rows() {
+                for (sum, &p) in of_outputs.iter_mut().zip(probabilities.row(i)) {
+                    *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
+                }
+            }
+            for _ in 0..draws {
+                let gradient = trace.backward(&drawn(&probabilities, 1.0, &mut random))?;
+                for i in 0..u.rows() {
+                    let gradient = gradient.dz.row(i);
+                    for (sum, units) in of_states.iter_mut().zip(&units) {
+                        *sum += gradient[units.clone()].iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
+                    }
+                }
+            }
+            Ok(sum)
+        },
+        |_, sum| {
+            for (total, sum) in total.iter_mut().zip(sum) {
+                *total += sum;
+            }
+            Ok(())
+        },
+    )?;
+    for value in &mut total {
+        *value /= (samples * draws) as f64;
+    }
+    Ok(total)
+}
+
+/// The same on a GPU, several blocks of `size` samples at a time.
+fn importance_on_gpu(
+    on_gpu: &DeviceModel,
+    model: &ImplicitModel,
+    inputs: &dyn InputSource,
+    draws: usize,
+    size: usize,
+    stream: &dyn Fn(usize) -> Random,
+    cancel: &Cancel,
+) -> Result<Vec<f64>> {
+    let (layout, samples, outputs) = (model.layout(), inputs.samples(), model.shape().outputs);
+    let mut total = vec![0.0; layout.rows() + outputs];
+    let blocks = (on_gpu.at_once(4)? / size).max(1);
+    for first in (0..samples.div_ceil(size)).step_by(blocks) {
+        cancel.check()?;
+        let range = first * size..((first + blocks) * size).min(samples);
+        let u = inputs.rows(range.clone())?;
+        let session = on_gpu.cuda().session()?;
+        let pass = on_gpu.pass(&session, u.as_slice(), u.rows(), true)?;
+        let probabilities = softmax(&Matrix::from_vec(u.rows(), outputs, session.to_rows(&pass.y)?)?);
+        for i in 0..u.rows() {
+            for (sum, &p) in total[layout.rows()..].iter_mut().zip(probabilities.row(i)) {
+                *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
+            }
+        }
+        let mut streams: Vec<Random> = (first..range.end.div_ceil(size)).map(stream).collect();
+        for _ in 0..draws {
+            let v = drawn_in_blocks(&probabilities, 1.0, &mut streams, size);
+            for (k, cotangent) in on_gpu.pull_back(&session, &pass, v.as_slice())?.iter().enumerate() {
+                let rows = layout.row_range(k);
+                if !rows.is_empty() {
+                    let squares = session.channel_squares(cotangent)?;
+                    let each = squares.len() / rows.len();
+                    let sums = squares.chunks(each.max(1)).map(|s| s.iter().sum::<f64>());
+                    total[rows].iter_mut().zip(sums).for_each(|(t, s)| *t += s);
+                }
+            }
+        }
+    }
+    total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
+    Ok(total)
+}
+
+/// [`drawn`] for blocks of `size` rows, each from its own stream.
+pub(in crate::train) fn drawn_in_blocks(
+    probabilities: &Matrix<f32>,
+    scale: f32,
+    streams: &mut [Random],
+    size: usize,
+) -> Matrix<f32> {
+    let mut out = probabilities.clone();
+    for i in 0..out.rows() {
+        subtract_drawn(out.row_mut(i), scale, &mut streams[i / size]);
+    }
+    out
+}
+
+pub(in crate::train) fn softmax(logits: &Matrix<f32>) -> Matrix<f32> {
+    let mut out = logits.clone();
+    for i in 0..out.rows() {
+        let row = out.row_mut(i);
+        let top = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        for v in row.iter_mut() {
+            *v = (*v - top).exp();
+            sum += *v;
+        }
+        for v in row.iter_mut() {
+            *v /= sum;
+        }
+    }
+    out
+}
+
+/// −∂ log p(y|u)/∂(outputs) for one y drawn per row, where the logits are `scale` times the outputs.
+pub(in crate::train) fn drawn(probabilities: &Matrix<f32>, scale: f32, random: &mut Random) -> Matrix<f32> {
+    let mut out = probabilities.clone();
+    (0..out.rows()).for_each(|i| subtract_drawn(out.row_mut(i), scale, random));
+    out
+}
+
+fn subtract_drawn(row: &mut [f32], scale: f32, random: &mut Random) {
+    let y = draw(row, random.uniform());
+    row[y] -= 1.0;
+    row.iter_mut().for_each(|v| *v *= scale);
+}
+
+fn draw(probabilities: &[f32], uniform: f64) -> usize {
+    let mut left = uniform;
+    for (k, p) in probabilities.iter().enumerate() {
+        left -= f64::from(*p);
+        if left < 0.0 {
+            return k;
+        }
+    }
+    probabilities.len().saturating_sub(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Activation;
+    use crate::network::Shape;
+
+    #[test]
+    fn matches_the_definition_on_a_linear_softmax() {
+        // One identity layer: ∂ log p(y)/∂z = Wᵀ(p − e_y), so E over y of its square is Σ_y p_y (Wᵀ(p − e_y))².
+        let w = Matrix::from_fn(3, 2, |i, j| (i as f32 - 1.0) * 0.7 + j as f32 * 0.4);
+        let network = Network::builder(Shape::Vector(2))
+            .and_then(|b| b.linear(Matrix::from_fn(2, 2, |i, j| f32::from(u8::from(i == j))), None))
+            .and_then(|b| b.activation(Activation::Tanh))
+            .and_then(|b| b.linear(w.clone(), None))
+            .and_then(|b| b.build())
+            .unwrap();
+        let u = Matrix::from_fn(600, 2, |i, j| ((i * 7 + j * 3) % 11) as f32 / 11.0 - 0.5);
+        let run = |threads| importance(&network, &u, 400, 7, Threads::new(threads), &Cancel::new()).unwrap();
+        let got = run(1);
+        assert_eq!(got, run(3));
+        let p = softmax(&network.forward(&u).unwrap());
+        for c in 0..3 {
+            let exact: f64 = (0..600).map(|i| f64::from(p[(i, c)]) * (1.0 - f64::from(p[(i, c)])) / 600.0).sum();
+            assert!((got[2 + c] - exact).abs() < 1e-9, "{} against {exact}", got[2 + c]);
+        }
+        for k in 0..2 {
+            let mut expected = 0.0;
+            for i in 0..600 {
+                let slope = 1.0 - f64::from(u[(i, k)]).tanh().powi(2);
+                for y in 0..3 {
+                    let g: f64 = (0..3)
+                        .map(|c| f64::from(w[(c, k)]) * (f64::from(p[(i, c)]) - f64::from(u8::from(c == y))))
+                        .sum();
+                    expected += f64::from(p[(i, y)]) * (g * slope).powi(2) / 600.0;
+                }
+            }
+            assert!((got[k] - expected).abs() < 0.02 * expected, "{} against {expected}", got[k]);
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Row weights for errors that come together.
+//!
+//! The Fisher diagonal counts the error at every position of every channel as if it were alone. Errors of pruned taps are
+//! not: they keep their sign over an image, and whatever averages over a map adds them up. On ResNet-20 the diagonal
+//! sees a fifth of what the errors before the global average do, and a search that trusts it prunes there too much.
+//!
+//! A rough model has errors of the right kind. For every layer, R = E(Σ g·e)² / Σ_i λ_i·E(e_i²), with g = ∂ log p(y|u)/∂z
+//! at the baseline and e the layer's errors on the baseline's states, is what the diagonal misses; the layer's weights
+//! are multiplied by it.
+
+use std::ops::Range;
+
+use crate::Result;
+use crate::backend::cuda::{Cuda, Values};
+use crate::backend::{self, Device};
+use crate::equilibrium::{DeviceModel, EquilibriumSettings, InputGradient, LayerSum};
+use crate::linalg::Matrix;
+use crate::model::{ImplicitModel, Target};
+use crate::network::Source;
+use crate::parallel::{self, Threads};
+use crate::random::Random;
+use crate::train::evidence::importance::{drawn, drawn_in_blocks, softmax};
+use crate::train::evidence::walk::SAMPLES;
+use crate::train::{Run, TrainInput};
+
+/// Draws from the baseline's softmax per sample.
+const DRAWS: usize = 2;
+/// A ratio beyond this, either way, says more about the samples than about the layer.
+const TRUSTED: f64 = 64.0;
+
+/// `weights` (per row of the layout, then per output) with every layer multiplied by what errors like those of `rough`
+/// do beyond the diagonal.
+pub(in crate::train) fn joint_importance(
+    input: &TrainInput,
+    baseline: &ImplicitModel,
+    rough: &ImplicitModel,
+    weights: &[f64],
+    device: Device,
+    run: &Run,
+) -> Result<Vec<f64>> {
+    let layout = baseline.layout();
+    let layers = layout.layers().len();
+    let targets: Vec<Target> = (0..layers).map(Target::Layer).chain([Target::Output]).collect();
+    let scale = baseline.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
+    let rows: Vec<Range<usize>> = (0..layers)
+        .map(|k| layout.row_range(k))
+        .chain(std::iter::once(layout.rows()..layout.rows() + baseline.shape().outputs))
+        .collect();
+    let samples = input.source.samples();
+    let mut together = vec![0.0; targets.len()];
+    let mut squares = vec![0.0; weights.len()];
+    let work = SAMPLES as f64 * layout.size() as f64;
+    let gpu = backend::gpu(device, work)?.filter(|_| baseline.layers_are_acyclic() && rough.layers_are_acyclic());
+    if let Some(cuda) = gpu {
+        let found = on_gpu(cuda, input, (baseline, rough), &targets, &rows, run);
+        if let Some((together, squares)) = backend::or_cpu(device, found)? {
+            return Ok(multiplied(weights, &rows, &together, &squares));
+        }
+    }
+    let sums: Vec<LayerSum> = targets.iter().map(|&target| LayerSum::new(rough, target)).collect();
+    let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
+    let gradient = InputGradient::new(baseline, settings)?;
+    parallel::fold(
+        run.threads,
+        samples.div_ceil(SAMPLES),
+        |block| {
+            run.cancel.check()?;
+            let u = input.source.inputs(block * SAMPLES..((block + 1) * SAMPLES).min(samples))?;
+            let solution = gradient.equilibrium().run(&u)?;
+            let of_layer = |m: &Matrix<f32>, k: usize| {
+                let range = layout.range(k);
+                Matrix::from_fn(m.rows(), range.len(), |s, i| m[(s, range.start + i)])
+            };
+            let states: Vec<Matrix<f32>> = (0..layers).map(|k| of_layer(&solution.x, k)).collect();
+            let mut errors = Vec::with_capacity(targets.len());
+            for (sum, &target) in sums.iter().zip(&targets) {
+                let mut z = sum.pre_activations(u.rows(), |source| match source {
+                    Source::Input => &u,
+                    Source::Layer(k) => &states[k],
+                })?;
+                let (exact, first) = match target {
+                    Target::Layer(k) => (&solution.z, layout.range(k).start),
+                    Target::Output => (&solution.y, 0),
+                };
+                for s in 0..z.rows() {
+                    let exact = &exact.row(s)[first..];
+                    z.row_mut(s).iter_mut().zip(exact).for_each(|(z, e)| *z -= e);
+                }
+                errors.push(z);
+            }
+            let mut squares = vec![0.0; weights.len()];
+            for (errors, rows) in errors.iter().zip(&rows) {
+                let positions = errors.cols() / rows.len().max(1);
+                for s in 0..errors.rows() {
+                    for (square, e) in squares[rows.clone()].iter_mut().zip(errors.row(s).chunks(positions.max(1))) {
+                        *square += e.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / positions as f64;
+                    }
+                }
+            }
+            let probabilities =
+                softmax(&Matrix::from_fn(u.rows(), solution.y.cols(), |s, k| scale * solution.y[(s, k)]));
+            let mut random = Random::new(block as u64);
+            let mut together = vec![0.0; targets.len()];
+            for _ in 0..DRAWS {
+                let v = drawn(&probabilities, scale, &mut random);
+                let cotangents = gradient.pre_activations(&solution.z, &u, &v)?;
+                for ((together, errors), &target) in together.iter_mut().zip(&errors).zip(&targets) {
+                    for s in 0..errors.rows() {
+                        let g = match target {
+                            Target::Layer(k) => &cotangents.row(s)[layout.range(k)],
+                            Target::Output => v.row(s),
+                        };
+                        let sum: f64 = errors.row(s).iter().zip(g).map(|(e, g)| f64::from(e * g)).sum();
+                        *together += sum * sum / DRAWS as f64;
+                    }
+                }
+            }
+            Ok((together, squares))
+        },
+        |_, (of_layers, of_rows)| {
+            together.iter_mut().zip(of_layers).for_each(|(t, v)| *t += v);
+            squares.iter_mut().zip(of_rows).for_each(|(t, v)| *t += v);
+            Ok(())
+        },
+    )?;
+    Ok(multiplied(weights, &rows, &together, &squares))
+}
+
+/// Row weights times the ratio of their layer.
+fn multiplied(weights: &[f64], rows: &[Range<usize>], together: &[f64], squares: &[f64]) -> Vec<f64> {
+    let mut out = weights.to_vec();
+    for (&together, rows) in together.iter().zip(rows) {
+        let alone: f64 = rows.clone().map(|i| weights[i] * squares[i]).sum();
+        let ratio = if alone > 0.0 && together > 0.0 { together / alone } else { 1.0 };
+        out[rows.clone()].iter_mut().for_each(|w| *w *= ratio.clamp(1.0 / TRUSTED, TRUSTED));
+    }
+    out
+}
+
+/// E(Σ g·e)² of every target and Σ e² of every row on a GPU, with the draws of the CPU.
+fn on_gpu(
+    cuda: &'static Cuda,
+    input: &TrainInput,
+    (baseline, rough): (&ImplicitModel, &ImplicitModel),
+    targets: &[Target],
+    rows: &[Range<usize>],
+    run: &Run,
+) -> Result<(Vec<f64>, Vec<f64>)> {
+    let baseline_on = DeviceModel::new(cuda, baseline, run.threads)?;
+    let rough_on = DeviceModel::new(cuda, rough, run.threads)?;
+    let scale = baseline.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
+    let samples = input.source.samples();
+    let mut together = vec![0.0; targets.len()];
+    let mut squares = vec![0.0; rows.last().map_or(0, |r| r.end)];
+    // Pre-activations, values, errors and cotangents of all layers stay.
+    let size = (baseline_on.at_once(6)? / SAMPLES).max(1) * SAMPLES;
+    for first in (0..samples).step_by(size) {
+        run.cancel.check()?;
+        let u = input.source.inputs(first..(first + size).min(samples))?;
+        let count = u.rows();
+        let session = cuda.session()?;
+        let pass = baseline_on.pass(&session, u.as_slice(), count, true)?;
+        let mut errors: Vec<Option<Values>> = targets.iter().map(|_| None).collect();
+        for layer in rough_on.layers() {
+            let e = layer.forward(&session, count, |source| pass.of(source))?;
+            session.add_scaled(&e, pass.z(layer.target())?, None, -1.0)?;
+            let Some(at) = targets.iter().position(|t| *t == layer.target()) else { continue };
+            let own = rows[at].clone();
+            if !own.is_empty() {
+                let of_channels = session.channel_squares(&e)?;
+                let each = (of_channels.len() / own.len()).max(1);
+                let positions = (e.units() / own.len()) as f64;
+                let sums = of_channels.chunks(each).map(|s| s.iter().sum::<f64>() / positions);
+                squares[own].iter_mut().zip(sums).for_each(|(t, s)| *t += s);
+            }
+            errors[at] = Some(e);
+        }
+        let outputs = Matrix::from_vec(count, pass.y.units(), session.to_rows(&pass.y)?)?;
+        let probabilities = softmax(&Matrix::from_fn(count, outputs.cols(), |s, k| scale * outputs[(s, k)]));
+        let blocks = first / SAMPLES..(first + count).div_ceil(SAMPLES);
+        let mut streams: Vec<Random> = blocks.map(|block| Random::new(block as u64)).collect();
+        for _ in 0..DRAWS {
+            let v = drawn_in_blocks(&probabilities, scale, &mut streams, SAMPLES);
+            let cotangents = baseline_on.pull_back(&session, &pass, v.as_slice())?;
+            let of_outputs = session.values_of_rows(v.as_slice(), count, 1)?;
+            for ((sum, e), target) in together.iter_mut().zip(&errors).zip(targets) {
+                let Some(e) = e else { continue };
+                let g = match target {
+                    Target::Layer(k) => &cotangents[*k],
+                    Target::Output => &of_outputs,
+                };
+                *sum += session.sample_products(e, g)?.iter().map(|p| p * p / DRAWS as f64).sum::<f64>();
+            }
+        }
+    }
+    Ok((together, squares))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Activation;
+    use crate::network::{Network, Shape, Window};
+    use crate::parallel::Cancel;
+    use crate::states::Collected;
+    use crate::train::{Forget, importance};
+
+    fn network() -> Network {
+        let mut random = Random::new(5);
+        let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| 0.4 * random.normal() as f32);
+        Network::builder(Shape::map(2, 6, 6))
+            .and_then(|b| b.convolution(weights(4, 18), Window::square(3, 1, 1), Some(vec![0.1; 4])))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.max_pool(Window::square(2, 2, 0)))
+            .and_then(|b| b.convolution(weights(5, 36), Window::square(3, 1, 1), Some(vec![0.2; 5])))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.global_average())
+            .and_then(|b| b.linear(weights(3, 5), None))
+            .and_then(|b| b.build())
+            .unwrap()
+    }
+
+    #[test]
+    fn a_layer_counts_by_what_its_errors_do_together() {
+        let (network, cancel) = (network(), Cancel::new());
+        let mut random = Random::new(6);
+        let u = Matrix::from_fn(70, 72, |_, _| random.normal() as f32);
+        let weights = importance(&network, &u, 4, 1, Threads::one(), &cancel).unwrap();
+        let baseline = ImplicitModel::from_network(&network).unwrap();
+        // Errors that are known: a constant in every channel of the layer before the average, nothing elsewhere.
+        let shift = [0.3f32, -0.1, 0.2, 0.05, -0.4];
+        let mut parts = baseline.clone().into_parts();
+        parts.state_bias[..5].iter_mut().zip(shift).for_each(|(b, d)| *b += d);
+        let rough = ImplicitModel::new(parts).unwrap();
+        let source = Collected::new(&network, &u).unwrap();
+        let input = TrainInput {
+            source: &source,
+            baseline: Some(&baseline),
+            importance: Some(&weights),
+            preprocessing: Default::default(),
+        };
+        let joint = |threads: usize| {
+            let run = Run { threads: Threads::new(threads), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
+            joint_importance(&input, &baseline, &rough, &weights, Device::Cpu, &run).unwrap()
+        };
+        let got = joint(1);
+        assert_eq!(got, joint(2));
+        // The same from the network's own gradients, which share no code with the model's.
+        let mut together = 0.0;
+        for block in 0..u.rows().div_ceil(SAMPLES) {
+            let rows = block * SAMPLES..((block + 1) * SAMPLES).min(u.rows());
+            let part = Matrix::from_fn(rows.len(), 72, |s, j| u[(rows.start + s, j)]);
+            let trace = network.trace(&part).unwrap();
+            let probabilities = softmax(trace.outputs());
+            let mut random = Random::new(block as u64);
+            for _ in 0..DRAWS {
+                let v = drawn(&probabilities, 1.0, &mut random);
+                let dz = trace.backward(&v).unwrap().dz;
+                for s in 0..v.rows() {
+                    let sum: f64 = (0..45).map(|i| f64::from(dz[(s, i)] * shift[i / 9])).sum();
+                    together += sum * sum / DRAWS as f64;
+                }
+            }
+        }
+        let alone: f64 = (0..5).map(|i| weights[i] * f64::from(shift[i]).powi(2)).sum::<f64>() * u.rows() as f64;
+        let ratio = together / alone;
+        // Nine positions with errors of one sign: the diagonal sees much less.
+        assert!(ratio > 2.0, "{ratio}");
+        for i in 0..5 {
+            assert!((got[i] / weights[i] / ratio - 1.0).abs() < 1e-3, "{} {ratio}", got[i] / weights[i]);
+        }
+        assert_eq!(got[5..], weights[5..], "layers without errors keep their weights");
+    }
+}

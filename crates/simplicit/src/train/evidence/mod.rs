@@ -1,0 +1,8 @@
+//! What is known about a group before its rows are solved: walks over the samples, statistics, weights of rows.
+
+pub(super) mod device_walk;
+pub(super) mod gather;
+pub(super) mod importance;
+pub(super) mod joint_importance;
+pub(super) mod shard;
+pub(super) mod walk;

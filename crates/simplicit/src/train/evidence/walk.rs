@@ -1,0 +1,242 @@
+//! States of a layered model with feature maps, for all samples at once and one layer at a time.
+//!
+//! A cascade that ran every sample through the whole model for every layer would cost the square of the depth. Here each
+//! layer is computed once from the layers it reads, which stay (f32, in blocks of samples, in memory or in a file) until
+//! their last reader is done.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::equilibrium::{DeviceLayer, LayerSum, Sum};
+use crate::layout::Activation;
+use crate::layout::Layout;
+use crate::linalg::Matrix;
+use crate::memory::{Pile, Room};
+use crate::network::{FixedMap, Source};
+use crate::parallel::{self, Cancel, Threads};
+use crate::states::StateSource;
+use crate::train::evidence::device_walk::{self, Chunks, Gpu};
+
+/// Samples in a block; fixed, so that sums do not depend on threads.
+pub(in crate::train) const SAMPLES: usize = 32;
+
+/// Values of some layers for all samples; inputs are read where they came from.
+pub(in crate::train) struct Walk<'a> {
+    source: &'a dyn StateSource,
+    values: Layers,
+}
+
+/// Values by layer, last first. None: not there yet, or no more.
+pub(in crate::train) enum Layers {
+    Host(Vec<Option<Pile>>),
+    Device(Gpu, Vec<Option<Chunks>>),
+}
+
+impl<'a> Walk<'a> {
+    /// At the inputs.
+    pub(in crate::train) fn new(source: &'a dyn StateSource, layers: usize, gpu: Option<&Gpu>) -> Self {
+        let values = match gpu {
+            None => Layers::Host((0..layers).map(|_| None).collect()),
+            Some(gpu) => Layers::Device(gpu.clone(), (0..layers).map(|_| None).collect()),
+        };
+        Self { source, values }
+    }
+
+    /// With these values.
+    pub(in crate::train) fn at(source: &'a dyn StateSource, values: Layers) -> Self {
+        Self { source, values }
+    }
+
+    /// The values that are there, without their samples.
+    pub(in crate::train) fn into_values(self) -> Layers {
+        self.values
+    }
+
+    /// The samples.
+    pub(in crate::train) fn source(&self) -> &'a dyn StateSource {
+        self.source
+    }
+
+    /// The GPU that it runs on, with the layers there.
+    pub(in crate::train) fn on_gpu(&self) -> Option<(&Gpu, &[Option<Chunks>])> {
+        match &self.values {
+            Layers::Host(_) => None,
+            Layers::Device(gpu, layers) => Some((gpu, layers)),
+        }
+    }
+
+    /// Goes on on the CPU.
+    pub(in crate::train) fn continue_on_host(&mut self, room: &Arc<Room>) -> Result<()> {
+        if let Layers::Device(_, layers) = &self.values {
+            let piles = layers.iter().map(|layer| layer.as_ref().map(|l| l.to_pile(SAMPLES, room)).transpose());
+            self.values = Layers::Host(piles.collect::<Result<_>>()?);
+        }
+        Ok(())
+    }
+
+    /// Number of samples.
+    pub(in crate::train) fn samples(&self) -> usize {
+        self.source.samples()
+    }
+
+    /// Number of blocks.
+    fn blocks(&self) -> usize {
+        self.samples().div_ceil(SAMPLES)
+    }
+
+    /// The values of a block of samples, one a row.
+    fn block(&self, source: Source, block: usize) -> Result<Cow<'_, Matrix<f32>>> {
+        match source {
+            Source::Input => {
+                let range = block * SAMPLES..((block + 1) * SAMPLES).min(self.samples());
+                Ok(Cow::Owned(self.source.inputs(range)?))
+            }
+            Source::Layer(k) => {
+                let pile = match &self.values {
+                    Layers::Host(layers) => layers[k].as_ref(),
+                    Layers::Device(..) => None,
+                };
+                let missing =
+                    || crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"));
+                pile.ok_or_else(missing)?.get(block)
+            }
+        }
+    }
+
+    /// Whoever reads samples one after the other.
+    pub(in crate::train) fn reader(&self) -> Reader<'_> {
+        Reader { walk: self, found: Vec::new() }
+    }
+
+    /// Pre-activations of all samples, a block at a time: `work` gets them with the number of the block on any thread,
+    /// `take` what it makes of them in order.
+    pub(in crate::train) fn sums<T: Send>(
+        &self,
+        sum: &LayerSum,
+        threads: Threads,
+        cancel: &Cancel,
+        work: impl Fn(usize, Matrix<f32>) -> T + Sync,
+        mut take: impl FnMut(T) -> Result<()>,
+    ) -> Result<()> {
+        let sources = sum.sources();
+        parallel::fold(
+            threads,
+            self.blocks(),
+            |block| {
+                cancel.check()?;
+                let count = SAMPLES.min(self.samples() - block * SAMPLES);
+                let values = sources.iter().map(|&s| self.block(s, block)).collect::<Result<Vec<_>>>()?;
+                let none = Matrix::default();
+                let of =
+                    |source: Source| sources.iter().position(|s| *s == source).map_or(&none, |at| values[at].as_ref());
+                Ok(work(block, sum.pre_activations(count, of)?))
+            },
+            |_, value| take(value),
+        )
+    }
+
+    /// Runs all samples through a layer.
+    pub(in crate::train) fn enter(
+        &mut self,
+        layout: &Layout,
+        layer: usize,
+        sum: Sum,
+        room: &Arc<Room>,
+        threads: Threads,
+        cancel: &Cancel,
+    ) -> Result<()> {
+        let activation = sum.activation;
+        match &self.values {
+            Layers::Host(_) => {
+                let mut pile = Pile::new(room);
+                let sum = LayerSum::of(layout, &sum);
+                self.sums(&sum, threads, cancel, |_, z| activated(z, activation), |x| pile.push(x))?;
+                self.put(layer, pile);
+            }
+            Layers::Device(gpu, layers) => {
+                let mut chunks = Chunks::new(gpu);
+                let session = gpu.cuda.session()?;
+                let step = DeviceLayer::new(&session, sum, threads)?;
+                for chunk in gpu.chunks(self.samples()).enumerate() {
+                    cancel.check()?;
+                    let x = device_walk::forward(&session, &step, self.source, layers, chunk)?;
+                    step.activate(&session, &x)?;
+                    chunks.push(&session, x)?;
+                }
+                drop(session);
+                self.put_chunks(layer, chunks);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a layer of the host's.
+    pub(in crate::train) fn put(&mut self, layer: usize, values: Pile) {
+        if let Layers::Host(layers) = &mut self.values {
+            layers[layer] = Some(values);
+        }
+    }
+
+    /// Adds a layer of the device's.
+    pub(in crate::train) fn put_chunks(&mut self, layer: usize, values: Chunks) {
+        if let Layers::Device(_, layers) = &mut self.values {
+            layers[layer] = Some(values);
+        }
+    }
+
+    /// Forgets a layer that nobody reads any more.
+    pub(in crate::train) fn forget(&mut self, layer: usize) {
+        match &mut self.values {
+            Layers::Host(layers) => layers[layer] = None,
+            Layers::Device(_, layers) => layers[layer] = None,
+        }
+    }
+}
+
+/// Reads samples in their order, a block at a time.
+pub(in crate::train) struct Reader<'a> {
+    walk: &'a Walk<'a>,
+    /// The block read last, of every source.
+    found: Vec<(Source, usize, Cow<'a, Matrix<f32>>)>,
+}
+
+impl Reader<'_> {
+    /// The values of one sample.
+    pub(in crate::train) fn sample(&mut self, source: Source, sample: usize) -> Result<&[f32]> {
+        let block = sample / SAMPLES;
+        let at = match self.found.iter().position(|f| f.0 == source) {
+            Some(at) if self.found[at].1 == block => at,
+            Some(at) => {
+                self.found[at] = (source, block, self.walk.block(source, block)?);
+                at
+            }
+            None => {
+                self.found.push((source, block, self.walk.block(source, block)?));
+                self.found.len() - 1
+            }
+        };
+        Ok(self.found[at].2.row(sample % SAMPLES))
+    }
+}
+
+/// φ on a block.
+pub(in crate::train) fn activated(mut z: Matrix<f32>, activation: Activation) -> Matrix<f32> {
+    activation.apply_slice(z.as_mut_slice());
+    z
+}
+
+/// The operand of a term: the source's values of one sample behind its poolings. `room` is used where there are any.
+pub(in crate::train) fn operand<'a>(x: &'a [f32], maps: &[FixedMap], room: &'a mut Vec<f32>) -> &'a [f32] {
+    if maps.is_empty() {
+        return x;
+    }
+    *room = x.to_vec();
+    for map in maps {
+        // Shapes were checked with the model.
+        let mut out = vec![0.0; map.output().map_or(0, |shape| shape.size())];
+        map.apply(room, &mut out);
+        *room = out;
+    }
+    room
+}

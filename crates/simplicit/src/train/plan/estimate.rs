@@ -1,0 +1,50 @@
+//! What a training would take, before it begins.
+
+use crate::Result;
+use crate::memory;
+use crate::parallel::Threads;
+use crate::states::StateSlice;
+use crate::train::fit;
+use crate::train::plan::budget;
+use crate::train::plan::work::{self, Kind};
+use crate::train::search::rough::SAMPLES;
+use crate::train::{TrainInput, TrainSettings, check};
+
+/// Prices that a survey looks at.
+const PRICES: usize = 7;
+/// Whole models on the way to a target after a survey: one, and another one now and then.
+const AFTER_SURVEY: f64 = 1.25;
+/// Whole models on the way to a target where each is cheap and none is surveyed.
+const SEARCHED: f64 = 10.0;
+
+/// Memory and work of a training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// Bytes with the layers of all samples in memory, those that the process holds already included.
+    pub bytes: u64,
+    /// Bytes with those layers in a file.
+    pub least_bytes: u64,
+    /// Multiply-adds of single precision, of one model at a given price.
+    pub model: f64,
+    /// The same for a model of a given sparsity: surveys and further models on the way.
+    pub target: f64,
+}
+
+/// What training on these samples would take; an error where it would be refused. No sample is read.
+pub fn estimate(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<Estimate> {
+    check(input, settings)?;
+    let plan = fit::plan(input, settings)?;
+    let needs = budget::needs(&plan, input, settings, threads);
+    let used = memory::used().unwrap_or(0);
+    let of = |input: &TrainInput, kind: Kind| work::of_groups(&plan, input, settings, kind).iter().sum::<f64>();
+    let model = of(input, Kind::Whole);
+    let target = if plan.has_taps() {
+        let few = StateSlice::new(input.source, 0..input.source.samples().min(SAMPLES))?;
+        let few = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
+        of(&few, Kind::Survey(PRICES)) + of(&few, Kind::Solve) + AFTER_SURVEY * model
+    } else {
+        SEARCHED * model
+    };
+    let least_bytes = used + needs.group;
+    Ok(Estimate { bytes: least_bytes + needs.layers, least_bytes, model, target })
+}

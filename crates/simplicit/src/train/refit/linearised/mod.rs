@@ -1,0 +1,451 @@
+//! A model linearised in its weights: what a small change of the non-zeros does to every state and output, and the
+//! transpose of that map.
+//!
+//! With z = Ax + Bu + b and Φ = diag φ′(z),
+//!
+//! δz = (I − AΦ)⁻¹(δA·x + δB·u + δb),  δy = CΦδz + δC·x + δD·u + δd
+//!
+//! and for cotangents v of y and c of z, r = c + Φ(Cᵀv + Aᵀr), the gradient being r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ. A tap
+//! block is a part of A, B, C or D whose weights are shared: its product and its outer product sum over positions. A
+//! layer that an operator computes has the operator's derivative in the place of its row of A. Layers are swept in order,
+//! which is exact in one sweep without cycles; cycles repeat the sweep until it settles.
+
+mod block;
+mod with_weights;
+
+use std::ops::Range;
+
+use block::{Block, Columns};
+
+use crate::equilibrium::EquilibriumSolution;
+use crate::layout::{Layout, Operator};
+use crate::linalg::Matrix;
+use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
+use crate::network::Source;
+use crate::states::StateShape;
+
+/// Sweeps of a cyclic model at most; contraction ends them long before.
+const MAX_SWEEPS: usize = 500;
+/// A sweep that changes less than this share of the largest value is the last: what float32 resolves.
+const SETTLED: f32 = 1e-6;
+
+/// One non-zero of a model.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::train) struct Entry {
+    /// Its row: those of the layout, then the outputs.
+    pub(in crate::train) row: usize,
+    /// Its feature among those of its target: columns of the blocks one after the other, then the constant.
+    pub(in crate::train) feature: usize,
+    /// Whether it is a weight from a state to a state, which a ball bounds.
+    pub(in crate::train) in_a: bool,
+    /// Which matrix of a list of weights, and where in it.
+    matrix: usize,
+    at: usize,
+}
+
+/// The weights of all blocks, then the constants of all targets, as dense matrices.
+pub(in crate::train) type Weights = Vec<Matrix<f32>>;
+
+/// What is added up to the pre-activations of a layer, or to the outputs.
+struct Sum {
+    target: Target,
+    /// Units: states of a layer, or outputs.
+    units: Range<usize>,
+    /// Rows with a constant each, and how many units share one.
+    rows: Range<usize>,
+    positions: usize,
+    /// Blocks with the number of their weights.
+    blocks: Vec<(usize, Block)>,
+    /// Number of its constants in the list of weights.
+    constants: usize,
+    operator: Option<Operator>,
+}
+
+/// Where a model has non-zeros, and the order to sweep its layers in.
+pub(in crate::train) struct Linearised {
+    shape: StateShape,
+    ranges: Vec<Range<usize>>,
+    /// Target by target as in the layout (outputs last), row by row.
+    entries: Vec<Entry>,
+    /// Layers as in the layout, then the outputs.
+    sums: Vec<Sum>,
+    /// Layers in an order in which they can be computed; the outputs come after them.
+    order: Vec<usize>,
+    /// Who reads a layer: sum, and the number of the block there; an operator is one reader.
+    readers: Vec<Vec<(usize, usize)>>,
+    /// Shapes of the matrices of weights.
+    shapes: Vec<(usize, usize)>,
+    acyclic: bool,
+}
+
+/// Samples with the states they have at the model.
+pub(in crate::train) struct Samples<'a> {
+    pub(in crate::train) u: &'a Matrix<f32>,
+    pub(in crate::train) x: &'a Matrix<f32>,
+    /// φ′(z).
+    pub(in crate::train) gates: &'a Matrix<f32>,
+}
+
+/// φ′ at every pre-activation.
+pub(in crate::train) fn gates(layout: &Layout, solution: &EquilibriumSolution) -> Matrix<f32> {
+    let mut gates = solution.z.clone();
+    for (k, layer) in layout.layers().iter().enumerate() {
+        let range = layout.range(k);
+        for sample in 0..gates.rows() {
+            gates.row_mut(sample)[range.clone()].iter_mut().for_each(|z| *z = layer.activation.derivative(*z));
+        }
+    }
+    gates
+}
+
+impl Linearised {
+    /// The non-zeros of a model and their values.
+    pub(in crate::train) fn of(model: &ImplicitModel) -> (Self, Vec<f64>) {
+        let (shape, layout) = (model.shape(), model.layout());
+        let layers = layout.layers();
+        let (mut entries, mut values, mut shapes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut sums = Vec::with_capacity(layers.len() + 1);
+        for target in (0..layers.len()).map(Target::Layer).chain([Target::Output]) {
+            let (units, rows, operator, biases) = match target {
+                Target::Layer(k) => {
+                    let rows = layout.row_range(k);
+                    (layout.range(k), rows.clone(), layers[k].operator.clone(), &model.state_bias()[rows])
+                }
+                Target::Output => {
+                    let rows = layout.rows()..layout.rows() + shape.outputs;
+                    (0..shape.outputs, rows, None, model.output_bias())
+                }
+            };
+            let summands = model.summands(target);
+            // Entries of A, B, C and D come first, then the model's own blocks in their order.
+            let own: Vec<usize> = (0..model.taps().len()).filter(|&k| model.taps()[k].target == target).collect();
+            let plain = summands.len() - own.len();
+            let block =
+                |(k, b): (usize, &TapBlock)| (shapes.len() + k, Block::new(b, k.checked_sub(plain).map(|k| own[k])));
+            let blocks: Vec<(usize, Block)> = summands.iter().enumerate().map(block).collect();
+            for ((_, block), summand) in blocks.iter().zip(&summands) {
+                let is_taps = matches!(summand.weights, TapWeights::Taps(_));
+                shapes.push((if is_taps { summand.output.channels } else { 0 }, block.columns()));
+            }
+            // A block over a map whose layer has a row per unit: its channels stand at their first units.
+            for row in 0..rows.len() {
+                let mut first = 0;
+                for ((number, block), summand) in blocks.iter().zip(&summands) {
+                    let TapWeights::Taps(taps) = &summand.weights else { continue };
+                    let each = rows.len() / taps.rows().max(1);
+                    if each > 0 && row % each == 0 && row / each < taps.rows() {
+                        let (o, columns) = (row / each, block.columns());
+                        for (j, v) in taps.row(o).filter(|(_, v)| *v != 0.0) {
+                            let in_a = matches!((target, summand.source), (Target::Layer(_), Source::Layer(_)));
+                            let at = o * columns + j - block.first_column(o);
+                            let feature = first + j;
+                            entries.push(Entry { row: rows.start + row, feature, in_a, matrix: *number, at });
+                            values.push(f64::from(v));
+                        }
+                    }
+                    first += block.all_columns();
+                }
+                if biases[row] != 0.0 {
+                    let (row, at, matrix) = (rows.start + row, row, shapes.len());
+                    entries.push(Entry { row, feature: first, in_a: false, matrix, at });
+                    values.push(f64::from(biases[at]));
+                }
+            }
+            let (positions, constants) = (units.len() / rows.len().max(1), shapes.len());
+            shapes.push((rows.len(), 1));
+            sums.push(Sum { target, units, rows, positions, blocks, constants, operator });
+        }
+        let mut readers = vec![Vec::new(); layers.len()];
+        for (s, sum) in sums.iter().enumerate() {
+            for (b, (_, block)) in sum.blocks.iter().enumerate() {
+                if let Source::Layer(j) = block.source {
+                    readers[j].push((s, b));
+                }
+            }
+            let mut operands: Vec<usize> = sum.operands().filter_map(layer).collect();
+            operands.sort_unstable();
+            operands.dedup();
+            operands.into_iter().for_each(|j| readers[j].push((s, usize::MAX)));
+        }
+        let acyclic = model.layers_are_acyclic();
+        let order = if acyclic { model.layer_order() } else { (0..layers.len()).rev().collect() };
+        let ranges = (0..layers.len()).map(|k| layout.range(k)).collect();
+        (Self { shape, ranges, entries, sums, order, readers, shapes, acyclic }, values)
+    }
+
+    /// All non-zeros.
+    pub(in crate::train) fn entries(&self) -> &[Entry] {
+        &self.entries
+    }
+
+    /// Numbers at the non-zeros as dense matrices in single precision.
+    pub(in crate::train) fn dense(&self, values: &[f64]) -> Weights {
+        let mut out: Weights = self.shapes.iter().map(|&(rows, cols)| Matrix::zeros(rows, cols)).collect();
+        for (entry, &v) in self.entries.iter().zip(values) {
+            out[entry.matrix].as_mut_slice()[entry.at] = v as f32;
+        }
+        out
+    }
+
+    fn source<'a>(&self, source: Source, states: &'a Matrix<f32>, inputs: &'a Matrix<f32>) -> Columns<'a> {
+        match source {
+            Source::Input => Columns::new(inputs, 0..self.shape.inputs),
+            Source::Layer(j) => Columns::new(states, self.ranges[j].clone()),
+        }
+    }
+
+    /// δz (m × n) and δy (m × q) for a change of the weights.
+    pub(in crate::train) fn forward(
+        &self,
+        weights: &Weights,
+        change: &Weights,
+        at: &Samples,
+    ) -> (Matrix<f32>, Matrix<f32>) {
+        let (n, samples) = (self.shape.states, at.u.rows());
+        let (mut dz, mut dx) = (Matrix::<f32>::zeros(samples, n), Matrix::<f32>::zeros(samples, n));
+        // What the change itself adds is the same in every sweep.
+        let direct = |sum: &Sum| self.direct(sum, change, at);
+        let kept: Vec<Matrix<f32>> = if self.acyclic { Vec::new() } else { self.sums.iter().map(direct).collect() };
+        let begin = |k: usize| kept.get(k).cloned().unwrap_or_else(|| direct(&self.sums[k]));
+        for _ in 0..MAX_SWEEPS {
+            let (mut moved, mut size) = (0.0f32, 0.0f32);
+            for &k in &self.order {
+                let mut t = begin(k);
+                self.carry(&self.sums[k], weights, at, &dx, &mut t);
+                let units = self.ranges[k].clone();
+                for s in 0..samples {
+                    let gates = &at.gates.row(s)[units.clone()];
+                    let dz = &mut dz.row_mut(s)[units.clone()];
+                    let dx = &mut dx.row_mut(s)[units.clone()];
+                    for (k, &t) in t.row(s).iter().enumerate() {
+                        moved = moved.max((t - dz[k]).abs());
+                        size = size.max(t.abs());
+                        dz[k] = t;
+                        dx[k] = gates[k] * t;
+                    }
+                }
+            }
+            if self.acyclic || moved <= SETTLED * size {
+                break;
+            }
+        }
+        let outputs = self.sums.len() - 1;
+        let mut dy = begin(outputs);
+        self.carry(&self.sums[outputs], weights, at, &dx, &mut dy);
+        (dz, dy)
+    }
+
+    /// The change times (x, u, 1) for one sum.
+    fn direct(&self, sum: &Sum, change: &Weights, at: &Samples) -> Matrix<f32> {
+        let mut out = Matrix::zeros(at.u.rows(), sum.units.len());
+        let constants = change[sum.constants].as_slice();
+        if constants.iter().any(|c| *c != 0.0) {
+            for s in 0..out.rows() {
+                let channels = out.row_mut(s).chunks_exact_mut(sum.positions.max(1)).zip(constants);
+                channels.for_each(|(units, c)| units.fill(*c));
+            }
+        }
+        for (number, block) in &sum.blocks {
+            if !change[*number].as_slice().is_empty() {
+                block.add(&change[*number], self.source(block.source, at.x, at.u), &mut out);
+            }
+        }
+        out
+    }
+
+    /// Adds what changes of the states before do to one sum.
+    fn carry(&self, sum: &Sum, weights: &Weights, at: &Samples, dx: &Matrix<f32>, out: &mut Matrix<f32>) {
+        for (number, block) in &sum.blocks {
+            if let Source::Layer(_) = block.source {
+                let (x, d) = (self.source(block.source, at.x, at.u), self.source(block.source, dx, at.u));
+                block.add_tangent(&weights[*number], x, d, out);
+            }
+        }
+        let Some(operator) = &sum.operator else { return };
+        let sources: Vec<Source> = sum.operands().collect();
+        let none = Matrix::zeros(1, self.shape.inputs);
+        for s in 0..out.rows() {
+            let values: Vec<&[f32]> = sources.iter().map(|&f| self.source(f, at.x, at.u).row(s)).collect();
+            let changes: Vec<&[f32]> = sources
+                .iter()
+                .map(|&f| match f {
+                    Source::Input => none.row(0),
+                    Source::Layer(_) => self.source(f, dx, at.u).row(s),
+                })
+                .collect();
+            operator.tangent(&values, &at.x.row(s)[sum.units.clone()], &changes, out.row_mut(s));
+        }
+    }
+
+    /// The gradient of Σ v·y + c·z over the samples, one number per non-zero.
+    pub(in crate::train) fn backward(
+        &self,
+        weights: &Weights,
+        v: &Matrix<f32>,
+        c: &Matrix<f32>,
+        at: &Samples,
+    ) -> Vec<f64> {
+        self.outer(&self.adjoint(weights, v, c, at), v, at)
+    }
+
+    /// The derivative of Σ v·y + c·z by every pre-activation, all that depends on it included.
+    pub(in crate::train) fn adjoint(
+        &self,
+        weights: &Weights,
+        v: &Matrix<f32>,
+        c: &Matrix<f32>,
+        at: &Samples,
+    ) -> Matrix<f32> {
+        let (n, samples) = (self.shape.states, at.u.rows());
+        let mut r = Matrix::<f32>::zeros(samples, n);
+        for _ in 0..MAX_SWEEPS {
+            let (mut moved, mut size) = (0.0f32, 0.0f32);
+            for &k in self.order.iter().rev() {
+                let units = self.ranges[k].clone();
+                let mut t = Matrix::zeros(samples, units.len());
+                for &(reader, block) in &self.readers[k] {
+                    self.pull(&self.sums[reader], block, k, weights, (v, &r), at, &mut t);
+                }
+                for s in 0..samples {
+                    let (gates, c) = (&at.gates.row(s)[units.clone()], &c.row(s)[units.clone()]);
+                    let r = &mut r.row_mut(s)[units.clone()];
+                    for (k, t) in t.row(s).iter().enumerate() {
+                        let new = c[k] + gates[k] * t;
+                        moved = moved.max((new - r[k]).abs());
+                        size = size.max(new.abs());
+                        r[k] = new;
+                    }
+                }
+            }
+            if self.acyclic || moved <= SETTLED * size {
+                break;
+            }
+        }
+        r
+    }
+
+    /// Adds the cotangent that layer `k` receives from one of its readers.
+    #[allow(clippy::too_many_arguments)]
+    fn pull(
+        &self,
+        sum: &Sum,
+        block: usize,
+        k: usize,
+        weights: &Weights,
+        (v, r): (&Matrix<f32>, &Matrix<f32>),
+        at: &Samples,
+        out: &mut Matrix<f32>,
+    ) {
+        let cotangent = sum.of(v, r);
+        if let Some((number, block)) = sum.blocks.get(block) {
+            let x = self.source(block.source, at.x, at.u);
+            return block.add_transposed(&weights[*number], x, cotangent, out);
+        }
+        let Some(operator) = &sum.operator else { return };
+        let sources: Vec<Source> = sum.operands().collect();
+        for s in 0..out.rows() {
+            let values: Vec<&[f32]> = sources.iter().map(|&f| self.source(f, at.x, at.u).row(s)).collect();
+            // An operator may read the layer twice; each operand has a buffer of its own.
+            let mut buffers: Vec<Option<Vec<f32>>> =
+                sources.iter().map(|f| (layer(*f) == Some(k)).then(|| vec![0.0; out.cols()])).collect();
+            let mut into: Vec<Option<&mut [f32]>> = buffers.iter_mut().map(|b| b.as_deref_mut()).collect();
+            operator.adjoint(&values, &at.x.row(s)[sum.units.clone()], cotangent.row(s), &mut into);
+            for buffer in buffers.into_iter().flatten() {
+                out.row_mut(s).iter_mut().zip(buffer).for_each(|(o, b)| *o += b);
+            }
+        }
+    }
+
+    /// r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ at the non-zeros.
+    fn outer(&self, r: &Matrix<f32>, v: &Matrix<f32>, at: &Samples) -> Vec<f64> {
+        let mut dense = self.dense(&[]);
+        for sum in &self.sums {
+            let cotangent = sum.of(v, r);
+            for (number, block) in &sum.blocks {
+                if !dense[*number].as_slice().is_empty() {
+                    block.add_outer(cotangent, self.source(block.source, at.x, at.u), &mut dense[*number]);
+                }
+            }
+            for s in 0..r.rows() {
+                let channels = cotangent.row(s).chunks_exact(sum.positions.max(1));
+                let constants = dense[sum.constants].as_mut_slice().iter_mut();
+                constants.zip(channels).for_each(|(total, units)| *total += units.iter().sum::<f32>());
+            }
+        }
+        self.entries.iter().map(|entry| f64::from(dense[entry.matrix].as_slice()[entry.at])).collect()
+    }
+
+    /// The targets that have entries: their entries, number of features, and positions of a sample.
+    pub(in crate::train) fn targets(&self) -> Vec<Features<'_>> {
+        let mut first = 0;
+        let mut out = Vec::new();
+        for sum in &self.sums {
+            let count = self.entries[first..].iter().take_while(|e| sum.rows.contains(&e.row)).count();
+            let width = sum.blocks.iter().map(|(_, b)| b.all_columns()).sum::<usize>() + 1;
+            if count > 0 {
+                out.push(Features { of: self, sum, entries: first..first + count, width });
+            }
+            first += count;
+        }
+        out
+    }
+}
+
+/// The features of one target.
+pub(in crate::train) struct Features<'a> {
+    of: &'a Linearised,
+    sum: &'a Sum,
+    pub(in crate::train) entries: Range<usize>,
+    /// Number of features, the constant included.
+    pub(in crate::train) width: usize,
+}
+
+impl Features<'_> {
+    /// Positions of one sample at which its rows read features.
+    pub(in crate::train) fn positions(&self) -> usize {
+        self.sum.blocks.iter().map(|(_, b)| b.positions()).max().unwrap_or(1).max(1)
+    }
+
+    /// The features of a sample at a position.
+    pub(in crate::train) fn at(
+        &self,
+        u: &Matrix<f32>,
+        x: &Matrix<f32>,
+        sample: usize,
+        position: usize,
+        out: &mut [f64],
+    ) {
+        let mut first = 0;
+        for (_, block) in &self.sum.blocks {
+            let width = block.all_columns();
+            let values = self.of.source(block.source, x, u).row(sample);
+            block.features(values, position, &mut out[first..first + width]);
+            first += width;
+        }
+        out[first] = 1.0;
+    }
+}
+
+impl Sum {
+    fn operands(&self) -> impl Iterator<Item = Source> + '_ {
+        self.operator.iter().flat_map(|o| o.operands()).map(|o| o.source)
+    }
+
+    /// The part of cotangents that is this sum's.
+    fn of<'a>(&self, v: &'a Matrix<f32>, r: &'a Matrix<f32>) -> Columns<'a> {
+        match self.target {
+            Target::Layer(_) => Columns::new(r, self.units.clone()),
+            Target::Output => Columns::new(v, self.units.clone()),
+        }
+    }
+}
+
+fn layer(source: Source) -> Option<usize> {
+    match source {
+        Source::Input => None,
+        Source::Layer(j) => Some(j),
+    }
+}
+
+#[cfg(test)]
+mod tests;

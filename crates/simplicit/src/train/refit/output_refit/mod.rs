@@ -1,0 +1,304 @@
+//! Refit of all non-zeros together, in the metric of the output.
+//!
+//! The row problems see an error in a pre-activation by its average weight; what the output makes of all errors together
+//! they do not see. On the support they chose, this solves a short sequence of convex least-squares problems: the model
+//! is linearised in its weights ([`crate::train::refit::linearised`]) and
+//!
+//! E KL(baseline ‖ model) + η/2·Σ λ_i·E(x_i − x̄_i)² + ρ/2·Σ d_k·(w_k − w⁰_k)²
+//!
+//! is replaced by its Gauss–Newton quadratic, minimised by conjugate gradients. The second term is the row problems' own
+//! (at the model's states, and blind to what the activation hides); it keeps states near the baseline's where the
+//! output says nothing. The third pulls towards the weights that the refit started from, in the units of the row problems'
+//! diagonal d: late layers have more weights than samples can determine. Every tenth sample is not fitted: ρ is what
+//! these samples like best, and no step is taken that raises their divergence. The block-diagonal of the quadratic is the
+//! row problems' λ_i·G on each row's support, which is the preconditioner. No labels, no step sizes: a step is halved until
+//! the true objective falls, or is not taken.
+
+mod problem;
+mod sketch;
+#[cfg(test)]
+mod tests;
+
+use problem::{Problem, Value};
+use sketch::Sketch;
+
+use crate::Result;
+use crate::equilibrium::{Equilibrium, EquilibriumSettings};
+use crate::model::ImplicitModel;
+use crate::parallel::{self, Threads};
+use crate::problem::Matching;
+use crate::train::fit::Fitted;
+use crate::train::keep;
+use crate::train::refit::linearised::Linearised;
+use crate::train::refit::row_blocks::{conjugate_gradients, into_ball};
+use crate::train::{Progress, Run, TrainInput, TrainSettings};
+
+/// Rounds for models without shared weights or operators, where nothing is said.
+const ROUNDS: usize = 4;
+/// Step halvings before a round counts as fruitless.
+const HALVINGS: usize = 5;
+/// A round that lowers the objective by less than this share is the last.
+const WORTH: f64 = 0.005;
+/// ρ, tried from the smallest until held-out samples like one less than the one before.
+const RIDGES: [f64; 4] = [0.0, 0.01, 0.1, 1.0];
+/// Held-out samples that gain this share of what fitted ones do show no over-fitting: a larger ρ has nothing to mend.
+const ENOUGH: f64 = 0.8;
+
+/// What the refit in the output metric did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OutputRefit {
+    /// Objective of the row problems' answer.
+    pub before: f64,
+    /// Objective of the model returned.
+    pub after: f64,
+    /// Divergence of the outputs of samples that were not fitted, before.
+    pub held_out_before: f64,
+    /// The same of the model returned; never larger.
+    pub held_out_after: f64,
+    /// ρ: how strongly weights were pulled to where they started, relative to the row problems' own curvature.
+    pub ridge: f64,
+    /// Rounds that lowered it.
+    pub rounds: usize,
+}
+
+/// Rounds of the refit that the settings ask for; where they say nothing, those that pay on models of this kind.
+pub(in crate::train) fn rounds(model: Option<&ImplicitModel>, settings: &TrainSettings) -> usize {
+    let shares = model.is_some_and(|m| !m.taps().is_empty() || m.layout().has_operators());
+    let exact = settings.matching == Matching::Exact;
+    settings.output_refit.unwrap_or(if shares || exact { 0 } else { ROUNDS })
+}
+
+/// A fitted model with its non-zeros refitted, its rows and its error reported as they are now.
+pub(in crate::train) fn refitted(
+    fitted: Fitted,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    strength: f64,
+    run: &mut Run,
+) -> Result<Fitted> {
+    let Fitted { model, mut rows, training_error, evidence, strengths, .. } = fitted;
+    let (model, output_refit) = output_refit(model, input, settings, &format!("strength {strength:e}"), run)?;
+    if output_refit.is_none_or(|r| r.rounds == 0) {
+        return Ok(Fitted { model, rows, training_error, output_refit, evidence, strengths });
+    }
+    let first_output = model.layout().rows();
+    let mismatch = mismatch(&model, input, run)?;
+    let mut nonzeros = vec![0; rows.len()];
+    Linearised::of(&model).0.entries().iter().for_each(|entry| nonzeros[entry.row] += 1);
+    for (i, row) in rows.iter_mut().enumerate() {
+        let (residual, energy) = mismatch[i];
+        row.nonzeros = nonzeros[i];
+        row.relative_residual = if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
+    }
+    let (residual, energy) = mismatch[first_output..].iter().fold((0.0, 0.0), |(r, e), m| (r + m.0, e + m.1));
+    let training_error = if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
+    Ok(Fitted { model, rows, training_error, output_refit, evidence, strengths })
+}
+
+/// Squared mismatch and energy of every row's target, at the model's own states.
+fn mismatch(model: &ImplicitModel, input: &TrainInput, run: &Run) -> Result<Vec<(f64, f64)>> {
+    let equilibrium = equilibrium(model)?;
+    let (samples, shape) = (input.source.samples(), model.shape());
+    let size = problem::chunk_of(shape);
+    let row_of = rows_of_units(model);
+    let rows = model.layout().rows() + shape.outputs;
+    let mut total = vec![(0.0, 0.0); rows];
+    parallel::fold(
+        run.threads,
+        samples.div_ceil(size),
+        |block| {
+            run.cancel.check()?;
+            let theirs = input.source.block(block * size..((block + 1) * size).min(samples))?;
+            let ours = equilibrium.run(&theirs.u.cast())?;
+            let mut sums = vec![(0.0, 0.0); rows];
+            for s in 0..theirs.samples() {
+                let targets = theirs.z.row(s).iter().chain(theirs.y.row(s));
+                let reached = ours.z.row(s).iter().chain(ours.y.row(s));
+                for ((row, t), r) in row_of.iter().zip(targets).zip(reached) {
+                    let Some(row) = row else { continue };
+                    sums[*row].0 += (t - f64::from(*r)).powi(2);
+                    sums[*row].1 += t * t;
+                }
+            }
+            Ok(sums)
+        },
+        |_, sums| {
+            total.iter_mut().zip(sums).for_each(|(t, s)| *t = (t.0 + s.0, t.1 + s.1));
+            Ok(())
+        },
+    )?;
+    Ok(total)
+}
+
+/// The row of every unit, then of every output; none for what an operator computes.
+fn rows_of_units(model: &ImplicitModel) -> Vec<Option<usize>> {
+    let layout = model.layout();
+    let mut out = Vec::with_capacity(layout.size() + model.shape().outputs);
+    for (k, layer) in layout.layers().iter().enumerate() {
+        let (first, rows) = (layout.row_range(k).start, layer.rows());
+        let each = layer.size / rows.max(1);
+        out.extend((0..layer.size).map(|i| (rows > 0).then(|| first + i / each)));
+    }
+    out.extend((layout.rows()..layout.rows() + model.shape().outputs).map(Some));
+    out
+}
+
+fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
+    // Nobody asks how exact a sample is, only whether it has an equilibrium.
+    Equilibrium::new(model, EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() })
+}
+
+/// Refits the non-zeros of `model`.
+fn output_refit(
+    model: ImplicitModel,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    key: &str,
+    run: &mut Run,
+) -> Result<(ImplicitModel, Option<OutputRefit>)> {
+    let most = rounds(Some(&model), settings);
+    if most == 0 {
+        return Ok((model, None));
+    }
+    let (support, start) = Linearised::of(&model);
+    if start.is_empty() {
+        return Ok((model, None));
+    }
+    let problem = Problem::new(&model, input, settings, run.threads, run.cancel)?;
+    let mut model = model;
+    let mut now = State { w: start.clone(), value: problem.value(&model)?, ridge: None };
+    let first = now.value;
+    let mut report = OutputRefit {
+        before: first.all,
+        after: first.all,
+        held_out_before: first.held_out,
+        held_out_after: first.held_out,
+        ridge: 0.0,
+        rounds: 0,
+    };
+    for round in 0..most {
+        run.cancel.check()?;
+        let step = Step { problem: &problem, support: &support, start: &start, settings };
+        let key = format!("{key} output refit {round}");
+        let kept = keep::numbers(run.keep, &key, now.w.len() + 4, || Ok(step.take(&model, &now)?.to_numbers()))?;
+        let next = State::from_numbers(kept);
+        let objective = next.value.all;
+        (run.progress)(Progress::OutputRefit { round: round + 1, rounds: most, objective });
+        if next.value.fitted >= now.value.fitted {
+            break;
+        }
+        let fruitful = next.value.fitted < (1.0 - WORTH) * now.value.fitted;
+        now = next;
+        model = support.with_weights(&model, &now.w, settings.kappa.is_some())?;
+        report = OutputRefit {
+            after: now.value.all,
+            held_out_after: now.value.held_out,
+            ridge: now.ridge.unwrap_or(0.0),
+            rounds: round + 1,
+            ..report
+        };
+        if !fruitful {
+            break;
+        }
+    }
+    Ok((model, Some(report)))
+}
+
+/// Where the refit is.
+struct State {
+    w: Vec<f64>,
+    value: Value,
+    /// ρ, once it is chosen.
+    ridge: Option<f64>,
+}
+
+impl State {
+    fn to_numbers(&self) -> Vec<f64> {
+        let Value { all, fitted, held_out } = self.value;
+        self.w.iter().copied().chain([all, fitted, held_out, self.ridge.unwrap_or(0.0)]).collect()
+    }
+
+    fn from_numbers(mut numbers: Vec<f64>) -> Self {
+        let ridge = numbers.pop();
+        let mut next = || numbers.pop().unwrap_or(f64::INFINITY);
+        let (held_out, fitted, all) = (next(), next(), next());
+        Self { w: numbers, value: Value { all, fitted, held_out }, ridge }
+    }
+}
+
+/// One Gauss–Newton step.
+struct Step<'a> {
+    problem: &'a Problem<'a>,
+    support: &'a Linearised,
+    start: &'a [f64],
+    settings: &'a TrainSettings,
+}
+
+impl Step<'_> {
+    /// Where the step from `now` ends; `now` itself if none helps both fitted and held-out samples.
+    fn take(&self, model: &ImplicitModel, now: &State) -> Result<State> {
+        let at = self.problem.at(model)?;
+        let weights = self.support.dense(&now.w);
+        let mut descent = self.problem.descent(&at, self.support, &weights)?;
+        // Layers that were left out stay: neither a step nor what it is made from touches their entries.
+        let kept = model.kept_rows();
+        let hold = |values: &mut [f64]| {
+            let held = values.iter_mut().zip(self.support.entries()).filter(|(_, entry)| kept[entry.row]);
+            held.for_each(|(v, _)| *v = 0.0);
+        };
+        hold(&mut descent);
+        let sketch = Sketch::new(self.problem, &at, self.support)?;
+        let diagonal = &sketch.diagonal;
+        let mut best = State { w: now.w.clone(), value: now.value, ridge: now.ridge };
+        let ridges = now.ridge.map_or(RIDGES.to_vec(), |ridge| vec![ridge]);
+        for ridge in ridges {
+            let mut residual: Vec<f64> = descent.clone();
+            for (k, r) in residual.iter_mut().enumerate() {
+                *r -= ridge * diagonal[k] * (now.w[k] - self.start[k]);
+            }
+            let mut preconditioner = sketch.preconditioner(ridge)?;
+            if let Some(kappa) = self.settings.kappa {
+                preconditioner.hold(self.support, &now.w, kappa, &residual);
+            }
+            let step = conjugate_gradients(&mut residual, &preconditioner, |direction: &[f64]| {
+                let mut out = self.problem.curvature(&at, self.support, &weights, direction)?;
+                for (k, o) in out.iter_mut().enumerate() {
+                    *o += Sketch::damping(ridge) * diagonal[k] * direction[k];
+                }
+                hold(&mut out);
+                Ok(out)
+            })?;
+            let Some(next) = self.judged(model, now, &step, ridge)? else { continue };
+            let worse = next.value.held_out >= best.value.held_out;
+            let gained = |before: f64, after: f64| (before - after) / before.max(f64::MIN_POSITIVE);
+            let fitted = gained(now.value.fitted, next.value.fitted);
+            let held_out = gained(now.value.held_out, next.value.held_out);
+            if worse {
+                break;
+            }
+            best = next;
+            if held_out >= ENOUGH * fitted {
+                break;
+            }
+        }
+        Ok(best)
+    }
+
+    /// The largest share of a step that lowers the objective and does not raise the divergence of held-out samples.
+    fn judged(&self, model: &ImplicitModel, now: &State, step: &[f64], ridge: f64) -> Result<Option<State>> {
+        for halving in 0..=HALVINGS {
+            let share = 0.5f64.powi(halving as i32);
+            let mut w: Vec<f64> = now.w.iter().zip(step).map(|(w, d)| w + share * d).collect();
+            if let Some(kappa) = self.settings.kappa {
+                into_ball(&mut w, self.support, kappa);
+            }
+            // Judged as it will be stored.
+            let stored = self.support.with_weights(model, &w, self.settings.kappa.is_some())?;
+            let value = self.problem.value(&stored)?;
+            if value.fitted < now.value.fitted && value.held_out <= now.value.held_out {
+                return Ok(Some(State { w, value, ridge: Some(ridge) }));
+            }
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,115 @@
+//! The rows of a group as problems over its design.
+
+use crate::model::{TapWeights, Target};
+use crate::network::Source;
+use crate::problem::{Ball, Matching, RowProblem};
+use crate::solver::Design;
+use crate::train::plan::{Group, Place, Plan};
+use crate::train::rows::group::{entry_price, weighed};
+use crate::train::rows::prices::{self, CertificatePrices};
+use crate::train::{TrainInput, TrainSettings};
+
+/// One problem per row of the group among `rows`.
+#[allow(clippy::too_many_arguments)]
+pub(in crate::train) fn problems(
+    plan: &Plan,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    strength: f64,
+    group: &Group,
+    design: &Design,
+    prices: &CertificatePrices,
+    rows: std::ops::Range<usize>,
+) -> Vec<RowProblem> {
+    let places = group.places();
+    let outputs = group.target == Some(Target::Output);
+    let largest = input.importance.map(|w| w.iter().copied().fold(0.0, f64::max));
+    let factor = entry_price(settings, strength);
+    let lambda = match settings.matching {
+        Matching::Exact => 1.0,
+        Matching::Relaxed { states, outputs: of_outputs } => {
+            if outputs {
+                of_outputs
+            } else {
+                states
+            }
+        }
+    };
+    let problem = |k: usize| {
+        let i = group.rows.start + k;
+        let importance = input.importance.zip(largest).map(|(weights, largest)| (weights[i], largest));
+        let mut problem = weighed(k, lambda, importance, settings, design);
+        let unit = if outputs { input.source.shape().states + k } else { group.first_unit + k };
+        let weight = |(c, place): (usize, &Place)| match place {
+            _ if !group.allowed.allows(k, c) => f64::INFINITY,
+            Place::Constant => 0.0,
+            Place::Column(j) => factor * prices.factor(unit, *j, prices::unit(design, &problem, c)),
+            Place::Tap { block, column } => {
+                let per_weight = prices::unit(design, &problem, c);
+                factor * prices.tap_factor(*block, group.first_row + k, *column, per_weight)
+            }
+        };
+        let weights = places.iter().enumerate().map(weight).collect();
+        problem.weights = Some(weights);
+        if let Some(kappa) = settings.kappa.filter(|_| !outputs) {
+            let weights = places.iter().map(|&place| f64::from(u8::from(reads_states(plan, input, place)))).collect();
+            problem.ball = Some(Ball { radius: kappa, weights });
+        }
+        problem.start = start(input, group, &places, k);
+        problem
+    };
+    rows.map(problem).collect()
+}
+
+/// Whether a weight belongs to A (or C).
+pub(in crate::train) fn reads_states(plan: &Plan, input: &TrainInput, place: Place) -> bool {
+    match place {
+        Place::Column(j) => j < input.source.shape().states,
+        Place::Tap { block, .. } => plan.blocks[block].source != Source::Input,
+        Place::Constant => false,
+    }
+}
+
+/// The baseline's rows of a group, by where they are stored.
+pub(in crate::train) fn kept_rows(input: &TrainInput, group: &Group) -> Vec<Vec<(Place, f32)>> {
+    let places = group.places();
+    let row = |k: usize| {
+        let weights = start(input, group, &places, k).unwrap_or_default();
+        let entries = places.iter().copied().zip(weights.into_iter().map(|w| w as f32));
+        entries.filter(|(_, w)| *w != 0.0).collect()
+    };
+    (0..group.rows.len()).map(row).collect()
+}
+
+/// The baseline's weights of the group's row k over its features.
+fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Option<Vec<f64>> {
+    let n = input.source.shape().states;
+    let baseline = input.baseline?;
+    let outputs = group.target == Some(Target::Output);
+    let (from_states, from_inputs) = if outputs { (baseline.c(), baseline.d()) } else { (baseline.a(), baseline.b()) };
+    // One row of each, found once: a group has far more features than a row has non-zeros.
+    let columns = group.positions == 1;
+    let mut known: Vec<(usize, f32)> = Vec::new();
+    if columns {
+        let unit = group.first_unit + k;
+        known.extend(from_states.row(unit));
+        known.extend(from_inputs.row(unit).map(|(j, v)| (n + j, v)));
+    }
+    let taps: Vec<Vec<(usize, f32)>> = baseline
+        .taps()
+        .iter()
+        .map(|block| match &block.weights {
+            TapWeights::Taps(taps) if Some(block.target) == group.target => taps.row(group.first_row + k).collect(),
+            _ => Vec::new(),
+        })
+        .collect();
+    let find =
+        |row: &[(usize, f32)], j: usize| row.binary_search_by_key(&j, |e| e.0).map_or(0.0, |at| f64::from(row[at].1));
+    let weight = |&place: &Place| match place {
+        Place::Column(j) => find(&known, j),
+        Place::Tap { block, column } => taps.get(block).map_or(0.0, |row| find(row, column)),
+        Place::Constant if outputs => f64::from(baseline.output_bias()[k]),
+        Place::Constant => f64::from(baseline.state_bias()[group.rows.start + k]),
+    };
+    Some(places.iter().map(weight).collect())
+}

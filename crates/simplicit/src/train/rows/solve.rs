@@ -1,0 +1,322 @@
+//! The rows of a group, solved in blocks: cardinality, or convex rounds with reweighting and a refit.
+
+use crate::backend::{self, Device, GroupBackend, block_rows};
+use crate::parallel::{self, Cancel, Threads};
+use crate::problem::{Matching, RowProblem, Units};
+use crate::solver::prove::ProveSettings;
+use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
+use crate::statistics::Statistics;
+use crate::train::delegate::RowsTask;
+use crate::train::keep::{self, Keep};
+use crate::train::rows::group::Rows;
+use crate::train::{Objective, Progress, Run, TrainSettings};
+use crate::{Error, Result};
+
+/// ε of the reweighting ω = 2ε/(|w̃| + ε), in unit-RMS coordinates.
+const REWEIGHT: f64 = 0.02;
+/// Numbers of a solved row besides its weights: its gap (NaN: none) and whether it ended at a limit.
+pub(in crate::train) const ROW_EXTRAS: usize = 2;
+/// Numbers of a row's bound: its value, the bound, and whether it is proven.
+pub(in crate::train) const BOUND_NUMBERS: usize = 3;
+
+/// A solved row in stored coordinates over the group's features.
+pub(in crate::train) struct Solved {
+    pub(in crate::train) weights: Vec<f64>,
+    pub(in crate::train) relative_gap: Option<f64>,
+    pub(in crate::train) at_limit: bool,
+    pub(in crate::train) on_gpu: bool,
+}
+
+/// The lower bound of some cardinality rows of a group, or a proof where the settings ask for one.
+pub(in crate::train) fn bound(
+    rows: &Rows,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    answers: &[Vec<f64>],
+    run: &mut Run,
+) -> Result<Vec<CardinalityBound>> {
+    let Rows { name, statistics, design, .. } = *rows;
+    let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
+    let mut told = |done: usize| (run.progress)(Progress::Rows { group: format!("bounds of {name}"), done, total });
+    let Some(elsewhere) = keep.delegate() else {
+        return bound_here(design, settings, strength, problems, answers, threads, cancel, &mut told);
+    };
+    let task = |(problem, answer): (&RowProblem, &Vec<f64>)| RowsTask {
+        strength,
+        cardinality: settings.cardinality.clone(),
+        problems: vec![problem.clone()],
+        answers: Some(vec![answer.clone()]),
+    };
+    let tasks: Vec<RowsTask> = problems.iter().zip(answers).map(task).collect();
+    let mut out = Vec::with_capacity(total);
+    elsewhere.rows(statistics, &tasks, &mut |_, numbers| {
+        let [value, bound, proven] = numbers[..] else {
+            return Err(Error::shape("bound of a row", BOUND_NUMBERS, numbers.len()));
+        };
+        out.push(CardinalityBound { value, bound, proven: proven != 0.0 });
+        told(out.len());
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+#[allow(clippy::too_many_arguments)]
+pub(in crate::train) fn bound_here(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    answers: &[Vec<f64>],
+    threads: Threads,
+    cancel: &Cancel,
+    told: &mut dyn FnMut(usize),
+) -> Result<Vec<CardinalityBound>> {
+    let prove = settings.prove.map(|seconds| ProveSettings { seconds, ..ProveSettings::default() });
+    let how = &settings.cardinality;
+    solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, told)
+}
+
+/// Weights of cardinality rows over a group's statistics that nobody keeps or certifies.
+pub(in crate::train) fn cardinality(
+    rows: &Rows,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    run: &mut Run,
+) -> Result<Vec<Vec<f64>>> {
+    let Rows { name, statistics, design, .. } = *rows;
+    let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
+    let mut told = |done| (run.progress)(Progress::Rows { group: name.to_string(), done, total });
+    let block = block_rows(total);
+    let mut solved = match keep.delegate() {
+        None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut told)?.0,
+        Some(elsewhere) => {
+            let mut out = Vec::with_capacity(total);
+            let tasks = row_tasks(settings, strength, problems, block);
+            elsewhere.rows(statistics, &tasks, &mut |_, rows| {
+                out.extend(rows.chunks_exact(design.features() + ROW_EXTRAS).map(<[f64]>::to_vec));
+                told(out.len());
+                Ok(())
+            })?;
+            out
+        }
+    };
+    solved.iter_mut().for_each(|row| row.truncate(design.features()));
+    Ok(solved)
+}
+
+/// Blocks of rows for other processes.
+fn row_tasks(settings: &TrainSettings, strength: f64, problems: &[RowProblem], block: usize) -> Vec<RowsTask> {
+    let task = |block: &[RowProblem]| RowsTask {
+        strength,
+        cardinality: settings.cardinality.clone(),
+        problems: block.to_vec(),
+        answers: None,
+    };
+    problems.chunks(block).map(task).collect()
+}
+
+/// All rows of a group in blocks, each block kept as it comes.
+#[allow(clippy::too_many_arguments)]
+pub(in crate::train) fn solve(
+    design: &Design,
+    statistics: &Statistics,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    name: &str,
+    key: &str,
+    run: &mut Run,
+) -> Result<Vec<Solved>> {
+    let d = design.features();
+    let total = problems.len();
+    let (keep, cancel, threads): (&dyn Keep, _, _) = (run.keep, run.cancel, run.threads);
+    if matches!(settings.device, Device::Cuda(_)) && keep.delegate().is_some() {
+        return Err(Error::setting("device", "cpu or auto where other processes solve the rows", settings.device));
+    }
+    let mut out = Vec::with_capacity(total);
+    let whole = matches!(settings.objective, Objective::Cardinality);
+    let size = if whole { block_rows(total) } else { ROW_BLOCK };
+    let tasks = row_tasks(settings, strength, problems, size);
+    let key = |block: usize| format!("{key} rows {block}");
+    // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
+    let mut together = None;
+    let mut on_gpu = false;
+    if whole && keep.delegate().is_none() {
+        let kept =
+            (0..tasks.len()).map(|b| keep::find(keep, &key(b), tasks[b].length(d))).collect::<Result<Vec<_>>>()?;
+        let kept: Option<Vec<Vec<f64>>> = kept.into_iter().collect();
+        together = Some(match kept {
+            Some(blocks) => {
+                on_gpu = backend::gpu(settings.device, work(problems, d))?.is_some();
+                blocks
+            }
+            None => {
+                let told = &mut |done: usize| {
+                    (run.progress)(Progress::Rows {
+                        group: name.to_string(),
+                        done: done.min(total.saturating_sub(1)),
+                        total,
+                    });
+                };
+                let rows;
+                (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, told)?;
+                let blocks: Vec<Vec<f64>> = rows.chunks(size).map(<[Vec<f64>]>::concat).collect();
+                for (block, rows) in blocks.iter().enumerate() {
+                    keep::put(keep, &key(block), rows)?;
+                }
+                blocks
+            }
+        });
+    }
+    let mut take = |_: usize, rows: Vec<f64>| {
+        for row in rows.chunks_exact(d + ROW_EXTRAS) {
+            let gap = row[d];
+            out.push(Solved {
+                weights: row[..d].to_vec(),
+                relative_gap: (!gap.is_nan()).then_some(gap),
+                at_limit: row[d + 1] != 0.0,
+                on_gpu,
+            });
+        }
+        (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
+        Ok(())
+    };
+    match (keep.delegate(), together) {
+        (_, Some(blocks)) => blocks.into_iter().enumerate().try_for_each(|(block, rows)| take(block, rows))?,
+        (Some(elsewhere), None) => elsewhere.rows(statistics, &tasks, &mut take)?,
+        (None, None) => parallel::fold(
+            threads,
+            tasks.len(),
+            |block| {
+                cancel.check()?;
+                let length = tasks[block].length(d);
+                keep::numbers(keep, &key(block), length, || {
+                    Ok(solve_block(design, settings, &tasks[block].problems, cancel)?.concat())
+                })
+            },
+            take,
+        )?,
+    }
+    if out.len() != total {
+        return Err(Error::shape(format!("rows of {name}"), total, out.len()));
+    }
+    Ok(out)
+}
+
+/// Multiply-adds of a step of the splitting.
+fn work(problems: &[RowProblem], features: usize) -> f64 {
+    problems.len() as f64 * (features * features) as f64
+}
+
+/// Rows of the cardinality problem with what stands behind their weights: no gap, no limit. And whether a GPU solved them.
+#[allow(clippy::too_many_arguments)]
+fn cardinality_rows(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    block: usize,
+    threads: Threads,
+    cancel: &Cancel,
+    progress: &mut dyn FnMut(usize),
+) -> Result<(Vec<Vec<f64>>, bool)> {
+    let how = &settings.cardinality;
+    let mut solve = |backend: &dyn GroupBackend| {
+        solver::solve_in_blocks(design, problems, strength, how, backend, block, threads, cancel, progress)
+    };
+    let (rows, on_gpu) = on_device(settings, work(problems, design.features()), &mut solve)?;
+    Ok((rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect(), on_gpu))
+}
+
+/// Work for the GPU of the settings, if it is worth it, or else for their backend; and whether the GPU did it.
+pub(in crate::train) fn on_device<T>(
+    settings: &TrainSettings,
+    work: f64,
+    solve: &mut dyn FnMut(&dyn GroupBackend) -> Result<T>,
+) -> Result<(T, bool)> {
+    if let Some(cuda) = backend::gpu(settings.device, work)?
+        && let Some(answer) = backend::or_cpu(settings.device, solve(&cuda))?
+    {
+        return Ok((answer, true));
+    }
+    Ok((solve(settings.backend.as_ref())?, false))
+}
+
+/// Consecutive blocks of one group, as rows with what stands behind their weights.
+pub(in crate::train) fn solve_blocks(
+    design: &Design,
+    settings: &TrainSettings,
+    strength: f64,
+    blocks: &[&[RowProblem]],
+    threads: Threads,
+    cancel: &Cancel,
+) -> Result<Vec<Vec<f64>>> {
+    if !matches!(settings.objective, Objective::Cardinality) {
+        return parallel::map(threads, blocks.len(), |block| {
+            cancel.check()?;
+            Ok(solve_block(design, settings, blocks[block], cancel)?.concat())
+        });
+    }
+    // All blocks but the last have one size, and share a ladder of inverses.
+    let size = blocks.first().map_or(1, |block| block.len()).max(1);
+    let problems = blocks.concat();
+    let ignored = &mut |_| {};
+    let (rows, _) = cardinality_rows(design, settings, strength, &problems, size, threads, cancel, ignored)?;
+    Ok(rows.chunks(size).map(<[Vec<f64>]>::concat).collect())
+}
+
+/// A block of convex rows.
+fn solve_block(
+    design: &Design,
+    settings: &TrainSettings,
+    problems: &[RowProblem],
+    cancel: &Cancel,
+) -> Result<Vec<Vec<f64>>> {
+    let one = Threads::one();
+    let penalty = match &settings.objective {
+        Objective::Convex(penalty) => penalty.as_ref(),
+        Objective::Cardinality | Objective::Method(_) => {
+            return Err(Error::unsupported(
+                "a block of rows that are not convex, on its own",
+                "they are solved in whole groups, where they were given",
+            ));
+        }
+    };
+    if settings.matching == Matching::Exact {
+        let rows = solver::solve_rows_exactly(design, penalty, problems, &settings.solver, one, cancel, |_| {})?;
+        let state = |s: &solver::RowSolution| [s.relative_gap, f64::from(u8::from(s.status == Status::Limit))];
+        return Ok(rows.into_iter().map(|s| [&s.weights[..], &state(&s)].concat()).collect());
+    }
+    // A convex solve does not depend on where it starts, and the splitting phase is no slower from zero.
+    let mut round: Vec<RowProblem> = problems.iter().map(|p| RowProblem { start: None, ..p.clone() }).collect();
+    let mut solutions = solver::solve_rows(design, penalty, &round, &settings.solver, one, cancel, |_| {})?;
+    for _ in 1..settings.rounds {
+        for ((problem, original), solution) in round.iter_mut().zip(problems).zip(&solutions) {
+            problem.weights = reweighted(design, original, &solution.weights);
+            problem.start = Some(solution.weights.clone());
+        }
+        solutions = solver::solve_rows(design, penalty, &round, &settings.solver, one, cancel, |_| {})?;
+    }
+    let weights: Vec<Vec<f64>> = solutions.iter().map(|s| s.weights.clone()).collect();
+    let weights =
+        if settings.refit { Refit::default().rows(design, problems, &weights, one, cancel)? } else { weights };
+    Ok(weights
+        .into_iter()
+        .zip(&solutions)
+        .map(|(w, s)| [w, vec![s.relative_gap, f64::from(u8::from(s.status == Status::Limit))]].concat())
+        .collect())
+}
+
+/// ω_j·2ε/(|w̃_j| + ε): entries that are small cost more in the next round.
+fn reweighted(design: &Design, problem: &RowProblem, weights: &[f64]) -> Option<Vec<f64>> {
+    let factor = match problem.units {
+        Units::Rms { factor } => factor,
+        Units::Stored => 1.0 / design.target_rms(problem.target).max(f64::MIN_POSITIVE),
+    };
+    let omega = problem.weights.as_ref()?.iter().zip(weights).enumerate();
+    Some(
+        omega.map(|(j, (omega, w))| omega * 2.0 * REWEIGHT / ((w * design.rms(j) * factor).abs() + REWEIGHT)).collect(),
+    )
+}

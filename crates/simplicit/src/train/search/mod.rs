@@ -1,0 +1,325 @@
+//! The strength that hits a target sparsity, by whole models: allocation over layers is the method's own.
+
+pub(super) mod max_drop;
+pub(super) mod path;
+pub(super) mod rough;
+pub(super) mod stages;
+pub(super) mod survey;
+
+use crate::Result;
+use crate::model::ImplicitModel;
+use crate::train::fit::{self, Fitted, Fitter};
+use crate::train::refit::output_refit::refitted;
+use crate::train::search::rough::rough;
+use crate::train::search::survey::Steering;
+use crate::train::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
+
+/// Accepted distance from the target, half of the 0.2 points promised.
+pub(in crate::train) const CLOSE: f64 = 0.001;
+/// What is promised.
+pub(in crate::train) const PROMISED: f64 = 0.002;
+/// Accepted distance of a model that is a walk over all positions: within what is promised.
+const STEERED_CLOSE: f64 = 0.0015;
+/// Such models at most.
+const MAX_STEERED: usize = 4;
+/// Chance of another whole model after a steered one, for the estimate of what is left.
+const AGAIN: f64 = 0.25;
+/// Accepted distance of a stage that is not the last.
+const NEAR: f64 = 0.02;
+/// Whole models fitted at most for one target.
+pub(in crate::train) const MAX_MODELS: usize = 24;
+/// First factor between two strengths while the target is not yet between two models.
+const STRIDE: f64 = 4.0;
+
+/// What has been found out about strength and sparsity, which grows with it, nearly always.
+#[derive(Debug, Clone, Default)]
+pub struct Found {
+    /// (log strength, sparsity) in the order found.
+    points: Vec<(f64, f64)>,
+    /// Sparsity per unit of log strength, where it is known beforehand.
+    slope: Option<f64>,
+}
+
+impl Found {
+    /// One more. False if that strength was known: there is nothing left to learn by asking again.
+    pub fn add(&mut self, strength: f64, sparsity: f64) -> bool {
+        let point = strength.ln();
+        let known = self.points.iter().any(|(s, _)| *s == point);
+        self.points.push((point, sparsity));
+        !known
+    }
+
+    /// (strength, sparsity) of the point nearest to a target.
+    pub fn nearest(&self, target: f64) -> Option<(f64, f64)> {
+        let distance = |point: &&(f64, f64)| (point.1 - target).abs();
+        let nearest = self.points.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)))?;
+        Some((nearest.0.exp(), nearest.1))
+    }
+
+    /// The strength to try next for a target; `None` before anything is known.
+    pub fn next(&self, target: f64) -> Option<f64> {
+        let below = self.points.iter().filter(|p| p.1 < target);
+        let above = self.points.iter().filter(|p| p.1 >= target);
+        // The tightest bracket: the strongest below, the weakest above.
+        let low = below.max_by(|a, b| a.0.total_cmp(&b.0)).copied();
+        let high = above.min_by(|a, b| a.0.total_cmp(&b.0)).copied();
+        let step = |from: f64| self.slope.map_or(STRIDE.ln(), |s| ((target - from).abs() / s).min(STRIDE.ln()));
+        let log = match (low, high) {
+            (Some(l), Some(h)) if h.1 > l.1 && h.0 > l.0 => {
+                // Between the secant and the middle, so that neither end can stay for ever.
+                let share = ((target - l.1) / (h.1 - l.1)).clamp(0.02, 0.98);
+                l.0 + (0.8 * share + 0.1) * (h.0 - l.0)
+            }
+            (Some(l), Some(h)) => f64::midpoint(l.0, h.0),
+            (Some(l), None) => l.0 + step(l.1),
+            (None, Some(h)) => h.0 - step(h.1),
+            (None, None) => return None,
+        };
+        Some(log.exp())
+    }
+
+    /// (strength, sparsity) in the order found.
+    pub fn in_order(&self) -> Vec<(f64, f64)> {
+        self.points.iter().map(|(log, sparsity)| (log.exp(), *sparsity)).collect()
+    }
+}
+
+/// Fits at the given strength, or searches for the target: in stages where that pays.
+pub(in crate::train) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
+    let mut search = StagedSearch::new(settings);
+    let staged = settings.target_sparsity.filter(|_| stages::are_taken(input, settings));
+    let rungs = staged.map_or_else(Vec::new, |target| stages::rungs(None, target));
+    for rung in rungs.iter().take(rungs.len().saturating_sub(1)) {
+        let fitted = search.step(input, settings, Some(*rung), false, run)?;
+        search.start_next_stage_from(fitted.model, input, settings, run)?;
+    }
+    let fitted = search.step(input, settings, settings.target_sparsity, true, run)?;
+    Ok(search.finish(fitted))
+}
+
+/// A search in stages, each starting from the states of the model before it, refitted in the output metric.
+pub(in crate::train) struct StagedSearch {
+    before: Option<stages::Stage>,
+    taken: usize,
+    start: Start,
+    path: Vec<(f64, f64)>,
+}
+
+impl StagedSearch {
+    pub(in crate::train) fn new(settings: &TrainSettings) -> Self {
+        let start = Start { strength: settings.strength, slope: None };
+        Self { before: None, taken: 0, start, path: Vec::new() }
+    }
+
+    /// The model at a target (or at the strength of the settings), refitted; certified and close if it is one to keep.
+    pub(in crate::train) fn step(
+        &mut self,
+        input: &TrainInput,
+        settings: &TrainSettings,
+        target: Option<f64>,
+        to_keep: bool,
+        run: &mut Run,
+    ) -> Result<Fitted> {
+        let keep = stages::Named { keep: run.keep, name: format!("stage {} ", self.taken) };
+        let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: &mut *run.progress };
+        let (start, path) = (&mut self.start, &mut self.path);
+        let fitted = match &self.before {
+            None => to_target(input, settings, start, target, to_keep, &mut run, path)?,
+            Some(stage) => {
+                let settings = TrainSettings { connectivity: stage.connectivity.clone(), ..settings.clone() };
+                let states = stage.states(input.source);
+                to_target(&stage.input(&states, input), &settings, start, target, to_keep, &mut run, path)?
+            }
+        };
+        self.taken += 1;
+        refitted(fitted, input, settings, self.start.strength, &mut run)
+    }
+
+    /// The next stage starts from this model.
+    pub(in crate::train) fn start_next_stage_from(
+        &mut self,
+        model: ImplicitModel,
+        input: &TrainInput,
+        settings: &TrainSettings,
+        run: &Run,
+    ) -> Result<()> {
+        self.before = Some(stages::Stage::new(model, input, settings, run)?);
+        Ok(())
+    }
+
+    /// A step's model with everything tried so far.
+    pub(in crate::train) fn finish(&self, fitted: Fitted) -> Trained {
+        let Fitted { model, rows, training_error, output_refit, .. } = fitted;
+        let (strength, path) = (self.start.strength, self.path.clone());
+        Trained { model, report: TrainReport { rows, strength, training_error, path, output_refit, agreement: None } }
+    }
+}
+
+/// The model whose sparsity is the target's (or the one at the start without a target), before any refit in the output
+/// metric, and again where weights are priced by the model before; the start becomes what it took.
+fn to_target(
+    input: &TrainInput,
+    settings: &TrainSettings,
+    start: &mut Start,
+    target: Option<f64>,
+    last: bool,
+    run: &mut Run,
+    path: &mut Vec<(f64, f64)>,
+) -> Result<Fitted> {
+    let mut fitter = Fitter::new(input, settings, run)?;
+    let mut joint = None;
+    if let Some(target) = target.filter(|_| fitter.has_taps() && settings.cascade) {
+        let whole = fitter.work(input, settings);
+        let found = rough(input, settings, target, whole, run)?;
+        fitter.left = AGAIN * whole;
+        (*start, joint, fitter.steering) = (found.start, found.joint, found.steering);
+    }
+    let input = &TrainInput {
+        importance: joint.as_deref().or(input.importance),
+        preprocessing: input.preprocessing.clone(),
+        ..*input
+    };
+    let mut fitted = search_stage(&mut fitter, input, settings, start, target, last, run, path)?;
+    for _ in 0..settings.robust_rounds {
+        fitter.prices.renew(&fitted.model, &input.preprocessing)?;
+        fitted = search_stage(&mut fitter, input, settings, start, target, last, run, path)?;
+    }
+    Ok(fitted)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn search_stage(
+    fitter: &mut Fitter,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    start: &mut Start,
+    target: Option<f64>,
+    last: bool,
+    run: &mut Run,
+    path: &mut Vec<(f64, f64)>,
+) -> Result<Fitted> {
+    let Some(target) = target else {
+        let fitted = fit::fit(fitter, input, settings, start.strength, true, run)?;
+        path.push((start.strength, sparsity_reported(&fitted, start.strength, run)));
+        return Ok(fitted);
+    };
+    let close = if last { CLOSE } else { NEAR };
+    // Where a model is a walk over all positions, one correction must do unless it misses what is promised.
+    let dear = fitter.has_taps() && last;
+    let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
+    let mut best: Option<(f64, f64, Fitted)> = None;
+    if let Some(steering) = fitter.steering.take() {
+        best = steered(fitter, input, settings, target, steering, run, path)?;
+    }
+    // Few groups, or a target beyond the surveyed prices, may be out of steering's reach: then one price for all is sought.
+    if best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
+        let first = best.as_ref().map_or(*start, |(_, strength, _)| Start { strength: *strength, ..*start });
+        let tried = seek(target, first, enough, MAX_MODELS, |strength| {
+            let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
+            let sparsity = sparsity_reported(&fitted, strength, run);
+            let distance = (sparsity - target).abs();
+            if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
+                best = Some((distance, strength, fitted));
+            }
+            Ok(sparsity)
+        })?;
+        path.extend(tried);
+    }
+    // At least one model was fitted.
+    let Some((_, strength, fitted)) = best else {
+        return Err(crate::Error::shape("models of a search", "at least one", 0));
+    };
+    start.strength = strength;
+    if last { fit::certified(fitter, input, settings, strength, fitted, run) } else { Ok(fitted) }
+}
+
+/// The best of some models whose prices are steered within them, so that the first one mostly is the last: its distance from
+/// the target, its common price and itself.
+fn steered(
+    fitter: &mut Fitter,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    target: f64,
+    mut steering: Steering,
+    run: &mut Run,
+    path: &mut Vec<(f64, f64)>,
+) -> Result<Option<(f64, f64, Fitted)>> {
+    let mut best: Option<(f64, f64, Fitted)> = None;
+    for _ in 0..MAX_STEERED {
+        let strength = steering.common();
+        fitter.steering = Some(steering);
+        let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
+        let sparsity = sparsity_reported(&fitted, strength, run);
+        path.push((strength, sparsity));
+        let distance = (sparsity - target).abs();
+        if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
+            best = Some((distance, strength, fitted));
+        }
+        let Some(passed) = fitter.steering.take().filter(|_| distance > STEERED_CLOSE) else { break };
+        steering = passed;
+        steering.again();
+    }
+    Ok(best)
+}
+
+fn sparsity_reported(fitted: &Fitted, strength: f64, run: &mut Run) -> f64 {
+    let sparsity = fitted.model.sparsity().sparsity;
+    (run.progress)(Progress::Model { strength, sparsity });
+    sparsity
+}
+
+/// Where a search begins, and how fast sparsity grows with log strength if that is known.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::train) struct Start {
+    pub(in crate::train) strength: f64,
+    pub(in crate::train) slope: Option<f64>,
+}
+
+/// Models at changing strengths until one is close to the target, where what is close may depend on how many there were:
+/// all of them as (strength, sparsity).
+pub(in crate::train) fn seek(
+    target: f64,
+    start: Start,
+    close: impl Fn(usize) -> f64,
+    most: usize,
+    mut sparsity_at: impl FnMut(f64) -> Result<f64>,
+) -> Result<Vec<(f64, f64)>> {
+    let mut found = Found { slope: start.slope, ..Found::default() };
+    for models in 1..=most {
+        let strength = found.next(target).unwrap_or(start.strength);
+        let sparsity = sparsity_at(strength)?;
+        if !found.add(strength, sparsity) || (sparsity - target).abs() <= close(models) {
+            break;
+        }
+    }
+    Ok(found.in_order())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bracket_closes_on_any_growing_curve() {
+        let curves: [fn(f64) -> f64; 3] =
+            [|s| s / (1.0 + s), |s| (1.0 + s).ln() / 20.0, |s| if s < 0.03 { 0.1 } else { 0.1 + s / (1.0 + s) * 0.9 }];
+        for (k, curve) in curves.into_iter().enumerate() {
+            let mut found = Found::default();
+            assert_eq!(found.next(0.5), None);
+            for target in [0.2, 0.5, 0.45] {
+                let mut strength = found.next(target).unwrap_or(1e-3);
+                for _ in 0..40 {
+                    found.add(strength, curve(strength));
+                    if (found.nearest(target).unwrap().1 - target).abs() <= CLOSE {
+                        break;
+                    }
+                    strength = found.next(target).unwrap();
+                }
+                let (strength, sparsity) = found.nearest(target).unwrap();
+                assert!((sparsity - target).abs() <= CLOSE, "curve {k}, target {target}: {sparsity} at {strength}");
+            }
+        }
+        let mut found = Found::default();
+        assert!(found.add(2.0, 0.1) && !found.add(2.0, 0.1));
+    }
+}

@@ -1,0 +1,249 @@
+//! Rough models: where a search over expensive ones begins, and the row weights that their errors ask for.
+
+use std::cmp::Ordering;
+
+use crate::Result;
+use crate::model::ImplicitModel;
+use crate::solver::CardinalitySettings;
+use crate::states::StateSlice;
+use crate::train::evidence::joint_importance::joint_importance;
+use crate::train::fit::{self, Fitter};
+use crate::train::keep::Fleeting;
+use crate::train::search::survey::{Steering, Survey};
+use crate::train::search::{Start, seek};
+use crate::train::{Forget, Objective, Run, TrainInput, TrainSettings, layout, metadata};
+
+/// Accepted distance from the target.
+const CLOSE: f64 = 0.01;
+/// Models of one search at most.
+const MAX_MODELS: usize = 8;
+/// Splitting steps of a rough model, and the inverses they share.
+const STEPS: usize = 90;
+const RUNGS: usize = 3;
+/// Samples a rough model sees.
+pub(in crate::train) const SAMPLES: usize = 500;
+/// Factor between two prices of a survey, and how many there are on each side of the middle.
+const SPACING: f64 = 3.0;
+const EACH_WAY: i32 = 3;
+/// Further surveys where the first has not got the target between its prices.
+const MAX_SURVEYS: usize = 4;
+/// Rough models after a survey at most, and the distance from the target at which the first will do.
+const MAX_ROUGH: usize = 2;
+const NEAR: f64 = 0.03;
+/// Sparsity per unit of log strength, within which a slope is believed.
+const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
+
+/// Whoever fits rough models: to the baseline's states of some samples, which are gathered once.
+pub(in crate::train) trait RoughModels {
+    /// Non-zeros of the baseline, and those that no price removes.
+    fn sizes(&self) -> (f64, f64);
+    /// Number of groups.
+    fn groups(&self) -> usize;
+    /// Expected non-zeros of every group at prices around the one that leaves about `wanted` of them; `spread` makes prices
+    /// of a middle one, in ascending order.
+    fn survey(&mut self, wanted: f64, spread: &dyn Fn(f64) -> Vec<f64>, run: &mut Run) -> Result<Survey>;
+    /// A model at a strength: non-zeros of every group, and its sparsity.
+    fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)>;
+    /// The model fitted last is the one whose errors count.
+    fn keep(&mut self);
+    /// Row weights of all later models from the errors of the model kept: the logarithm by which each group's grew.
+    /// `None` where rows are not weighted.
+    fn reweigh(&mut self, run: &Run) -> Result<Option<Vec<f64>>>;
+}
+
+/// How rough models are fitted.
+pub(in crate::train) fn settings_of(settings: &TrainSettings) -> TrainSettings {
+    TrainSettings {
+        cascade: false,
+        cardinality: CardinalitySettings { steps: STEPS, rungs: RUNGS, ..settings.cardinality.clone() },
+        ..settings.clone()
+    }
+}
+
+/// What rough models say before the first whole one.
+pub(in crate::train) struct Rough {
+    pub(in crate::train) start: Start,
+    /// Row weights that count what errors do together.
+    pub(in crate::train) joint: Option<Vec<f64>>,
+    /// Prices group by group, where there was a survey.
+    pub(in crate::train) steering: Option<Steering>,
+}
+
+/// The start of a search whose models are expensive, and the row weights of all that follows. `after` is the work that comes
+/// after.
+pub(in crate::train) fn rough(
+    input: &TrainInput,
+    settings: &TrainSettings,
+    target: f64,
+    after: f64,
+    run: &mut Run,
+) -> Result<Rough> {
+    let samples = input.source.samples().min(SAMPLES);
+    let few = StateSlice::new(input.source, 0..samples)?;
+    let input = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
+    let settings = settings_of(settings);
+    // What it needs was said for the whole run.
+    let silent = &mut |_| {};
+    let mut fitter = Fitter::new(
+        &input,
+        &settings,
+        &mut Run { threads: run.threads, cancel: run.cancel, keep: &Forget, progress: silent },
+    )?;
+    fitter.left = after;
+    let mut models = OfNetwork { fitter, input, settings: &settings, last: None, kept: None, joint: None };
+    let (start, steering) = start(&mut models, &settings, target, run)?;
+    Ok(Rough { start, joint: models.joint, steering })
+}
+
+/// Where the search for a target begins, from rough models: by a survey for cardinality, whose curves can steer the prices of
+/// whole models, by the same search otherwise. Where rows are weighted, rough errors are what the weights of all that follows
+/// are made from.
+pub(in crate::train) fn start(
+    models: &mut dyn RoughModels,
+    settings: &TrainSettings,
+    target: f64,
+    run: &mut Run,
+) -> Result<(Start, Option<Steering>)> {
+    let keep = Fleeting(run.keep);
+    let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: run.progress };
+    if matches!(settings.objective, Objective::Cardinality) {
+        let (start, steering) = surveyed(models, target, &mut run)?;
+        return Ok((start, Some(steering)));
+    }
+    let start = Start { strength: settings.strength, slope: None };
+    let start = rough_search(models, start, target, &mut run)?;
+    match models.reweigh(&run)? {
+        Some(_) => Ok((rough_search(models, start, target, &mut run)?, None)),
+        None => Ok((start, None)),
+    }
+}
+
+/// Rough models of a network or an implicit model.
+struct OfNetwork<'a> {
+    fitter: Fitter,
+    input: TrainInput<'a>,
+    settings: &'a TrainSettings,
+    last: Option<ImplicitModel>,
+    kept: Option<ImplicitModel>,
+    joint: Option<Vec<f64>>,
+}
+
+impl RoughModels for OfNetwork<'_> {
+    fn sizes(&self) -> (f64, f64) {
+        let all = metadata(&self.input, self.settings).baseline_nonzeros.unwrap_or(0) as f64;
+        let fixed: usize = layout(&self.input).layers().iter().map(|l| l.parameters()).sum();
+        (all, fixed as f64)
+    }
+
+    fn groups(&self) -> usize {
+        self.fitter.groups().count()
+    }
+
+    fn survey(&mut self, wanted: f64, spread: &dyn Fn(f64) -> Vec<f64>, run: &mut Run) -> Result<Survey> {
+        fit::survey(&mut self.fitter, &self.input, self.settings, wanted, spread, run)
+    }
+
+    fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)> {
+        let input = TrainInput {
+            importance: self.joint.as_deref().or(self.input.importance),
+            preprocessing: self.input.preprocessing.clone(),
+            ..self.input
+        };
+        let fitted = fit::fit(&mut self.fitter, &input, self.settings, strength, false, run)?;
+        let counts = self.fitter.groups().map(|rows| fitted.rows[rows].iter().map(|row| row.nonzeros).sum());
+        let found = (counts.collect(), fitted.model.sparsity().sparsity);
+        self.last = Some(fitted.model);
+        Ok(found)
+    }
+
+    fn keep(&mut self) {
+        self.kept = self.last.take();
+    }
+
+    fn reweigh(&mut self, run: &Run) -> Result<Option<Vec<f64>>> {
+        let (Some(baseline), Some(weights), Some(model)) = (self.input.baseline, self.input.importance, &self.kept)
+        else {
+            return Ok(None);
+        };
+        let joint = joint_importance(&self.input, baseline, model, weights, self.settings.device, run)?;
+        // A layer's row weights grew by one factor.
+        let grown = |rows: std::ops::Range<usize>| {
+            let grown = rows.filter(|&i| weights[i] > 0.0).map(|i| (joint[i] / weights[i]).ln());
+            grown.reduce(f64::max).unwrap_or(0.0)
+        };
+        let shifts = self.fitter.groups().map(grown).collect();
+        self.joint = Some(joint);
+        Ok(Some(shifts))
+    }
+}
+
+/// The start for cardinality, where the price of a non-zero needs no search: a survey of some rows gives the curves of all
+/// groups, a rough model at the price they suggest gives their height and the row weights, and the curves moved by
+/// those weights give the price.
+fn surveyed(models: &mut dyn RoughModels, target: f64, run: &mut Run) -> Result<(Start, Steering)> {
+    let (all, fixed) = models.sizes();
+    // Parameters that stay are non-zeros that no price removes.
+    let wanted = ((1.0 - target) * all - fixed).max(1.0);
+    let mut survey = models.survey(wanted, &prices, run)?;
+    for _ in 0..MAX_SURVEYS {
+        let step = match survey.brackets(wanted) {
+            Ordering::Equal => break,
+            Ordering::Less => SPACING.powi(-2 * EACH_WAY),
+            Ordering::Greater => SPACING.powi(2 * EACH_WAY),
+        };
+        let middle = step * survey.middle();
+        survey = models.survey(wanted, &|_| prices(middle), run)?;
+    }
+    let unmoved = vec![0.0; models.groups()];
+    for _ in 0..MAX_ROUGH {
+        let (strength, _) = survey.price(wanted, &unmoved);
+        let (counted, sparsity) = models.fit(strength, run)?;
+        models.keep();
+        survey.calibrate(strength, &counted);
+        // The survey counts before single moves; its height may be off, and errors are wanted near the target.
+        if (sparsity - target).abs() <= NEAR {
+            break;
+        }
+    }
+    let shifts = models.reweigh(run)?.unwrap_or(unmoved);
+    let (strength, fall) = survey.price(wanted, &shifts);
+    let slope = Some(fall / all.max(1.0)).filter(|s| SLOPES.contains(s));
+    Ok((Start { strength, slope }, Steering::new(survey, shifts, wanted)))
+}
+
+/// Prices of a survey.
+fn prices(middle: f64) -> Vec<f64> {
+    (-EACH_WAY..=EACH_WAY).map(|k| middle * SPACING.powi(k)).collect()
+}
+
+fn rough_search(models: &mut dyn RoughModels, start: Start, target: f64, run: &mut Run) -> Result<Start> {
+    let mut nearest = f64::INFINITY;
+    let mut path = seek(
+        target,
+        start,
+        |_| CLOSE,
+        MAX_MODELS,
+        |strength| {
+            let (_, sparsity) = models.fit(strength, run)?;
+            let distance = (sparsity - target).abs();
+            if distance < nearest {
+                nearest = distance;
+                models.keep();
+            }
+            Ok(sparsity)
+        },
+    )?;
+    path.sort_by(|a, b| (a.1 - target).abs().total_cmp(&(b.1 - target).abs()));
+    let slope = match path[..] {
+        [a, b, ..] if a.0 != b.0 => Some((a.1 - b.1) / (a.0.ln() - b.0.ln())).filter(|s| SLOPES.contains(s)),
+        _ => start.slope,
+    };
+    Ok(match path.first() {
+        // The little that is left to the target goes by the slope too.
+        Some(&(strength, sparsity)) => {
+            let step = slope.map_or(0.0, |s| (target - sparsity) / s);
+            Start { strength: strength * step.exp(), slope }
+        }
+        None => start,
+    })
+}

@@ -1,0 +1,205 @@
+//! A target in stages: every stage makes the refitted model of the one before sparser, instead of starting again from
+//! the baseline.
+//!
+//! The states of the model so far take the place of the baseline's. They are what its refit in the output metric
+//! settled on, the row problems start from a residual of zero there, and row weights are those of its own outputs. Any
+//! connection that was allowed at first may come back.
+
+use crate::Result;
+use crate::equilibrium::{Equilibrium, EquilibriumSettings};
+use crate::layout::Layout;
+use crate::linalg::Matrix;
+use crate::model::ImplicitModel;
+use crate::parallel::{self, Threads};
+use crate::problem::Connectivity;
+use crate::random::Random;
+use crate::states::{StateBlock, StateMap, StateShape, StateSource};
+use crate::statistics::BLOCK;
+use crate::train::evidence::importance::{drawn, softmax};
+use crate::train::refit::linearised::{Linearised, Samples, gates};
+use crate::train::{Delegate, Keep, Objective, Run, TrainInput, TrainSettings};
+
+/// Share of the baseline's non-zeros that the first stage leaves.
+const FIRST: f64 = 0.35;
+/// What a stage leaves of the one before, at least.
+const RATIO: f64 = 0.6;
+/// Draws from the model's softmax per sample.
+const DRAWS: usize = 2;
+
+/// Whether targets are approached in stages.
+pub(in crate::train) fn are_taken(input: &TrainInput, settings: &TrainSettings) -> bool {
+    crate::train::refit::output_refit::rounds(input.baseline, settings) > 0
+        && settings.robust_rounds == 0
+        && matches!(settings.objective, Objective::Cardinality)
+        && input.baseline.is_none_or(|b| b.taps().is_empty() && !b.layout().has_operators())
+}
+
+/// The targets of all stages up to and with `target`, after a model that left the share `left` of the non-zeros (or
+/// after none).
+pub(in crate::train) fn rungs(left: Option<f64>, target: f64) -> Vec<f64> {
+    let goal = 1.0 - target;
+    let mut out = Vec::new();
+    let first = left.map_or(FIRST, |l| RATIO * l);
+    if goal < first {
+        let count = ((goal / first).ln() / RATIO.ln()).ceil().max(1.0);
+        let step = (goal / first).powf(1.0 / count);
+        out.extend((0..count as i32).map(|k| 1.0 - first * step.powi(k)));
+    }
+    out.push(target);
+    out
+}
+
+/// A model on the way, with what the next stage starts from.
+pub(in crate::train) struct Stage {
+    model: ImplicitModel,
+    equilibrium: Equilibrium,
+    importance: Option<Vec<f64>>,
+    /// What the settings allowed, as a mask.
+    pub(in crate::train) connectivity: Connectivity,
+}
+
+impl Stage {
+    pub(in crate::train) fn new(
+        model: ImplicitModel,
+        input: &TrainInput,
+        settings: &TrainSettings,
+        run: &Run,
+    ) -> Result<Self> {
+        let equilibrium =
+            Equilibrium::new(&model, EquilibriumSettings { threads: Threads::one(), ..Default::default() })?;
+        let importance = match input.importance {
+            Some(_) => Some(own_importance(&model, &equilibrium, input, run)?),
+            None => None,
+        };
+        let connectivity = Connectivity::Mask(crate::train::fit::mask(input, settings)?);
+        Ok(Self { model, equilibrium, importance, connectivity })
+    }
+
+    /// The samples with this model's states in the place of the baseline's; outputs stay the baseline's.
+    pub(in crate::train) fn states<'a>(&'a self, source: &'a dyn StateSource) -> OwnStates<'a> {
+        OwnStates::new(source, &self.equilibrium)
+    }
+
+    /// The training problem over those samples.
+    pub(in crate::train) fn input<'a>(&'a self, states: &'a OwnStates<'a>, input: &TrainInput) -> TrainInput<'a> {
+        TrainInput {
+            source: states,
+            baseline: Some(&self.model),
+            importance: self.importance.as_deref(),
+            preprocessing: input.preprocessing.clone(),
+        }
+    }
+}
+
+/// Samples with a model's states and the baseline's outputs.
+pub(in crate::train) struct OwnStates<'a> {
+    source: &'a dyn StateSource,
+    equilibrium: &'a Equilibrium,
+}
+
+impl<'a> OwnStates<'a> {
+    pub(in crate::train) fn new(source: &'a dyn StateSource, equilibrium: &'a Equilibrium) -> Self {
+        Self { source, equilibrium }
+    }
+}
+
+impl StateSource for OwnStates<'_> {
+    fn layout(&self) -> &Layout {
+        self.source.layout()
+    }
+
+    fn shape(&self) -> StateShape {
+        self.source.shape()
+    }
+
+    fn samples(&self) -> usize {
+        self.source.samples()
+    }
+
+    fn block(&self, samples: std::ops::Range<usize>) -> Result<StateBlock> {
+        let theirs = self.source.block(samples)?;
+        let own = self.equilibrium.states(&theirs.u.cast())?;
+        Ok(StateBlock { u: theirs.u, z: own.z, x: own.x, y: theirs.y })
+    }
+
+    fn layers_are_known(&self) -> bool {
+        self.source.layers_are_known()
+    }
+
+    fn baseline_nonzeros(&self) -> Option<u64> {
+        self.source.baseline_nonzeros()
+    }
+
+    fn origin(&self) -> Option<&dyn StateSource> {
+        Some(self.source)
+    }
+}
+
+/// E[(∂ log p(y|u)/∂z_i)²] with y drawn from the model's own softmax, as [`crate::train::evidence::importance`] has it for a network.
+fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &TrainInput, run: &Run) -> Result<Vec<f64>> {
+    let shape = model.shape();
+    let scale = model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
+    let (support, w) = Linearised::of(model);
+    let m = support.dense(&w);
+    let samples = input.source.samples();
+    let mut total = vec![0.0; shape.states + shape.outputs];
+    parallel::fold(
+        run.threads,
+        samples.div_ceil(BLOCK),
+        |block| {
+            run.cancel.check()?;
+            let u: Matrix<f32> = input.source.block(block * BLOCK..((block + 1) * BLOCK).min(samples))?.u.cast();
+            let solution = equilibrium.run(&u)?;
+            let gates = gates(model.layout(), &solution);
+            let at = Samples { u: &u, x: &solution.x, gates: &gates };
+            let logits = Matrix::from_fn(u.rows(), shape.outputs, |s, k| scale * solution.y[(s, k)]);
+            let probabilities = softmax(&logits);
+            let none = Matrix::zeros(u.rows(), shape.states);
+            let mut random = Random::new(block as u64);
+            let mut sum = vec![0.0; shape.states + shape.outputs];
+            for _ in 0..DRAWS {
+                let v = drawn(&probabilities, scale, &mut random);
+                let r = support.adjoint(&m, &v, &none, &at);
+                for s in 0..v.rows() {
+                    let row = r.row(s).iter().chain(v.row(s));
+                    sum.iter_mut().zip(row).for_each(|(sum, g)| *sum += f64::from(*g).powi(2));
+                }
+            }
+            Ok(sum)
+        },
+        |_, sum| {
+            total.iter_mut().zip(sum).for_each(|(t, s)| *t += s);
+            Ok(())
+        },
+    )?;
+    total.iter_mut().for_each(|t| *t /= (samples * DRAWS) as f64);
+    Ok(total)
+}
+
+/// Results under a name in front of their keys.
+pub(in crate::train) struct Named<'a> {
+    pub(in crate::train) keep: &'a dyn Keep,
+    pub(in crate::train) name: String,
+}
+
+impl Keep for Named<'_> {
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.keep.get(&format!("{}{key}", self.name))
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.keep.put(&format!("{}{key}", self.name), value)
+    }
+
+    fn keeps(&self) -> bool {
+        self.keep.keeps()
+    }
+
+    fn folder(&self) -> Option<&std::path::Path> {
+        self.keep.folder()
+    }
+
+    fn delegate(&self) -> Option<&dyn Delegate> {
+        self.keep.delegate()
+    }
+}

@@ -1,0 +1,272 @@
+//! How many non-zeros every group keeps at what price, from a few rows of each: the price of a target without a model.
+//!
+//! A group's rows depend on each other in nothing but the states they read, so on the baseline's states the curve of every
+//! group can be had at once: some rows, each at all prices, side by side over one ladder of inverses. A factor on the
+//! row weights of a layer moves its curve along the prices and leaves it otherwise as it is.
+
+use crate::problem::RowProblem;
+use crate::random::Random;
+use crate::solver::Design;
+
+/// Expected non-zeros of every group.
+#[derive(Debug, Clone)]
+pub(in crate::train) struct Survey {
+    /// Logarithms of the prices, ascending.
+    prices: Vec<f64>,
+    /// By group, in the order of the plan, at every price.
+    counts: Vec<Vec<f64>>,
+}
+
+impl Survey {
+    /// Of no group yet, at these prices in ascending order.
+    pub(in crate::train) fn new(prices: &[f64]) -> Self {
+        Self { prices: prices.iter().map(|p| p.ln()).collect(), counts: Vec::new() }
+    }
+
+    /// One more group, with its counts at every price.
+    pub(in crate::train) fn push(&mut self, counts: Vec<f64>) {
+        self.counts.push(counts);
+    }
+
+    /// Between two prices by the straight line over the logarithm; beyond the ends what holds there.
+    fn count(&self, group: usize, log_price: f64) -> f64 {
+        let (prices, counts) = (&self.prices, &self.counts[group]);
+        let right = prices.partition_point(|p| *p < log_price);
+        if right == 0 || right == prices.len() {
+            return counts[right.min(prices.len() - 1)];
+        }
+        let share = (log_price - prices[right - 1]) / (prices[right] - prices[right - 1]);
+        counts[right - 1] + share * (counts[right] - counts[right - 1])
+    }
+
+    /// Non-zeros of all groups from `first` on at a price, when the row weights of group g have grown by the factor
+    /// e^shift(g).
+    fn total(&self, first: usize, log_price: f64, shifts: &[f64]) -> f64 {
+        (first..self.counts.len()).map(|g| self.count(g, log_price - shifts[g])).sum()
+    }
+
+    /// The price in the middle.
+    pub(in crate::train) fn middle(&self) -> f64 {
+        self.prices[self.prices.len() / 2].exp()
+    }
+
+    /// Whether the surveyed prices leave more than `wanted` non-zeros at one end and less at the other.
+    pub(in crate::train) fn brackets(&self, wanted: f64) -> std::cmp::Ordering {
+        let none = vec![0.0; self.counts.len()];
+        let (first, last) = (self.prices[0], self.prices[self.prices.len() - 1]);
+        if self.total(0, first, &none) <= wanted {
+            std::cmp::Ordering::Less
+        } else if self.total(0, last, &none) >= wanted {
+            std::cmp::Ordering::Greater
+        } else {
+            std::cmp::Ordering::Equal
+        }
+    }
+
+    /// The price that leaves about `wanted` non-zeros, and how many fewer a unit of its logarithm leaves there.
+    pub(in crate::train) fn price(&self, wanted: f64, shifts: &[f64]) -> (f64, f64) {
+        self.price_from(0, wanted, shifts)
+    }
+
+    /// The same for the groups from `first` on.
+    fn price_from(&self, first: usize, wanted: f64, shifts: &[f64]) -> (f64, f64) {
+        let reach = shifts.iter().fold((0.0f64, 0.0f64), |(low, high), s| (low.min(*s), high.max(*s)));
+        let (mut low, mut high) = (self.prices[0] + reach.0, self.prices[self.prices.len() - 1] + reach.1);
+        for _ in 0..60 {
+            let middle = f64::midpoint(low, high);
+            if self.total(first, middle, shifts) > wanted {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        let at = f64::midpoint(low, high);
+        const STEP: f64 = 0.25;
+        let fall = self.total(first, at - STEP, shifts) - self.total(first, at + STEP, shifts);
+        (at.exp(), fall / (2.0 * STEP))
+    }
+
+    /// Scales every group's curve so that it goes through what was counted at a price.
+    pub(in crate::train) fn calibrate(&mut self, price: f64, counted: &[usize]) {
+        counted.iter().enumerate().for_each(|(group, &counted)| self.scale(group, price.ln(), counted));
+    }
+
+    /// Scales one group's curve.
+    fn scale(&mut self, group: usize, log_price: f64, counted: usize) {
+        let expected = self.count(group, log_price);
+        if expected > 0.0 && counted > 0 {
+            self.counts[group].iter_mut().for_each(|c| *c *= counted as f64 / expected);
+        }
+    }
+}
+
+/// Prices of the groups of one model on the way through it. What groups behind kept more or less than expected, those
+/// ahead make up for: a model then hits its target, where one price for all would need another model to correct it.
+/// Prices stay close to the common one, near which the allocation over layers is flat.
+#[derive(Debug, Clone)]
+pub(in crate::train) struct Steering {
+    survey: Survey,
+    shifts: Vec<f64>,
+    /// Non-zeros of all groups.
+    wanted: f64,
+    /// The price of all groups if all were as expected.
+    common: f64,
+    /// Price and non-zeros of the groups behind.
+    behind: Vec<(f64, usize)>,
+    /// What the groups behind were expected to keep at their prices.
+    expected: f64,
+}
+
+/// The furthest that a group's price may be from the common one, as a factor.
+const STEERED: f64 = 1.5;
+/// Groups behind tell about those ahead as if they stood beside this share of all, which was as expected.
+const CONFIDENCE: f64 = 0.25;
+
+impl Steering {
+    /// For so many non-zeros of all groups, when the row weights of group g have grown by the factor e^shift(g).
+    pub(in crate::train) fn new(survey: Survey, shifts: Vec<f64>, wanted: f64) -> Self {
+        let (common, _) = survey.price(wanted, &shifts);
+        Self { survey, shifts, wanted, common, behind: Vec::new(), expected: 0.0 }
+    }
+
+    /// The price of all groups if all were as expected.
+    pub(in crate::train) fn common(&self) -> f64 {
+        self.common
+    }
+
+    /// The price of the next group.
+    pub(in crate::train) fn price(&self) -> f64 {
+        let counted: f64 = self.behind.iter().map(|b| b.1 as f64).sum();
+        let before = CONFIDENCE * self.wanted;
+        let ratio = (counted + before) / (self.expected + before);
+        let left = ((self.wanted - counted) / ratio).max(1.0);
+        let (price, _) = self.survey.price_from(self.behind.len(), left, &self.shifts);
+        price.clamp(self.common / STEERED, self.common * STEERED)
+    }
+
+    /// What the next group kept at a price.
+    pub(in crate::train) fn passed(&mut self, price: f64, nonzeros: usize) {
+        let group = self.behind.len();
+        self.expected += self.survey.count(group, price.ln() - self.shifts[group]);
+        self.behind.push((price, nonzeros));
+    }
+
+    /// Back to the first group, with every group's curve through what it kept.
+    pub(in crate::train) fn again(&mut self) {
+        for (group, (price, counted)) in std::mem::take(&mut self.behind).into_iter().enumerate() {
+            self.survey.scale(group, price.ln() - self.shifts[group], counted);
+        }
+        self.expected = 0.0;
+        self.common = self.survey.price(self.wanted, &self.shifts).0;
+    }
+}
+
+/// What part of a weight's worth on its own is its own, the rest being made up for by its neighbours: a guess, which the
+/// prices around it need not share.
+const OWN: f64 = 0.1;
+
+/// The price that leaves about `wanted` weights, by what each would be worth were it alone. `None` without weights.
+pub(in crate::train) fn middle(worth: &mut [f64], wanted: f64) -> Option<f64> {
+    let kept = (wanted.max(0.0) as usize).min(worth.len().checked_sub(1)?);
+    let (_, at, _) = worth.select_nth_unstable_by(kept, |a, b| b.total_cmp(a));
+    Some(OWN * *at).filter(|price| *price > 0.0 && price.is_finite())
+}
+
+/// Rows that stand for all of a group, and how many each stands for: one of each of some strata of the row weight, drawn
+/// by the seed.
+pub(in crate::train) fn drawn(design: &Design, problems: &[RowProblem], strata: usize, seed: u64) -> Vec<(usize, f64)> {
+    let rows = problems.len();
+    let mut order: Vec<usize> = (0..rows).collect();
+    let weight = |k: &usize| problems[*k].fit * design.target_rms(problems[*k].target).powi(2);
+    order.sort_by(|a, b| weight(a).total_cmp(&weight(b)).then(a.cmp(b)));
+    let strata = strata.min(rows);
+    let mut random = Random::new(seed);
+    (0..strata)
+        .map(|s| {
+            let (first, end) = (s * rows / strata, (s + 1) * rows / strata);
+            (order[first + random.below(end - first)], (end - first) as f64)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prices_are_found_on_shifted_and_calibrated_curves() {
+        let prices: Vec<f64> = (-4..=4).map(|k| 1e-6 * 3f64.powi(k)).collect();
+        let mut survey = Survey::new(&prices);
+        // Two groups whose true curves are straight lines in the logarithm.
+        let line = |top: f64, price: f64| top * (0.5 - 0.1 * (price / 1e-6).ln());
+        for top in [1000.0, 300.0] {
+            survey.push(prices.iter().map(|p| line(top, *p)).collect());
+        }
+        assert_eq!(survey.brackets(600.0), std::cmp::Ordering::Equal);
+        assert_eq!(survey.brackets(5.0), std::cmp::Ordering::Greater);
+        assert_eq!(survey.brackets(5000.0), std::cmp::Ordering::Less);
+        let (price, fall) = survey.price(600.0, &[0.0, 0.0]);
+        assert!((line(1300.0, price) - 600.0).abs() < 1e-6 && (fall - 130.0).abs() < 1e-6, "{price} {fall}");
+        // Four times the weight asks for four times the price.
+        let shift = 4f64.ln();
+        let (price, _) = survey.price(600.0, &[shift, 0.0]);
+        assert!((line(1000.0, price / 4.0) + line(300.0, price) - 600.0).abs() < 1e-6, "{price}");
+        survey.calibrate(1e-6, &[400, 150]);
+        let (price, _) = survey.price(450.0, &[0.0, 0.0]);
+        assert!((line(800.0, price) + line(300.0, price) - 450.0).abs() < 1e-6, "{price}");
+    }
+
+    #[test]
+    fn groups_ahead_make_up_for_those_behind_and_a_second_pass_knows_their_curves() {
+        let prices: Vec<f64> = (-4..=4).map(|k| 1e-6 * 3f64.powi(k)).collect();
+        let line = |top: f64, price: f64| top * (0.5 - 0.1 * (price / 1e-6).ln());
+        let (tops, factors) = ([100.0, 300.0, 1000.0, 800.0], [1.2, 1.1, 1.08, 1.1]);
+        let mut survey = Survey::new(&prices);
+        tops.iter().for_each(|top| survey.push(prices.iter().map(|p| line(*top, *p)).collect()));
+        let shifts = [0.1, 0.0, 0.3, 0.0];
+        let mut steering = Steering::new(survey, shifts.to_vec(), 900.0);
+        // What groups keep in truth is more than the survey said.
+        let truth = |g: usize, price: f64| factors[g] * line(tops[g], price * (-shifts[g]).exp());
+        let walk = |steering: &mut Steering| {
+            let mut sum = 0.0;
+            for g in 0..4 {
+                let price = steering.price();
+                assert!((price / steering.common()).ln().abs() <= STEERED.ln() + 1e-12);
+                steering.passed(price, truth(g, price) as usize);
+                sum += truth(g, price);
+            }
+            sum
+        };
+        let unsteered: f64 = (0..4).map(|g| truth(g, steering.common())).sum();
+        let first = walk(&mut steering);
+        assert!((unsteered - 900.0).abs() > 60.0, "{unsteered}");
+        assert!((first - 900.0).abs() < 0.35 * (unsteered - 900.0).abs(), "{first} beside {unsteered}");
+        steering.again();
+        let second = walk(&mut steering);
+        assert!((second - 900.0).abs() < 5.0, "{second}");
+    }
+
+    #[test]
+    fn the_middle_price_leaves_the_weights_that_are_worth_more() {
+        let mut worth: Vec<f64> = (0..1000).map(|k| f64::from((k * 37) % 1000) * 1e-9).collect();
+        let price = middle(&mut worth, 200.0).unwrap();
+        assert_eq!(worth.iter().filter(|w| OWN * **w > price).count(), 200);
+        assert!(middle(&mut worth, 5000.0).is_none(), "the smallest is worth nothing");
+        assert!(middle(&mut [], 1.0).is_none() && middle(&mut [2.0], 1.0) == Some(2.0 * OWN));
+    }
+
+    #[test]
+    fn every_stratum_has_a_row_and_all_rows_are_stood_for() {
+        let features = crate::linalg::Matrix::from_fn(20, 3, |i, j| ((i * 7 + j * 5) % 13) as f64 - 6.0);
+        let targets = crate::linalg::Matrix::from_fn(20, 100, |i, k| ((i * k) % 17) as f64);
+        let statistics = crate::statistics::Statistics::of(&features, &targets).unwrap();
+        let design = Design::new(&statistics).unwrap();
+        let problems: Vec<RowProblem> = (0..100).map(|k| RowProblem::new(k, 1.0 + k as f64)).collect();
+        let rows = drawn(&design, &problems, 32, 3);
+        assert_eq!(rows, drawn(&design, &problems, 32, 3));
+        assert_ne!(rows, drawn(&design, &problems, 32, 4));
+        assert_eq!(rows.len(), 32);
+        assert_eq!(rows.iter().map(|r| r.1).sum::<f64>(), 100.0);
+        assert_eq!(drawn(&design, &problems[..7], 32, 0).len(), 7);
+    }
+}
