@@ -4,5 +4,7 @@ pub(super) mod device_walk;
 pub(super) mod gather;
 pub(super) mod importance;
 pub(super) mod joint_importance;
+pub(super) mod positions;
 pub(super) mod shard;
 pub(super) mod walk;
+pub(super) mod walks;

@@ -16,9 +16,9 @@ use crate::parallel::{Cancel, Threads};
 use crate::states::{StateBlock, StateShape, StateSource};
 use crate::statistics::Statistics;
 use crate::train::delegate::{Delegate, Numbers};
-use crate::train::evidence::gather::{PIECE, Paused, Walks};
-use crate::train::fit;
+use crate::train::evidence::walks::{PIECE, Paused, Walks};
 use crate::train::keep::{Forget, Keep};
+use crate::train::plan::connections;
 use crate::train::plan::{Group, Plan};
 use crate::train::rows::build::{Build, Row};
 use crate::train::{Run, TrainInput, TrainSettings};
@@ -145,7 +145,7 @@ impl Shard {
         let room = Room::new(memory, &std::env::temp_dir());
         let source = Samples { model: &task.model, inputs: &inputs };
         let input = input(&task, &source);
-        let plan = fit::plan(&input, &settings)?;
+        let plan = connections::plan(&input, &settings)?;
         let at = Walks::new(&input, &settings, &plan, &room)?.pause();
         let rows = vec![Row::default(); plan.outputs.rows.end];
         Ok(Self { task, settings, plan, inputs, first, room, rows, at: Some(at) })

@@ -4,8 +4,8 @@ use crate::Result;
 use crate::memory;
 use crate::parallel::Threads;
 use crate::states::StateSlice;
-use crate::train::fit;
 use crate::train::plan::budget;
+use crate::train::plan::connections;
 use crate::train::plan::work::{self, Kind};
 use crate::train::search::rough::SAMPLES;
 use crate::train::{TrainInput, TrainSettings, check};
@@ -33,7 +33,7 @@ pub struct Estimate {
 /// What training on these samples would take; an error where it would be refused. No sample is read.
 pub fn estimate(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<Estimate> {
     check(input, settings)?;
-    let plan = fit::plan(input, settings)?;
+    let plan = connections::plan(input, settings)?;
     let needs = budget::needs(&plan, input, settings, threads);
     let used = memory::used().unwrap_or(0);
     let of = |input: &TrainInput, kind: Kind| work::of_groups(&plan, input, settings, kind).iter().sum::<f64>();

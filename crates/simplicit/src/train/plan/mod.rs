@@ -2,6 +2,7 @@
 
 pub(super) mod budget;
 pub(super) mod choice;
+pub(super) mod connections;
 pub(super) mod estimate;
 pub(super) mod work;
 

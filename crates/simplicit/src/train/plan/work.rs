@@ -1,7 +1,7 @@
 //! What a pass over all groups costs, in multiply-adds of single precision: for an estimate of what is left.
 
 use crate::statistics::{WIDE, are_few};
-use crate::train::evidence::gather::samples_of;
+use crate::train::evidence::positions::samples_of;
 use crate::train::plan::{Group, Plan};
 use crate::train::rows::group::SURVEY_STRATA;
 use crate::train::{Progress, Run, TrainInput, TrainSettings};

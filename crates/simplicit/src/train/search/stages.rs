@@ -71,7 +71,7 @@ impl Stage {
             Some(_) => Some(own_importance(&model, &equilibrium, input, run)?),
             None => None,
         };
-        let connectivity = Connectivity::Mask(crate::train::fit::mask(input, settings)?);
+        let connectivity = Connectivity::Mask(crate::train::plan::connections::mask(input, settings)?);
         Ok(Self { model, equilibrium, importance, connectivity })
     }
 

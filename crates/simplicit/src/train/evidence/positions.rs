@@ -1,0 +1,48 @@
+//! Which positions of a feature map stand for all of it.
+
+use crate::random::Random;
+use crate::train::TrainSettings;
+use crate::train::plan::Group;
+
+/// Samples per feature that positions are added for where a few per image would not give as many.
+const SAMPLES_PER_FEATURE: usize = 20;
+
+/// The positions that stand for all of a map: as many of every sample, drawn without replacement, the same for any
+/// number of threads.
+pub(super) struct Chosen {
+    pub(super) positions: usize,
+    pub(super) per_sample: usize,
+    seed: u64,
+}
+
+/// Positions of all samples together that a group's statistics are made from.
+pub(in crate::train) fn samples_of(group: &Group, settings: &TrainSettings, samples: usize) -> usize {
+    samples * per_sample(group, settings, samples)
+}
+
+pub(super) fn per_sample(group: &Group, settings: &TrainSettings, samples: usize) -> usize {
+    let wanted = (SAMPLES_PER_FEATURE * group.features()).div_ceil(samples.max(1));
+    settings.positions.max(wanted).min(group.positions)
+}
+
+impl Chosen {
+    pub(super) fn new(settings: &TrainSettings, group: &Group, samples: usize, seed: u64, layer: usize) -> Self {
+        let mut stream = Random::new(seed ^ (layer as u64).wrapping_mul(0x9e6c_63d0_876a_9a7b));
+        Self { positions: group.positions, per_sample: per_sample(group, settings, samples), seed: stream.bits() }
+    }
+
+    /// Of consecutive samples, as places in a chunk of them: sample · positions + position.
+    pub(super) fn places(&self, samples: std::ops::Range<usize>) -> Vec<i32> {
+        let of =
+            |(k, sample): (usize, usize)| self.of(sample).into_iter().map(move |at| (k * self.positions + at) as i32);
+        samples.enumerate().flat_map(of).collect()
+    }
+
+    pub(super) fn of(&self, sample: usize) -> Vec<usize> {
+        if self.per_sample == self.positions {
+            return (0..self.positions).collect();
+        }
+        Random::new(self.seed ^ (sample as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
+            .choose(self.positions, self.per_sample)
+    }
+}
