@@ -14,7 +14,7 @@ use crate::train::evidence::gather;
 use crate::train::evidence::shard::Walkers;
 use crate::train::plan::budget;
 use crate::train::plan::work::{self, Kind, Meter};
-use crate::train::plan::{self, Group, Plan};
+use crate::train::plan::{self, Group, GroupId, Plan};
 use crate::train::rows::build::{Build, Evidence, Row, RowReport, row_name};
 use crate::train::rows::group::{Rows, bounds_of, for_taps, parts};
 use crate::train::rows::prices::CertificatePrices;
@@ -32,8 +32,7 @@ pub(super) struct Fitted {
     pub(super) rows: Vec<RowReport>,
     pub(super) training_error: f64,
     pub(super) output_refit: Option<OutputRefit>,
-    /// By the name of the group.
-    pub(super) evidence: BTreeMap<String, Evidence>,
+    pub(super) evidence: BTreeMap<GroupId, Evidence>,
     /// The strength of every group.
     pub(super) strengths: Vec<f64>,
 }
@@ -41,8 +40,8 @@ pub(super) struct Fitted {
 /// What stays the same from strength to strength.
 pub(super) struct Fitter {
     plan: Plan,
-    /// Statistics of groups that read no state of the model, by key.
-    kept: BTreeMap<String, Arc<Statistics>>,
+    /// Statistics of groups at the baseline's states.
+    kept: BTreeMap<GroupId, Arc<Statistics>>,
     /// Of the inputs and the constant against all rows: what every group shares, whatever the model.
     inputs: Option<Arc<Statistics>>,
     /// What weights cost besides the penalty.
@@ -166,7 +165,7 @@ pub(super) fn certified(
         return Ok(found);
     }
     for (number, group) in fitter.plan.groups().enumerate() {
-        let Some(Evidence { statistics, weights }) = found.evidence.get(&group.name) else { continue };
+        let Some(Evidence { statistics, weights }) = found.evidence.get(&group.id()) else { continue };
         let strength = found.strengths.get(number).copied().unwrap_or(strength);
         let design = Design::new(statistics)?;
         let all = 0..group.rows.len();
@@ -234,7 +233,7 @@ pub(super) fn survey(
 /// What every group of one fit needs.
 struct Pass<'a> {
     plan: &'a Plan,
-    kept: &'a mut BTreeMap<String, Arc<Statistics>>,
+    kept: &'a mut BTreeMap<GroupId, Arc<Statistics>>,
     inputs: &'a mut Option<Arc<Statistics>>,
     prices: &'a mut CertificatePrices,
     room: &'a Arc<Room>,
@@ -253,6 +252,7 @@ impl Pass<'_> {
                 || self.plan.blocks.iter().any(of_group))
     }
 
+    /// Under which a checkpoint keeps what belongs to a group.
     fn key(&self, group: &Group, key: &str, own_states: bool) -> String {
         format!("{} {}", if own_states { key } else { "baseline" }, group.name)
     }
@@ -275,7 +275,7 @@ impl Pass<'_> {
             }
             return Ok(());
         }
-        let statistics = match self.kept.get(&key) {
+        let statistics = match self.kept.get(&group.id()).filter(|_| !own_states) {
             Some(statistics) => statistics.clone(),
             None => Arc::new(self.gather(group, built, own_states, &key, run)?),
         };
@@ -308,10 +308,10 @@ impl Pass<'_> {
             }
         }
         if !own_states {
-            self.keep(key, &statistics);
+            self.keep(group, &statistics);
         }
         if looked_at {
-            built.evidence.insert(group.name.clone(), Evidence { statistics, weights });
+            built.evidence.insert(group.id(), Evidence { statistics, weights });
         }
         if let Some(walks) = &mut self.walks {
             walks.leave(self.settings, group, built, run)?;
@@ -332,11 +332,11 @@ impl Pass<'_> {
             walks.enter(self.settings, group, run)?;
         }
         if group.is_solved() {
-            let statistics = match self.kept.get(&key) {
+            let statistics = match self.kept.get(&group.id()) {
                 Some(statistics) => statistics.clone(),
                 None => Arc::new(self.gather(group, built, false, &key, run)?),
             };
-            self.keep(key, &statistics);
+            self.keep(group, &statistics);
             work(self, &statistics, run)?;
         }
         match &mut self.walks {
@@ -368,9 +368,9 @@ impl Pass<'_> {
     }
 
     /// Keeps statistics for the next model as long as there is room for them.
-    fn keep(&mut self, key: String, statistics: &Arc<Statistics>) {
-        if !self.kept.contains_key(&key) && self.room.take(statistics.bytes()) {
-            self.kept.insert(key, statistics.clone());
+    fn keep(&mut self, group: &Group, statistics: &Arc<Statistics>) {
+        if !self.kept.contains_key(&group.id()) && self.room.take(statistics.bytes()) {
+            self.kept.insert(group.id(), statistics.clone());
         }
     }
 
@@ -380,12 +380,12 @@ impl Pass<'_> {
             if self.on_own_states(group, self.settings.cascade) {
                 return Ok(false);
             }
-            let key = self.key(group, "", false);
-            if self.kept.contains_key(&key) {
+            if self.kept.contains_key(&group.id()) {
                 continue;
             }
+            let key = self.key(group, "", false);
             let Some(statistics) = found_again(group, &key, run)? else { return Ok(false) };
-            self.kept.insert(key, Arc::new(statistics));
+            self.kept.insert(group.id(), Arc::new(statistics));
         }
         Ok(true)
     }

@@ -63,7 +63,16 @@ pub(crate) struct Group {
     pub(crate) kept: bool,
 }
 
+/// A group of a plan, by its first row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct GroupId(usize);
+
 impl Group {
+    /// Which of the groups with rows this is.
+    pub(crate) fn id(&self) -> GroupId {
+        GroupId(self.rows.start)
+    }
+
     /// Where every feature's weight is stored, in order.
     pub(crate) fn places(&self) -> Vec<Place> {
         let mut places = Vec::with_capacity(self.allowed.shape().1);

@@ -11,7 +11,7 @@ use crate::model::{ImplicitModel, ModelMetadata, ModelParts, TapBlock, TapWeight
 use crate::network::Window;
 use crate::statistics::Statistics;
 use crate::train::plan::choice;
-use crate::train::plan::{Group, Place, Plan};
+use crate::train::plan::{Group, GroupId, Place, Plan};
 use crate::train::{TrainInput, TrainSettings, layout, metadata};
 
 /// What is known about one row of the model.
@@ -60,7 +60,7 @@ pub(in crate::train) struct Build<'a> {
     pub(in crate::train) rows: Vec<Row>,
     pub(in crate::train) reports: Vec<Option<(RowReport, (f64, f64))>>,
     /// By the name of the group.
-    pub(in crate::train) evidence: BTreeMap<String, Evidence>,
+    pub(in crate::train) evidence: BTreeMap<GroupId, Evidence>,
 }
 
 impl<'a> Build<'a> {
