@@ -1,6 +1,8 @@
 """One training of a network with feature maps in one process and on local Ray clusters, what travels, and a model of cost.
 
     python bench/scaling.py [--network net.onnx --inputs images.npy] [--samples 512] [--workers 1 2 4] [--page docs/cluster.md]
+    python bench/scaling.py ... --runs runs.json         # the runs alone, on the machine to measure
+    python bench/scaling.py --from runs.json --page docs/cluster.md
 
 Without files it is the bundled convolutional network on the bundled FashionMNIST images.
 
@@ -11,21 +13,20 @@ scaling.svg.
 """
 
 import argparse
+import collections
+import json
 import math
 import os
 import pathlib
 import sys
 import time
+import types
 
 import numpy as np
 import page
-import scipy.optimize
 
 import simplicit
 from simplicit.engine import FAN_IN, PIECE
-
-sys.path.insert(0, str(page.ROOT / "python/tests"))
-from conftest import idx  # noqa: E402
 
 #: What is assumed of a cluster that was not measured.
 BANDWIDTH = 10e9 / 8
@@ -35,12 +36,35 @@ PHASES = ("walk", "merge", "rows")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+#: What a run says of its engine.
+COUNTED = ("busy", "wall", "calls", "bytes", "blocks")
+
+
 class Runs:
     """The runs so far, each with the bits of the first."""
 
     def __init__(self, network, images, sparsity):
         self.network, self.images, self.sparsity = network, images, sparsity
-        self.rows = []
+        self.rows, self.cores, self.count = [], CORES, len(images)
+        self.said = (
+            f"`{page.command()}`: {len(images):,} images, {network.nonzeros:,} weights to {100 * sparsity:.0f} % sparsity; "
+            f"{page.machine()}. All runs gave the same bits."
+        )
+
+    @classmethod
+    def read(cls, path):
+        """Runs of another time or place."""
+        runs = cls.__new__(cls)
+        vars(runs).update(json.loads(path.read_text(encoding="utf-8")))
+        for row in runs.rows:
+            if row["engine"]:
+                kinds = {k: collections.defaultdict(float, v) if isinstance(v, dict) else v for k, v in row["engine"].items()}
+                row["engine"] = types.SimpleNamespace(**kinds)
+        return runs
+
+    def write(self, path):
+        rows = [row | {"engine": row["engine"] and {k: getattr(row["engine"], k) for k in COUNTED}} for row in self.rows]
+        path.write_text(json.dumps({"said": self.said, "cores": self.cores, "count": self.count, "rows": rows}, indent=1), encoding="utf-8")
 
     def sim(self):
         how = {"threads": 1, "device": "cpu", "bounds": "sampled", "progress": "none"}
@@ -89,7 +113,7 @@ class Runs:
             engine, seconds = run["engine"], run["seconds"]
             first = first or seconds
             idle = [1 - engine.busy[k] / max(1e-9, run["workers"] * engine.wall[k]) for k in PHASES]
-            counts = run["workers"] <= CORES
+            counts = run["workers"] <= self.cores
             lines.append((
                 "Ray", str(run["workers"]), f"{seconds:.1f}" if counts else "–", f"{first / seconds:.2f}" if counts else "–",
                 f"{sum(engine.bytes.values()) / 1e6:,.1f}", f"{sum(engine.calls.values()):,}",
@@ -112,9 +136,11 @@ class Cost:
     """
 
     def __init__(self, runs):
-        timed = [r for r in runs.rows[1:] if r["workers"] <= CORES]
+        import scipy.optimize
+
+        timed = [r for r in runs.rows[1:] if r["workers"] <= runs.cores]
         engines = [r["engine"] for r in timed]
-        self.images = len(runs.images)
+        self.images = runs.count
         self.busy = {k: float(np.mean([e.busy[k] for e in engines])) for k in PHASES}
         self.driver = float(np.mean([r["seconds"] - sum(r["engine"].wall.values()) for r in timed]))
         one = engines[0]
@@ -199,7 +225,7 @@ class Cost:
             parts.append(f'<text x="{width - right + 8}" y="{top + 16 + 18 * k}" fill="{colour}">{name}</text>')
         one = next((r["seconds"] for r in runs.rows[1:] if r["workers"] == 1), None)
         for run in runs.rows[1:]:
-            if one and run["workers"] <= CORES:
+            if one and run["workers"] <= runs.cores:
                 parts.append(f'<circle cx="{x(run["workers"]):.1f}" cy="{y(one / run["seconds"]):.1f}" r="4" fill="#333"/>')
         parts.append(f'<text x="{width - right + 8}" y="{top + 16 + 18 * len(lines)}" fill="#333">● measured, 1 core a node</text>')
         return "\n".join([*parts, "</svg>", ""])
@@ -215,27 +241,35 @@ def main():
     parser.add_argument("--nodes", type=int, default=64, help="of the cluster to predict")
     parser.add_argument("--cores", type=int, default=64, help="of each of its nodes")
     parser.add_argument("--images", type=int, nargs="+", help="to predict for; by default those of the runs and 50,000")
+    parser.add_argument("--runs", type=pathlib.Path, help="write the runs here and stop")
+    parser.add_argument("--from", dest="known", type=pathlib.Path, help="runs that --runs has written, instead of new ones")
     parser.add_argument("--page", type=pathlib.Path, help="write the tables into this page, and scaling.svg beside it")
     args = parser.parse_args()
+    runs = Runs.read(args.known) if args.known else measured(args)
+    if args.runs:
+        return runs.write(args.runs)
+    cost = Cost(runs)
+    asked = args.images or [runs.count, 50_000]
+    text = "\n\n".join([runs.said, *runs.tables(), *cost.tables(args.nodes, args.cores, asked)])
+    print(text)
+    if args.page:
+        (args.page.parent / "scaling.svg").write_text(cost.figure(runs, args.nodes, args.cores, asked), encoding="utf-8")
+        page.fill(args.page, "bench/scaling.py", text + "\n\n![predicted speed over one node](scaling.svg)")
+
+
+def measured(args):
     if args.inputs:
         images = np.load(args.inputs, mmap_mode="r")[: args.samples]
     else:
+        sys.path.insert(0, str(page.ROOT / "python/tests"))
+        from conftest import idx
+
         images = idx("fashion_train_images.idx.gz")[: args.samples, None].astype(np.float32) / 255
     runs = Runs(simplicit.Network.from_onnx(args.network), np.ascontiguousarray(images), args.sparsity)
     runs.here()
     for workers in args.workers:
         runs.ray(workers)
-    cost = Cost(runs)
-    asked = args.images or [len(images), 50_000]
-    said = (
-        f"`{page.command()}`: {len(images):,} images, {runs.network.nonzeros:,} weights to {100 * args.sparsity:.0f} % sparsity; "
-        f"{page.machine()}. All runs gave the same bits."
-    )
-    text = "\n\n".join([said, *runs.tables(), *cost.tables(args.nodes, args.cores, asked)])
-    print(text)
-    if args.page:
-        (args.page.parent / "scaling.svg").write_text(cost.figure(runs, args.nodes, args.cores, asked), encoding="utf-8")
-        page.fill(args.page, "bench/scaling.py", text + "\n\n![predicted speed over one node](scaling.svg)")
+    return runs
 
 
 if __name__ == "__main__":
