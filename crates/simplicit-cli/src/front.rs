@@ -127,7 +127,7 @@ impl Training {
         results.nonzeros = Some(trained.nonzeros);
         results.baseline_nonzeros = Some(trained.baseline_nonzeros);
         results.add_training(&trained.report);
-        results.add_device(&self.effective.device, &trained.report)?;
+        results.add_device(&self.effective.device, &trained.report, None)?;
         results.seed = Some(self.effective.seed);
         results.threads = Some(run.threads.get());
         results.samples = Some(source.samples());
@@ -181,7 +181,7 @@ impl Training {
         let trained = job.run(samples, &mut stopwatch)?;
         let mut results = Results::of_model(&trained.model);
         results.add_training(&trained.report);
-        results.add_device(&self.effective.device, &trained.report)?;
+        results.add_device(&self.effective.device, &trained.report, Some(&trained.model))?;
         results.seed = Some(self.effective.seed);
         results.threads = Some(run.threads.get());
         results.samples = Some(match samples {

@@ -6,8 +6,10 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use simplicit::backend::{self, Device};
+use simplicit::equilibrium::DeviceModel;
 use simplicit::files::{OutputFile, write_bytes_atomically};
 use simplicit::model::{ImplicitModel, LayerCount};
+use simplicit::parallel::Threads;
 use simplicit::train::{RowReport, TrainReport};
 
 use crate::args::JsonArgs;
@@ -67,6 +69,8 @@ pub(crate) struct Results {
     pub(crate) device: Option<String>,
     /// Rows that the GPU solved.
     pub(crate) rows_on_gpu: Option<usize>,
+    /// Operators of the model that have no kernel on that GPU and ran on the CPU.
+    pub(crate) operators_on_cpu: Option<Vec<&'static str>>,
     /// The most memory that the process held at once while it trained, where the system says.
     pub(crate) peak_memory_bytes: Option<u64>,
     /// The sparsity of the rows that training solved: without parameters that stay and layers that were left out.
@@ -179,9 +183,17 @@ impl Results {
     }
 
     /// Who solved the rows, where this was asked for.
-    pub(crate) fn add_device(&mut self, asked: &str, report: &TrainReport) -> anyhow::Result<()> {
+    pub(crate) fn add_device(
+        &mut self,
+        asked: &str,
+        report: &TrainReport,
+        model: Option<&ImplicitModel>,
+    ) -> anyhow::Result<()> {
         let rows = report.rows.iter().filter(|row| row.on_gpu).count();
         let device = if rows > 0 { asked.parse()? } else { Device::Cpu };
+        if let Some(model) = model {
+            self.operators_on_cpu = DeviceModel::on(device, model, Threads::one())?.map(|m| m.on_cpu());
+        }
         self.device = Some(backend::name(device));
         self.rows_on_gpu = Some(rows);
         Ok(())

@@ -104,7 +104,9 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
         single("well-posedness", format!("{verdict}: λ_pf ≤ {bound:.3}, ‖A‖∞ = {norm:.3}"));
     }
     if let (Some(device), Some(rows), Some(total)) = (&r.device, r.rows_on_gpu.filter(|n| *n > 0), r.rows) {
-        single("device", format!("{device} solved {rows} of {total} rows"));
+        let rest = r.operators_on_cpu.as_ref().filter(|names| !names.is_empty());
+        let rest = rest.map_or_else(String::new, |names| format!("; on the CPU: {}", names.join(", ")));
+        single("device", format!("{device} solved {rows} of {total} rows{rest}"));
     }
     if let Some(total) = r.seconds.get("total") {
         single("time", format!("{total:.1} s"));

@@ -292,7 +292,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     drop(cluster);
     let mut results = Results::of_model(&trained.model);
     results.add_training(&trained.report);
-    results.add_device(&effective.device, &trained.report)?;
+    results.add_device(&effective.device, &trained.report, Some(&trained.model))?;
     results.seed = Some(effective.seed);
     results.threads = Some(threads.get());
     results.samples = Some(sizes.samples);
