@@ -1,8 +1,10 @@
 """One training of a network with feature maps in one process and on local Ray clusters, what travels, and a model of cost.
 
-    python bench/scaling.py [--network net.onnx --inputs images.npy] [--samples 512] [--workers 1 2 4] [--page docs/cluster.md]
+    python bench/scaling.py [--network net.onnx --inputs images.npy] [--samples 512] [--workers 0 1 2 4] [--page docs/cluster.md]
     python bench/scaling.py ... --runs runs.json         # the runs alone, on the machine to measure
     python bench/scaling.py --from runs.json --page docs/cluster.md
+
+Zero workers is one process without Ray. With --strength every run is one model at one price instead of a search for a target.
 
 Without files it is the bundled convolutional network on the bundled FashionMNIST images.
 
@@ -14,6 +16,7 @@ scaling.svg.
 
 import argparse
 import collections
+import hashlib
 import json
 import math
 import os
@@ -43,19 +46,22 @@ COUNTED = ("busy", "wall", "calls", "bytes", "blocks")
 class Runs:
     """The runs so far, each with the bits of the first."""
 
-    def __init__(self, network, images, sparsity):
-        self.network, self.images, self.sparsity = network, images, sparsity
+    def __init__(self, network, images, asked):
+        self.network, self.images, self.asked = network, images, asked
         self.rows, self.cores, self.count = [], CORES, len(images)
-        self.said = (
-            f"`{page.command()}`: {len(images):,} images, {network.nonzeros:,} weights to {100 * sparsity:.0f} % sparsity; "
-            f"{page.machine()}. All runs gave the same bits."
-        )
+        self.said = f"`{page.command()}`: {len(images):,} images, {network.nonzeros:,} weights; {page.machine()}."
 
     @classmethod
-    def read(cls, path):
+    def read(cls, paths):
         """Runs of another time or place."""
         runs = cls.__new__(cls)
-        vars(runs).update(json.loads(path.read_text(encoding="utf-8")))
+        rows = []
+        for path in paths:
+            vars(runs).update(json.loads(path.read_text(encoding="utf-8")))
+            rows += runs.rows
+        runs.rows = sorted(rows, key=lambda row: row["workers"])
+        if len({row["bits"] for row in rows}) != 1:
+            raise SystemExit("runs with different bits")
         for row in runs.rows:
             if row["engine"]:
                 kinds = {k: collections.defaultdict(float, v) if isinstance(v, dict) else v for k, v in row["engine"].items()}
@@ -68,23 +74,26 @@ class Runs:
 
     def sim(self):
         how = {"threads": 1, "device": "cpu", "bounds": "sampled", "progress": "none"}
-        return simplicit.SIM(network=self.network, target_sparsity=self.sparsity, **how)
+        return simplicit.SIM(network=self.network, **self.asked, **how)
 
     def add(self, workers, run):
         begin = time.monotonic()
         sim, engine = run()
         seconds = time.monotonic() - begin
-        model = sim.model_.to_bytes()
-        if self.rows and model != self.bits:
-            raise SystemExit(f"{workers} workers: other bits than without Ray")
-        self.bits = model
-        self.rows.append({"workers": workers, "seconds": seconds, "engine": engine})
+        bits = hashlib.sha256(sim.model_.to_bytes()).hexdigest()
+        if self.rows and bits != self.rows[0]["bits"]:
+            raise SystemExit(f"{workers} workers: other bits than {self.rows[0]['workers']}")
+        self.rows.append(
+            {"workers": workers, "seconds": seconds, "sparsity": float(sim.model_.sparsity().sparsity), "bits": bits, "engine": engine}
+        )
         print(f"{workers} workers: {seconds:.1f} s", file=sys.stderr)
 
     def here(self):
         self.add(0, lambda: (self.sim().fit(self.images), None))
 
     def ray(self, workers):
+        if workers == 0:
+            return self.here()
         import ray
         from ray.cluster_utils import Cluster
 
@@ -237,12 +246,13 @@ def main():
     parser.add_argument("--inputs", type=pathlib.Path, help=".npy, as the network takes them")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--sparsity", type=float, default=0.8)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--strength", type=float, help="one model at this price instead of a target")
+    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="0: no Ray")
     parser.add_argument("--nodes", type=int, default=64, help="of the cluster to predict")
     parser.add_argument("--cores", type=int, default=64, help="of each of its nodes")
     parser.add_argument("--images", type=int, nargs="+", help="to predict for; by default those of the runs and 50,000")
     parser.add_argument("--runs", type=pathlib.Path, help="write the runs here and stop")
-    parser.add_argument("--from", dest="known", type=pathlib.Path, help="runs that --runs has written, instead of new ones")
+    parser.add_argument("--from", dest="known", type=pathlib.Path, nargs="+", help="runs that --runs has written, instead of new ones")
     parser.add_argument("--page", type=pathlib.Path, help="write the tables into this page, and scaling.svg beside it")
     args = parser.parse_args()
     runs = Runs.read(args.known) if args.known else measured(args)
@@ -250,7 +260,8 @@ def main():
         return runs.write(args.runs)
     cost = Cost(runs)
     asked = args.images or [runs.count, 50_000]
-    text = "\n\n".join([runs.said, *runs.tables(), *cost.tables(args.nodes, args.cores, asked)])
+    said = f"{runs.said} All runs gave the same bits, {100 * runs.rows[0]['sparsity']:.1f} % sparse."
+    text = "\n\n".join([said, *runs.tables(), *cost.tables(args.nodes, args.cores, asked)])
     print(text)
     if args.page:
         (args.page.parent / "scaling.svg").write_text(cost.figure(runs, args.nodes, args.cores, asked), encoding="utf-8")
@@ -265,8 +276,8 @@ def measured(args):
         from conftest import idx
 
         images = idx("fashion_train_images.idx.gz")[: args.samples, None].astype(np.float32) / 255
-    runs = Runs(simplicit.Network.from_onnx(args.network), np.ascontiguousarray(images), args.sparsity)
-    runs.here()
+    asked = {"strength": args.strength} if args.strength else {"target_sparsity": args.sparsity}
+    runs = Runs(simplicit.Network.from_onnx(args.network), np.ascontiguousarray(images), asked)
     for workers in args.workers:
         runs.ray(workers)
     return runs
