@@ -4,7 +4,7 @@
     python bench/scaling.py ... --runs runs.json         # the runs alone, on the machine to measure
     python bench/scaling.py --from runs.json --page docs/cluster.md
 
-Zero workers is one process without Ray. With --strength every run is one model at one price instead of a search for a target.
+Zero workers is one process without Ray. With --mu every run is one model at one price instead of a search for a target.
 
 Without files it is the bundled convolutional network on the bundled FashionMNIST images.
 
@@ -246,7 +246,7 @@ def main():
     parser.add_argument("--inputs", type=pathlib.Path, help=".npy, as the network takes them")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--sparsity", type=float, default=0.8)
-    parser.add_argument("--strength", type=float, help="one model at this price instead of a target")
+    parser.add_argument("--mu", type=float, help="one model at this price instead of a target")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="0: no Ray")
     parser.add_argument("--nodes", type=int, default=64, help="of the cluster to predict")
     parser.add_argument("--cores", type=int, default=64, help="of each of its nodes")
@@ -276,7 +276,7 @@ def measured(args):
         from conftest import idx
 
         images = idx("fashion_train_images.idx.gz")[: args.samples, None].astype(np.float32) / 255
-    asked = {"strength": args.strength} if args.strength else {"target_sparsity": args.sparsity}
+    asked = {"mu": args.mu} if args.mu else {"target_sparsity": args.sparsity}
     runs = Runs(simplicit.Network.from_onnx(args.network), np.ascontiguousarray(images), asked)
     for workers in args.workers:
         runs.ray(workers)
