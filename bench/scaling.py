@@ -34,7 +34,7 @@ from simplicit.engine import FAN_IN, PIECE
 #: What is assumed of a cluster that was not measured.
 BANDWIDTH = 10e9 / 8
 THREADS = 0.7
-PHASES = ("walk", "merge", "rows")
+PHASES = ("weights", "walk", "merge", "rows")
 #: Cores that this process may use.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -170,7 +170,9 @@ class Cost:
         levels = math.log(max(2, min(nodes, self.shards(images))), FAN_IN)
         merge = self.busy["merge"] / nodes if cores == 1 else self.busy["merge"] / self.shards(self.images) * FAN_IN * levels
         rows = self.busy["rows"] / (min(nodes, self.rows_at_once) * threads)
-        return walk + merge + rows
+        # Weights come from the first 1,000 images at most.
+        weights = self.busy["weights"] / (min(nodes, self.shards(min(images, 1000))) * threads)
+        return weights + walk + merge + rows
 
     def seconds(self, nodes, cores, images):
         """On so many nodes of so many cores, one worker each, with so many images."""

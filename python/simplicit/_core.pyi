@@ -213,6 +213,9 @@ def run_statistics(
 def run_rows(
     decided: str, statistics: bytes, features: int, targets: int, tasks: list[bytes], threads: int, device: str
 ) -> list[bytes]: ...
+def run_weights(
+    task: bytes, baseline: Network | Model, u: _Array, first: int, preprocessing: str, threads: int
+) -> list[bytes]: ...
 def merge_statistics(parts: list[bytes], features: int, targets: int) -> bytes: ...
 
 @final

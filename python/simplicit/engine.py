@@ -91,6 +91,10 @@ class Worker:
         self._shards[number] = (walking, known + len(steps))
         return result
 
+    def weights(self, task: bytes, shard: dict[str, Any], baseline: Any, first: int, samples: int) -> list[bytes]:
+        """What the blocks of a shard add to the weights of rows."""
+        return _core.run_weights(task, baseline._core, shard["u"][:samples], first, self._preprocessing, self._threads)
+
     def merge(self, features: int, targets: int, *parts: bytes) -> bytes:
         """The sum of some statistics."""
         return _core.merge_statistics(list(parts), features, targets)
@@ -197,7 +201,7 @@ class Engine:
             self._end_walk()
         else:
             begun: dict[str, Callable[..., Generator[bytes | None, None, None]]] = {
-                "statistics": self._statistics, "walk": self._walk, "rows": self._rows,
+                "statistics": self._statistics, "walk": self._walk, "rows": self._rows, "weights": self._weights,
             }  # fmt: skip
             self._results = {self._started: begun[method](*numbers, parts)}
         return self._started
@@ -210,15 +214,44 @@ class Engine:
         """The one result is the sum over all shards."""
         (task,) = parts
         shards = self._cut(BLOCK * self.shard_blocks, samples)
-        if self._network is None and self._baseline is not None:
-            self._network = self.put(self._baseline)
+        network = self._sent()
 
         def jobs() -> list[_Job]:
             size = 8 * features * (features + targets)
-            return [_Job("statistics", _given(task, shard, self._network, count), size) for _, count, shard in shards]
+            return [_Job("statistics", _given(task, shard, network, count), size) for _, count, shard in shards]
 
         self.bytes["tasks"] += len(task) * len(shards)
         return self._summed("statistics", jobs, features, targets)
+
+    def _sent(self) -> Any:
+        """The baseline, which travels once."""
+        if self._network is None and self._baseline is not None:
+            self._network = self.put(self._baseline)
+        return self._network
+
+    def _weights(self, samples: int, _size: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+        """What every block of samples adds to the weights of rows, in order."""
+        task, network = self.put(parts[0]), self._sent()
+        shards = self._cut(PIECE * self.shard_blocks, samples)
+        self.bytes["tasks"] += len(parts[0])
+        begin = time.monotonic()
+        for _ in range(self.retries + 1):
+            jobs = [
+                _Job("weights", _given(task, shard, network, first, count), len(parts[0]), home=k)
+                for k, (first, count, shard) in enumerate(shards)
+            ]
+            try:
+                yield from self._run(jobs)
+                results = [self.fetch(job.value) for job in jobs]
+                break
+            except ResultLost:
+                continue
+        else:
+            raise WorkFailed(f"weights of rows: results were lost {self.retries + 1} times; see retries")
+        self.wall["weights"] += time.monotonic() - begin
+        for blocks in results:
+            self.bytes["results"] += sum(map(len, blocks))
+            yield from blocks
 
     def _begin_walk(self, samples: int, task: bytes) -> None:
         """A walk through the layers begins: the network travels once. Walks do not overlap."""
@@ -363,7 +396,7 @@ class Engine:
                     waiting.append(job)
                     continue
                 self.busy[job.method] += seconds
-                if job.method != "rows":
+                if job.method not in ("rows", "weights"):
                     self.bytes["statistics"] += size
                 if job.method == "walk" and job.home is not None and worker in self.alive:
                     self._hosts[job.home] = (worker, len(self._steps))

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use simplicit::parallel::Cancel;
 use simplicit::statistics::Statistics;
-use simplicit::train::{Delegate, Keep, RowsTask, StatisticsTask, Step, WalkTask};
+use simplicit::train::{Delegate, Keep, RowsTask, StatisticsTask, Step, WalkTask, WeightsTask};
 use simplicit::{Error, Result};
 
 /// Whoever carries calls to the engine and its results back.
@@ -62,6 +62,14 @@ pub fn read_statistics(bytes: &[u8], features: usize, targets: usize) -> Result<
     Statistics::from_bytes(bytes, features, targets).ok_or_else(other)
 }
 
+/// Numbers as a worker sends them.
+fn numbers(bytes: &[u8]) -> Result<Vec<f64>> {
+    match bytes.as_chunks::<8>() {
+        (numbers, []) => Ok(numbers.iter().map(|c| f64::from_le_bytes(*c)).collect()),
+        _ => Err(Error::shape("numbers of a worker", "8 bytes each", format!("{} bytes", bytes.len()))),
+    }
+}
+
 impl<C: Courier> Keep for Remote<'_, C> {
     fn get(&self, _: &str) -> Result<Option<Vec<u8>>> {
         Ok(None)
@@ -111,12 +119,17 @@ impl<C: Courier> Delegate for Remote<'_, C> {
             [statistics.to_bytes()].into_iter().chain(tasks.iter().map(RowsTask::to_bytes)).collect();
         let call = self.courier.start("rows", &[d, r], &parts)?;
         self.results(call, tasks.len(), |k, bytes| {
-            let (numbers, tail) = bytes.as_chunks::<8>();
+            let rows = numbers(bytes)?;
             let expected = tasks[k].length(d);
-            if numbers.len() != expected || !tail.is_empty() {
-                return Err(Error::shape("a block of rows", format!("{expected} numbers"), numbers.len()));
+            if rows.len() != expected {
+                return Err(Error::shape("a block of rows", format!("{expected} numbers"), rows.len()));
             }
-            take(k, numbers.iter().map(|c| f64::from_le_bytes(*c)).collect())
+            take(k, rows)
         })
+    }
+
+    fn weights(&self, task: &WeightsTask, take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>) -> Result<()> {
+        let call = self.courier.start("weights", &[task.samples(), task.size()], &[task.to_bytes()])?;
+        self.results(call, task.samples().div_ceil(task.size()), |k, bytes| take(k, numbers(bytes)?))
     }
 }

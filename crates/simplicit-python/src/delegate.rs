@@ -9,13 +9,14 @@ use simplicit::parallel::Threads;
 use simplicit::solver::Design;
 use simplicit::states::{Collected, InputSource, StateMap, StateSource};
 use simplicit::statistics::Tree;
-use simplicit::train::{self, RowsTask, StatisticsTask, Step, TrainSettings, WalkTask};
+use simplicit::train::{self, RowsTask, StatisticsTask, Step, TrainSettings, WalkTask, WeightsTask};
 use simplicit::{Error, Result};
 use simplicit_cli::front::{Courier, read_statistics, settings_from};
 
 use crate::arrays::Lent;
 use crate::door::enter;
 use crate::errors::of_library;
+use crate::network::Network;
 use crate::train::{GivenStates, baseline_of};
 
 /// A Python object with `start(method, numbers, parts)` and `next(call)`.
@@ -103,8 +104,35 @@ pub(crate) fn run_rows<'py>(
         let tasks = tasks.iter().map(|task| RowsTask::from_bytes(task)).collect::<Result<Vec<_>>>()?;
         Ok(RowsTask::run_all(&tasks, &design, &settings, Threads::new(threads), inside.cancel)?)
     })?;
-    let bytes = |block: &Vec<f64>| block.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    Ok(rows.iter().map(|block| PyBytes::new(py, &bytes(block))).collect())
+    Ok(rows.iter().map(|block| PyBytes::new(py, &bytes_of(block))).collect())
+}
+
+/// A worker's part of row weights: the sums of every block of its samples, each as bytes.
+#[pyfunction]
+#[pyo3(signature = (task, baseline, u, first, preprocessing, threads))]
+pub(crate) fn run_weights<'py>(
+    py: Python<'py>,
+    task: &[u8],
+    baseline: &Bound<'_, PyAny>,
+    u: Lent<'py>,
+    first: usize,
+    preprocessing: &str,
+    threads: usize,
+) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    let task = WeightsTask::from_bytes(task).map_err(|e| of_library(&e))?;
+    let network = baseline.cast::<Network>().ok().map(|n| n.get().network.clone());
+    let preprocessing = serde_json::from_str(preprocessing).map_err(|e| crate::errors::of_any(&e.into()))?;
+    let inputs = u.inputs(&preprocessing)?;
+    let sums = enter(py, None, |inside| {
+        let inputs = inputs.rows(0..inputs.samples())?;
+        Ok(task.run(network.as_deref(), &inputs, first, Threads::new(threads), inside.cancel)?)
+    })?;
+    Ok(sums.iter().map(|block| PyBytes::new(py, &bytes_of(block))).collect())
+}
+
+/// Numbers on their way to the driver.
+fn bytes_of(block: &[f64]) -> Vec<u8> {
+    block.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
 /// The settings on a worker. Its device is its own: a GPU that happens to be there would give other bits.

@@ -206,7 +206,7 @@ fn row_weights(
 ) -> Result<Vec<f64>> {
     let maps = network.layout().layers().iter().any(|l| l.map.is_some());
     let (part, draws) = if maps { (part.min(WEIGHED), MAP_DRAWS) } else { (part, DRAWS) };
-    let mut weights = importance_on(device, network, &First(inputs, part), draws, seed, run.threads, run.cancel)?;
+    let mut weights = importance_on(device, network, &First(inputs, part), draws, seed, run)?;
     if let Some((moved, scaling)) = moved.and_then(|m| Some((m, m.metadata().scaling.as_ref()?))) {
         // baseline = factor × stored, so a stored error counts factor² as much. A channel has one factor.
         let layers = moved.layout().layers().iter();

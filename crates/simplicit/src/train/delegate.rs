@@ -1,6 +1,7 @@
 //! Work done elsewhere, in other processes or on other machines, with the bits it would have had here.
 //!
-//! Training has two heavy steps: statistics of a group over some samples, and the rows over those statistics.
+//! Training has three heavy steps: row weights ([`WeightsTask`](crate::train::WeightsTask)), statistics of a group over some samples, and the rows
+//! over those statistics.
 //! Statistics of rows of single units are a pure function of a few bytes ([`StatisticsTask`]), and so is a block of rows to
 //! solve or to bound ([`RowsTask`]). Networks with feature maps are walked through by [`Shard`](crate::train::Shard)s of the samples,
 //! whose state follows from the steps they were told. A [`Delegate`] runs all of these wherever it likes, as often as it
@@ -15,6 +16,7 @@ use crate::solver::{CardinalitySettings, Design};
 use crate::states::{StateMap, StateSource};
 use crate::statistics::Statistics;
 use crate::train::evidence::shard::{Step, WalkTask};
+use crate::train::evidence::weights_task::WeightsTask;
 use crate::train::rows::solve::{self, BOUND_NUMBERS, ROW_EXTRAS};
 use crate::train::search::stages::OwnStates;
 use crate::train::{TrainInput, TrainSettings};
@@ -37,6 +39,8 @@ pub trait Delegate: Sync {
     fn walk(&self, walk: usize, steps: &[Step], group: usize, shape: (usize, usize)) -> Result<Statistics>;
     /// Nobody will ask about that walk again.
     fn end_walk(&self, walk: usize);
+    /// The sums of every block of samples, handed to `take` in order as they come.
+    fn weights(&self, task: &WeightsTask, take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>) -> Result<()>;
 }
 
 /// Which statistics: some columns of [X; U; 1] against others and then some rows of [Z; Y], at the baseline's states or
@@ -313,6 +317,7 @@ mod tests {
 
     use super::*;
     use crate::arrays::Array;
+    use crate::backend::Device;
     use crate::layout::{Activation, Layer, Layout};
     use crate::model::DenseLayer;
     use crate::network::{Network, Shape, Window};
@@ -320,7 +325,7 @@ mod tests {
     use crate::random::Random;
     use crate::states::{ArrayStates, Collected, StateSlice};
     use crate::statistics::{BLOCK, Tree};
-    use crate::train::{Forget, Keep, Objective, Run, Shard, TrainInput, train};
+    use crate::train::{Forget, Keep, Objective, Run, Shard, TrainInput, importance_on, train};
 
     fn states(samples: usize) -> (ImplicitModel, ArrayStates) {
         let mut random = Random::new(3);
@@ -344,6 +349,7 @@ mod tests {
     /// Shards of two blocks, tasks through bytes, rows in reverse order: as another machine would.
     struct Elsewhere<'a> {
         source: &'a dyn StateSource,
+        network: Option<Network>,
         settings: TrainSettings,
         walks: Mutex<Vec<(WalkTask, Vec<Step>)>>,
         shards: Mutex<Vec<Shard>>,
@@ -351,7 +357,8 @@ mod tests {
 
     impl<'a> Elsewhere<'a> {
         fn new(source: &'a dyn StateSource, settings: &TrainSettings) -> Self {
-            Self { source, settings: settings.clone(), walks: Mutex::default(), shards: Mutex::default() }
+            let settings = settings.clone();
+            Self { source, network: None, settings, walks: Mutex::default(), shards: Mutex::default() }
         }
     }
 
@@ -430,6 +437,18 @@ mod tests {
         fn end_walk(&self, _: usize) {
             self.shards.lock().unwrap().clear();
         }
+
+        /// Two pieces to a shard, the last shard first.
+        fn weights(&self, task: &WeightsTask, take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>) -> Result<()> {
+            let task = WeightsTask::from_bytes(&task.to_bytes())?;
+            let (size, mut results) = (2 * WalkTask::PIECE, Vec::new());
+            let firsts: Vec<usize> = (0..task.samples()).step_by(size).collect();
+            for &first in firsts.iter().rev() {
+                let u = self.source.inputs(first..(first + size).min(task.samples()))?;
+                results.push(task.run(self.network.as_ref(), &u, first, Threads::new(2), &Cancel::new())?);
+            }
+            results.into_iter().rev().flatten().enumerate().try_for_each(|(k, sums)| take(k, sums))
+        }
     }
 
     #[test]
@@ -495,18 +514,19 @@ mod tests {
         ] {
             let positions = 5;
             let settings = TrainSettings { objective, target_sparsity, positions, ..TrainSettings::default() };
-            let input = TrainInput {
-                source: &source,
-                baseline: Some(&baseline),
-                importance: None,
-                preprocessing: Default::default(),
-            };
             let with = |keep: &dyn Keep| {
                 let (cancel, mut ignore) = (Cancel::new(), |_| {});
                 let mut run = Run { threads: Threads::new(2), cancel: &cancel, keep, progress: &mut ignore };
+                let weights = importance_on(Device::Cpu, &network, &u, 2, 3, &run).unwrap();
+                let input = TrainInput {
+                    source: &source,
+                    baseline: Some(&baseline),
+                    importance: Some(&weights),
+                    preprocessing: Default::default(),
+                };
                 train(&input, &settings, &mut run).unwrap()
             };
-            let there = Elsewhere::new(&source, &settings);
+            let there = Elsewhere { network: Some(convolutional()), ..Elsewhere::new(&source, &settings) };
             let (here, there_trained) = (with(&Forget), with(&there));
             assert_eq!(here.model.to_bytes(), there_trained.model.to_bytes());
             assert_eq!(here.report.rows, there_trained.report.rows);
@@ -532,6 +552,24 @@ mod tests {
         let bytes = step.to_bytes();
         assert_eq!(Step::from_bytes(&bytes).unwrap(), step);
         assert!(Step::from_bytes(&bytes[..bytes.len() - 8]).is_err() && Step::from_bytes(&bytes[1..]).is_err());
+    }
+
+    #[test]
+    fn row_weights_refuse_what_does_not_fit() {
+        let network = convolutional();
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let task = WeightsTask::Joint { samples: 40, baseline: model.clone(), rough: model };
+        let bytes = task.to_bytes();
+        assert_eq!(WeightsTask::from_bytes(&bytes).unwrap().to_bytes(), bytes);
+        assert!(WeightsTask::from_bytes(&bytes[..20]).is_err() && WeightsTask::from_bytes(&bytes[..99]).is_err());
+        let run = |task: &WeightsTask, network: Option<&Network>, cols, first| {
+            task.run(network, &Matrix::zeros(40, cols), first, Threads::one(), &Cancel::new())
+        };
+        assert!(run(&task, None, 71, 0).is_err() && run(&task, None, 72, 3).is_err());
+        assert_eq!(run(&task, None, 72, 0).unwrap().len(), 2);
+        let own = |size| WeightsTask::Own { samples: 40, size, draws: 1, seed: 0 };
+        assert!(run(&own(256), None, 72, 0).is_err() && run(&own(3), Some(&network), 72, 0).is_err());
+        assert!(run(&own(128), Some(&network), 72, 0).is_err() && run(&own(256), Some(&network), 72, 0).is_ok());
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub use checkpoint::Checkpoint;
 pub use delegate::{Delegate, RowsTask, StatisticsTask};
 pub use evidence::importance::{importance, importance_on};
 pub use evidence::shard::{Shard, Step, WalkTask};
+pub use evidence::weights_task::WeightsTask;
 pub use keep::{Forget, Keep};
 pub use plan::estimate::{Estimate, estimate};
 pub use refit::output_refit::OutputRefit;

@@ -11,7 +11,7 @@ use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
 use simplicit::states::StateMap;
-use simplicit::train::{importance, importance_on};
+use simplicit::train::{Forget, Run, importance, importance_on};
 
 /// Networks with every kind of layer in odd shapes: strides, uneven padding, dilation, groups, poolings, residual sums,
 /// vectors read as maps, operators.
@@ -166,7 +166,8 @@ pub(crate) fn row_weights_are_those_of_the_networks_own_gradients(on_gpu: bool) 
         let mut random = Random::new(13);
         let u = Matrix::from_fn(50, network.shape().inputs, |_, _| random.normal() as f32);
         let (threads, cancel) = (Threads::available(), Cancel::new());
-        let got = importance_on(device, &network, &u, 2, 5, threads, &cancel).unwrap();
+        let run = Run { threads, cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
+        let got = importance_on(device, &network, &u, 2, 5, &run).unwrap();
         let expected = importance(&network, &u, 2, 5, threads, &cancel).unwrap();
         let size = expected.iter().fold(0f64, |m, v| m.max(*v));
         for (got, expected) in got.iter().zip(&expected) {

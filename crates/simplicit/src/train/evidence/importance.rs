@@ -1,6 +1,5 @@
 //! Output-aware weights: how strongly an error in each pre-activation changes the output.
 
-use crate::Result;
 use crate::backend::{self, Device};
 use crate::equilibrium::DeviceModel;
 use crate::linalg::Matrix;
@@ -9,6 +8,9 @@ use crate::network::Network;
 use crate::parallel::{self, Cancel, Threads};
 use crate::random::Random;
 use crate::states::{InputSource, StateMap};
+use crate::train::evidence::weights_task::WeightsTask;
+use crate::train::{Forget, Run};
+use crate::{Error, Result};
 
 /// Samples in a block of the expectation, at most, and states in one: gradients of feature maps are large.
 const BLOCK: usize = 256;
@@ -25,81 +27,119 @@ pub fn importance(
     threads: Threads,
     cancel: &Cancel,
 ) -> Result<Vec<f64>> {
-    importance_on(Device::Cpu, network, inputs, draws, seed, threads, cancel)
+    let run = Run { threads, cancel, keep: &Forget, progress: &mut |_| {} };
+    importance_on(Device::Cpu, network, inputs, draws, seed, &run)
 }
 
-/// [`importance`] on a device: the same draws, and on a GPU the same numbers within the rounding of single precision.
+/// [`importance`] on a device, or by a run's delegate: the same draws, and on a GPU the same numbers within the rounding of
+/// single precision. The inputs are the first ones of the run.
 pub fn importance_on(
     device: Device,
     network: &Network,
     inputs: &dyn InputSource,
     draws: usize,
     seed: u64,
-    threads: Threads,
-    cancel: &Cancel,
+    run: &Run,
 ) -> Result<Vec<f64>> {
-    let shape = network.shape();
     let samples = inputs.samples();
-    let size = (BLOCK_STATES / shape.states.max(1)).clamp(1, BLOCK);
-    // The stream of a block depends on its number alone, not on who computes it.
-    let stream = |block: usize| Random::new(seed ^ (block as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
+    let own = OwnWeights::new(network, draws, seed);
+    let mut total = vec![0.0; own.units.len() + network.shape().outputs];
+    if let Some(delegate) = run.keep.delegate() {
+        let task = WeightsTask::Own { samples, size: own.size, draws, seed };
+        delegate.weights(&task, &mut |_, sum| add(&mut total, &sum))?;
+        total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
+        return Ok(total);
+    }
     let model = ImplicitModel::from_network(network)?;
     let work = BLOCK as f64 * model.layout().size() as f64;
     // A model may split a layer that its network declares; rows are then not the network's.
     if let Some(cuda) = backend::gpu(device, work)?.filter(|_| model.layout() == network.layout()) {
-        let weights = DeviceModel::new(cuda, &model, threads)
-            .and_then(|on_gpu| importance_on_gpu(&on_gpu, &model, inputs, draws, size, &stream, cancel));
+        let stream = |block: usize| stream(seed, block);
+        let weights = DeviceModel::new(cuda, &model, run.threads)
+            .and_then(|on_gpu| importance_on_gpu(&on_gpu, &model, inputs, draws, own.size, &stream, run.cancel));
         if let Some(weights) = backend::or_cpu(device, weights)? {
             return Ok(weights);
         }
     }
     drop(model);
-    let layers = network.layout().layers();
-    // Of every row its units: a channel has its positions, a unit itself, an operator's layer no rows.
-    let mut units: Vec<std::ops::Range<usize>> = Vec::with_capacity(network.layout().rows());
-    for (k, layer) in layers.iter().enumerate() {
-        let (first, each) = (network.layout().range(k).start, layer.size / layer.rows().max(1));
-        units.extend((0..layer.rows()).map(|i| first + i * each..first + (i + 1) * each));
-    }
-    let mut total = vec![0.0; units.len() + shape.outputs];
+    let size = own.size;
     parallel::fold(
-        threads,
+        run.threads,
         samples.div_ceil(size),
         |block| {
-            cancel.check()?;
-            let u = inputs.rows(block * size..((block + 1) * size).min(samples))?;
-            let trace = network.trace(&u)?;
-            let mut random = stream(block);
-            let probabilities = softmax(trace.outputs());
-            let mut sum = vec![0.0; units.len() + shape.outputs];
-            let (of_states, of_outputs) = sum.split_at_mut(units.len());
-            for i in 0..u.rows() {
-                for (sum, &p) in of_outputs.iter_mut().zip(probabilities.row(i)) {
-                    *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
-                }
-            }
-            for _ in 0..draws {
-                let gradient = trace.backward(&drawn(&probabilities, 1.0, &mut random))?;
-                for i in 0..u.rows() {
-                    let gradient = gradient.dz.row(i);
-                    for (sum, units) in of_states.iter_mut().zip(&units) {
-                        *sum += gradient[units.clone()].iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
-                    }
-                }
-            }
-            Ok(sum)
+            run.cancel.check()?;
+            own.block(&inputs.rows(block * size..((block + 1) * size).min(samples))?, block)
         },
-        |_, sum| {
-            for (total, sum) in total.iter_mut().zip(sum) {
-                *total += sum;
-            }
-            Ok(())
-        },
+        |_, sum| add(&mut total, &sum),
     )?;
-    for value in &mut total {
-        *value /= (samples * draws) as f64;
-    }
+    total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
     Ok(total)
+}
+
+fn add(total: &mut [f64], sum: &[f64]) -> Result<()> {
+    if total.len() != sum.len() {
+        return Err(Error::shape("row weights of a block", total.len(), sum.len()));
+    }
+    total.iter_mut().zip(sum).for_each(|(total, sum)| *total += sum);
+    Ok(())
+}
+
+/// The draws of a block depend on its number alone, not on who computes it.
+fn stream(seed: u64, block: usize) -> Random {
+    Random::new(seed ^ (block as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
+}
+
+/// What blocks of samples add to the row weights of a network.
+pub(super) struct OwnWeights<'a> {
+    network: &'a Network,
+    /// Of every row its units: a channel has its positions, a unit itself, an operator's layer no rows.
+    units: Vec<std::ops::Range<usize>>,
+    /// Samples in a block, a power of two: a shard of another process is a whole number of blocks.
+    size: usize,
+    draws: usize,
+    seed: u64,
+}
+
+impl<'a> OwnWeights<'a> {
+    pub(super) fn new(network: &'a Network, draws: usize, seed: u64) -> Self {
+        let layout = network.layout();
+        let mut units = Vec::with_capacity(layout.rows());
+        for (k, layer) in layout.layers().iter().enumerate() {
+            let (first, each) = (layout.range(k).start, layer.size / layer.rows().max(1));
+            units.extend((0..layer.rows()).map(|i| first + i * each..first + (i + 1) * each));
+        }
+        let most = (BLOCK_STATES / network.shape().states.max(1)).clamp(1, BLOCK);
+        Self { network, units, size: 1 << most.ilog2(), draws, seed }
+    }
+
+    /// Samples in a block.
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// The sums over block number `block`.
+    pub(super) fn block(&self, u: &Matrix<f32>, block: usize) -> Result<Vec<f64>> {
+        let trace = self.network.trace(u)?;
+        let mut random = stream(self.seed, block);
+        let probabilities = softmax(trace.outputs());
+        let mut sum = vec![0.0; self.units.len() + self.network.shape().outputs];
+        let (of_states, of_outputs) = sum.split_at_mut(self.units.len());
+        for i in 0..u.rows() {
+            for (sum, &p) in of_outputs.iter_mut().zip(probabilities.row(i)) {
+                *sum += self.draws as f64 * f64::from(p) * (1.0 - f64::from(p));
+            }
+        }
+        for _ in 0..self.draws {
+            let gradient = trace.backward(&drawn(&probabilities, 1.0, &mut random))?;
+            for i in 0..u.rows() {
+                let gradient = gradient.dz.row(i);
+                for (sum, units) in of_states.iter_mut().zip(&self.units) {
+                    *sum += gradient[units.clone()].iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
+                }
+            }
+        }
+        Ok(sum)
+    }
 }
 
 /// The same on a GPU, several blocks of `size` samples at a time.

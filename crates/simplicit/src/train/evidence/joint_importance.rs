@@ -10,7 +10,6 @@
 
 use std::ops::Range;
 
-use crate::Result;
 use crate::backend::cuda::{Cuda, Values};
 use crate::backend::{self, Device};
 use crate::equilibrium::{DeviceModel, EquilibriumSettings, InputGradient, LayerSum};
@@ -21,7 +20,9 @@ use crate::parallel::{self, Threads};
 use crate::random::Random;
 use crate::train::evidence::importance::{drawn, drawn_in_blocks, softmax};
 use crate::train::evidence::walk::SAMPLES;
+use crate::train::evidence::weights_task::WeightsTask;
 use crate::train::{Run, TrainInput};
+use crate::{Error, Result};
 
 /// Draws from the baseline's softmax per sample.
 const DRAWS: usize = 2;
@@ -38,92 +39,119 @@ pub(in crate::train) fn joint_importance(
     device: Device,
     run: &Run,
 ) -> Result<Vec<f64>> {
-    let layout = baseline.layout();
-    let layers = layout.layers().len();
-    let targets: Vec<Target> = (0..layers).map(Target::Layer).chain([Target::Output]).collect();
-    let scale = baseline.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
-    let rows: Vec<Range<usize>> = (0..layers)
-        .map(|k| layout.row_range(k))
-        .chain(std::iter::once(layout.rows()..layout.rows() + baseline.shape().outputs))
-        .collect();
+    let together = Together::new(baseline, rough)?;
     let samples = input.source.samples();
-    let mut together = vec![0.0; targets.len()];
-    let mut squares = vec![0.0; weights.len()];
-    let work = SAMPLES as f64 * layout.size() as f64;
-    let gpu = backend::gpu(device, work)?.filter(|_| baseline.layers_are_acyclic() && rough.layers_are_acyclic());
-    if let Some(cuda) = gpu {
-        let found = on_gpu(cuda, input, (baseline, rough), &targets, &rows, run);
-        if let Some((together, squares)) = backend::or_cpu(device, found)? {
-            return Ok(multiplied(weights, &rows, &together, &squares));
+    let mut sums = vec![0.0; together.targets.len() + weights.len()];
+    let mut add = |block: &[f64]| {
+        if sums.len() != block.len() {
+            return Err(Error::shape("joint row weights of a block", sums.len(), block.len()));
         }
+        sums.iter_mut().zip(block).for_each(|(total, sum)| *total += sum);
+        Ok(())
+    };
+    let work = SAMPLES as f64 * baseline.layout().size() as f64;
+    let acyclic = baseline.layers_are_acyclic() && rough.layers_are_acyclic();
+    if let Some(delegate) = run.keep.delegate() {
+        let task = WeightsTask::Joint { samples, baseline: baseline.clone(), rough: rough.clone() };
+        delegate.weights(&task, &mut |_, sum| add(&sum))?;
+    } else if let Some(cuda) = backend::gpu(device, work)?.filter(|_| acyclic)
+        && let Some((of_layers, of_rows)) =
+            backend::or_cpu(device, on_gpu(cuda, input, (baseline, rough), &together.targets, &together.rows, run))?
+    {
+        return Ok(multiplied(weights, &together.rows, &of_layers, &of_rows));
+    } else {
+        parallel::fold(
+            run.threads,
+            samples.div_ceil(SAMPLES),
+            |block| {
+                run.cancel.check()?;
+                let u = input.source.inputs(block * SAMPLES..((block + 1) * SAMPLES).min(samples))?;
+                together.block(&u, block)
+            },
+            |_, sum| add(&sum),
+        )?;
     }
-    let sums: Vec<LayerSum> = targets.iter().map(|&target| LayerSum::new(rough, target)).collect();
-    let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
-    let gradient = InputGradient::new(baseline, settings)?;
-    parallel::fold(
-        run.threads,
-        samples.div_ceil(SAMPLES),
-        |block| {
-            run.cancel.check()?;
-            let u = input.source.inputs(block * SAMPLES..((block + 1) * SAMPLES).min(samples))?;
-            let solution = gradient.equilibrium().run(&u)?;
-            let of_layer = |m: &Matrix<f32>, k: usize| {
-                let range = layout.range(k);
-                Matrix::from_fn(m.rows(), range.len(), |s, i| m[(s, range.start + i)])
+    let (of_layers, of_rows) = sums.split_at(together.targets.len());
+    Ok(multiplied(weights, &together.rows, of_layers, of_rows))
+}
+
+/// What blocks of samples add to E(Σ g·e)² of every target and to Σ e² of every row.
+pub(super) struct Together<'a> {
+    baseline: &'a ImplicitModel,
+    gradient: InputGradient,
+    targets: Vec<Target>,
+    rows: Vec<Range<usize>>,
+    /// The rough model's layers.
+    sums: Vec<LayerSum>,
+}
+
+impl<'a> Together<'a> {
+    pub(super) fn new(baseline: &'a ImplicitModel, rough: &ImplicitModel) -> Result<Self> {
+        let layout = baseline.layout();
+        let layers = layout.layers().len();
+        let targets: Vec<Target> = (0..layers).map(Target::Layer).chain([Target::Output]).collect();
+        let outputs = layout.rows()..layout.rows() + baseline.shape().outputs;
+        let rows = (0..layers).map(|k| layout.row_range(k)).chain(std::iter::once(outputs)).collect();
+        let sums = targets.iter().map(|&target| LayerSum::new(rough, target)).collect();
+        let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
+        Ok(Self { baseline, gradient: InputGradient::new(baseline, settings)?, targets, rows, sums })
+    }
+
+    /// The sums over block number `block`: of the targets, then of the rows.
+    pub(super) fn block(&self, u: &Matrix<f32>, block: usize) -> Result<Vec<f64>> {
+        let Self { baseline, gradient, targets, rows, sums } = self;
+        let layout = baseline.layout();
+        let scale = baseline.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
+        let solution = gradient.equilibrium().run(u)?;
+        let of_layer = |m: &Matrix<f32>, k: usize| {
+            let range = layout.range(k);
+            Matrix::from_fn(m.rows(), range.len(), |s, i| m[(s, range.start + i)])
+        };
+        let states: Vec<Matrix<f32>> = (0..layout.layers().len()).map(|k| of_layer(&solution.x, k)).collect();
+        let mut errors = Vec::with_capacity(targets.len());
+        for (sum, &target) in sums.iter().zip(targets) {
+            let mut z = sum.pre_activations(u.rows(), |source| match source {
+                Source::Input => u,
+                Source::Layer(k) => &states[k],
+            })?;
+            let (exact, first) = match target {
+                Target::Layer(k) => (&solution.z, layout.range(k).start),
+                Target::Output => (&solution.y, 0),
             };
-            let states: Vec<Matrix<f32>> = (0..layers).map(|k| of_layer(&solution.x, k)).collect();
-            let mut errors = Vec::with_capacity(targets.len());
-            for (sum, &target) in sums.iter().zip(&targets) {
-                let mut z = sum.pre_activations(u.rows(), |source| match source {
-                    Source::Input => &u,
-                    Source::Layer(k) => &states[k],
-                })?;
-                let (exact, first) = match target {
-                    Target::Layer(k) => (&solution.z, layout.range(k).start),
-                    Target::Output => (&solution.y, 0),
-                };
-                for s in 0..z.rows() {
-                    let exact = &exact.row(s)[first..];
-                    z.row_mut(s).iter_mut().zip(exact).for_each(|(z, e)| *z -= e);
-                }
-                errors.push(z);
+            for s in 0..z.rows() {
+                let exact = &exact.row(s)[first..];
+                z.row_mut(s).iter_mut().zip(exact).for_each(|(z, e)| *z -= e);
             }
-            let mut squares = vec![0.0; weights.len()];
-            for (errors, rows) in errors.iter().zip(&rows) {
-                let positions = errors.cols() / rows.len().max(1);
+            errors.push(z);
+        }
+        let mut out = vec![0.0; targets.len() + rows.last().map_or(0, |r| r.end)];
+        let (together, squares) = out.split_at_mut(targets.len());
+        for (errors, rows) in errors.iter().zip(rows) {
+            let positions = errors.cols() / rows.len().max(1);
+            for s in 0..errors.rows() {
+                for (square, e) in squares[rows.clone()].iter_mut().zip(errors.row(s).chunks(positions.max(1))) {
+                    *square += e.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / positions as f64;
+                }
+            }
+        }
+        let probabilities = softmax(&Matrix::from_fn(u.rows(), solution.y.cols(), |s, k| scale * solution.y[(s, k)]));
+        let mut random = Random::new(block as u64);
+        for _ in 0..DRAWS {
+            let v = drawn(&probabilities, scale, &mut random);
+            let cotangents = gradient.pre_activations(&solution.z, u, &v)?;
+            for ((together, errors), &target) in together.iter_mut().zip(&errors).zip(targets) {
                 for s in 0..errors.rows() {
-                    for (square, e) in squares[rows.clone()].iter_mut().zip(errors.row(s).chunks(positions.max(1))) {
-                        *square += e.iter().map(|e| f64::from(*e).powi(2)).sum::<f64>() / positions as f64;
-                    }
+                    let g = match target {
+                        Target::Layer(k) => &cotangents.row(s)[layout.range(k)],
+                        Target::Output => v.row(s),
+                    };
+                    let sum: f64 = errors.row(s).iter().zip(g).map(|(e, g)| f64::from(e * g)).sum();
+                    *together += sum * sum / DRAWS as f64;
                 }
             }
-            let probabilities =
-                softmax(&Matrix::from_fn(u.rows(), solution.y.cols(), |s, k| scale * solution.y[(s, k)]));
-            let mut random = Random::new(block as u64);
-            let mut together = vec![0.0; targets.len()];
-            for _ in 0..DRAWS {
-                let v = drawn(&probabilities, scale, &mut random);
-                let cotangents = gradient.pre_activations(&solution.z, &u, &v)?;
-                for ((together, errors), &target) in together.iter_mut().zip(&errors).zip(&targets) {
-                    for s in 0..errors.rows() {
-                        let g = match target {
-                            Target::Layer(k) => &cotangents.row(s)[layout.range(k)],
-                            Target::Output => v.row(s),
-                        };
-                        let sum: f64 = errors.row(s).iter().zip(g).map(|(e, g)| f64::from(e * g)).sum();
-                        *together += sum * sum / DRAWS as f64;
-                    }
-                }
-            }
-            Ok((together, squares))
-        },
-        |_, (of_layers, of_rows)| {
-            together.iter_mut().zip(of_layers).for_each(|(t, v)| *t += v);
-            squares.iter_mut().zip(of_rows).for_each(|(t, v)| *t += v);
-            Ok(())
-        },
-    )?;
-    Ok(multiplied(weights, &rows, &together, &squares))
+        }
+        Ok(out)
+    }
 }
 
 /// Row weights times the ratio of their layer.

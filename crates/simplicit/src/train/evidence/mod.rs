@@ -8,3 +8,4 @@ pub(super) mod positions;
 pub(super) mod shard;
 pub(super) mod walk;
 pub(super) mod walks;
+pub(super) mod weights_task;
