@@ -25,7 +25,7 @@ pub(super) struct Sample<'a, 'g> {
 
 /// What is narrowed.
 #[derive(Clone, Copy, PartialEq)]
-enum Narrow {
+pub(super) enum Narrow {
     Nothing,
     Unstable,
 }
@@ -66,7 +66,7 @@ impl Sample<'_, '_> {
         Ok(reached)
     }
 
-    fn input(&self, epsilon: f64) -> InputSet {
+    pub(super) fn input(&self, epsilon: f64) -> InputSet {
         InputSet::new(self.u, self.certifier.per_feature, epsilon, self.certifier.settings.norm)
     }
 
@@ -130,7 +130,13 @@ impl Sample<'_, '_> {
     }
 
     /// Bounds of every node; nothing where they would cost too much.
-    fn boxes(&mut self, input: &InputSet, epsilon: f64, rule: Rule, narrow: Narrow) -> Result<Option<Vec<Bounds>>> {
+    pub(super) fn boxes(
+        &mut self,
+        input: &InputSet,
+        epsilon: f64,
+        rule: Rule,
+        narrow: Narrow,
+    ) -> Result<Option<Vec<Bounds>>> {
         let graph = &self.certifier.graph;
         let mut all: Vec<Bounds> = Vec::with_capacity(graph.nodes.len());
         let mut spent = 0;
@@ -232,6 +238,6 @@ impl Sample<'_, '_> {
 }
 
 /// Output `label` minus every one of `others`.
-fn differences(label: usize, others: &[usize]) -> Vec<Vec<(usize, f32)>> {
+pub(super) fn differences(label: usize, others: &[usize]) -> Vec<Vec<(usize, f32)>> {
     others.iter().map(|&j| vec![(label, 1.0), (j, -1.0)]).collect()
 }
