@@ -119,7 +119,7 @@ pub struct CertifySettings {
     /// Whose outputs must keep their class. Default: exact ones and those of a single-precision run.
     pub arithmetic: Arithmetic,
     /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds; a sample that needs more
-    /// is given up there. Default 2⁴⁰, half a minute or a minute.
+    /// is given up there. Default 2⁴¹, a minute or two.
     pub work: u64,
 }
 
@@ -131,7 +131,7 @@ impl Default for CertifySettings {
             slopes: 0,
             norm: Norm::Linf,
             arithmetic: Arithmetic::Single,
-            work: 1 << 40,
+            work: 1 << 41,
         }
     }
 }
