@@ -32,6 +32,7 @@ MODELS = [
     ("l1-robust-1", f"{PLAIN} --robust 1"),
     ("l1-robust-3", f"{PLAIN} --robust 3"),
     ("cardinality-robust-3", f"{SPARSE} --robust 3"),
+    ("robust-refit", f"{SPARSE} --output-refit 0 --robust-refit 2/255"),
     ("l1-kappa-0.9", f"{PLAIN} --rescale --kappa 0.9"),
     ("l1-kappa-0.9-robust-3", f"{PLAIN} --rescale --kappa 0.9 --robust 3"),
     ("full-kappa-0.8", f"{PLAIN} --connectivity full --rescale --kappa 0.8"),

@@ -172,7 +172,7 @@ def certify_model(
     slopes: int = 0,
     norm: str = "linf",
     arithmetic: str = "single",
-    work: float = 1.1e12,
+    work: float = 2.2e12,
     threads: int | None = None,
 ) -> dict[str, Any]: ...
 def connections(connectivity: str, layout: str, inputs: int, outputs: int) -> _F32: ...

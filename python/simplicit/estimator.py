@@ -72,6 +72,9 @@ class SIM:
         Rounds of least squares over all non-zeros together; 0 is none.
     robust : int, optional
         Train so many times more, every weight priced by what it adds to the certificate of the model before.
+    robust_refit : float, optional
+        Refit the non-zeros in the end so that linear bounds certify more samples under changes of at most this size, in
+        raw times scale units, such as 1/255.
     prove : float, optional
         Seconds for each row to prove its answer optimal, once the model is found; ``cardinality`` only.
     reach, positions : int, optional
@@ -154,6 +157,7 @@ class SIM:
         output_refit: int | None = None,
         cascade: bool | None = None,
         robust: int | None = None,
+        robust_refit: float | None = None,
         prove: float | None = None,
         reach: int | None = None,
         positions: int | None = None,
@@ -199,6 +203,7 @@ class SIM:
         self.output_refit = output_refit
         self.cascade = cascade
         self.robust = robust
+        self.robust_refit = robust_refit
         self.prove = prove
         self.reach = reach
         self.positions = positions

@@ -373,7 +373,7 @@ class ImplicitModel(Shaped):
         slopes: int = 0,
         norm: str = "linf",
         arithmetic: str = "single",
-        work: float = 1.1e12,
+        work: float = 2.2e12,
         threads: int | None = None,
     ) -> CertifyReport:
         """Accuracy that no change within epsilon can take away, as ``simplicit certify`` proves it.

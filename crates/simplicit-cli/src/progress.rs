@@ -204,6 +204,11 @@ fn step(progress: &Progress) -> (String, usize, usize) {
         Progress::Group { share } => ("a model".to_string(), (share * STEPS as f64) as usize, STEPS as usize),
         Progress::Memory { needed, least, budget } => (memory_words(*needed, *least, *budget), 0, 1),
         Progress::OutputRefit { round, rounds, .. } => ("refit in the output metric".to_string(), *round, *rounds),
+        Progress::BoundRefit { pass, passes, certified } => (
+            format!("refit by linear bounds, {:.1} % of held-out samples certified", 100.0 * certified),
+            *pass,
+            *passes,
+        ),
     }
 }
 
@@ -251,6 +256,9 @@ fn line(progress: &Progress) -> serde_json::Value {
         }
         Progress::OutputRefit { round, rounds, objective } => {
             json!({ "event": "output-refit", "done": round, "total": rounds, "objective": objective })
+        }
+        Progress::BoundRefit { pass, passes, certified } => {
+            json!({ "event": "bound-refit", "done": pass, "total": passes, "certified": certified })
         }
     }
 }

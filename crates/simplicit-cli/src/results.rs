@@ -59,6 +59,9 @@ pub(crate) struct Results {
     /// What the refit in the output metric minimises, at its start and at its end.
     pub(crate) output_refit_before: Option<f64>,
     pub(crate) output_refit_after: Option<f64>,
+    /// Share of held-out samples that linear bounds certify to keep the baseline's class, before and after the refit by them.
+    pub(crate) held_out_certified_before: Option<f64>,
+    pub(crate) held_out_certified_after: Option<f64>,
     /// The largest distance of an output from that of exact arithmetic, bounded (`--certified`).
     pub(crate) certified_error: Option<f64>,
     /// Milliseconds per 1,000 samples.
@@ -177,6 +180,8 @@ impl Results {
         self.max_bound_distance = report.max_bound_distance();
         self.output_refit_before = report.output_refit.map(|r| r.before);
         self.output_refit_after = report.output_refit.map(|r| r.after);
+        self.held_out_certified_before = report.bound_refit.map(|r| r.held_out_before);
+        self.held_out_certified_after = report.bound_refit.map(|r| r.held_out_after);
         self.agreement = report.agreement;
         self.peak_memory_bytes = simplicit::memory::peak();
         self.row_details = report.rows.iter().map(RowDetails::from).collect();

@@ -170,6 +170,8 @@ pub(crate) struct Effective {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) robust: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) robust_refit: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prove: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) positions: Option<usize>,
@@ -267,6 +269,9 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     if args.robust.is_some() && args.max_drop.is_some() {
         bail!("--robust: expected --target-sparsity or a strength beside it, got --max-drop");
     }
+    if args.robust_refit.is_some() && args.max_drop.is_some() {
+        bail!("--robust-refit: expected --target-sparsity or a strength beside it, got --max-drop");
+    }
     if args.augment.is_some() && args.max_drop.is_some() {
         bail!(
             "--augment: expected --target-sparsity or a strength beside it, got --max-drop, whose held-out images must not be \
@@ -305,6 +310,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         output_refit: args.output_refit.unwrap_or(if unfit { 0 } else { OUTPUT_REFIT }),
         cascade: args.cascade.unwrap_or((!plain).into()),
         robust: args.robust,
+        robust_refit: args.robust_refit,
         prove: args.prove,
         positions: facts.maps.then_some(args.positions.unwrap_or(usual.positions)),
         bounds: args.bounds,
@@ -435,6 +441,7 @@ impl Effective {
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),
             robust_rounds: self.robust.unwrap_or(0),
+            robust_refit: self.robust_refit,
             prove: self.prove,
             reach: self.reach.unwrap_or(usual.reach),
             positions: self.positions.unwrap_or(usual.positions),

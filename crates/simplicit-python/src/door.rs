@@ -99,5 +99,8 @@ fn words(event: Event) -> (String, usize, usize) {
         Event::Training(Progress::OutputRefit { round, rounds, .. }) => {
             ("refit in the output metric".to_string(), round, rounds)
         }
+        Event::Training(Progress::BoundRefit { pass, passes, .. }) => {
+            ("refit by linear bounds".to_string(), pass, passes)
+        }
     }
 }

@@ -114,7 +114,7 @@ fn norm_of(name: &str) -> PyResult<attack::Norm> {
 
 /// Accuracy that no perturbation can take away.
 #[pyfunction]
-#[pyo3(signature = (model, u, labels, *, epsilon, bound, slopes=0, norm="linf", arithmetic="single", work=1.1e12, threads=None))]
+#[pyo3(signature = (model, u, labels, *, epsilon, bound, slopes=0, norm="linf", arithmetic="single", work=2.2e12, threads=None))]
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn certify_model<'py>(
     py: Python<'py>,

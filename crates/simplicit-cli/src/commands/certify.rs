@@ -81,7 +81,7 @@ pub(crate) struct CertifyArgs {
     #[arg(long, value_name = "A", default_value = "single", help_heading = "The certificate")]
     arithmetic: ArithmeticKind,
     /// Multiply-adds that the intervals of one sample at one epsilon may cost; a sample that needs more is given up
-    #[arg(long, value_name = "N", value_parser = number, default_value = "1.1e12", help_heading = "The certificate")]
+    #[arg(long, value_name = "N", value_parser = number, default_value = "2.2e12", help_heading = "The certificate")]
     work: f64,
     #[command(flatten)]
     run: RunArgs,

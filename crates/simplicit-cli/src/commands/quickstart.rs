@@ -174,6 +174,7 @@ fn settings() -> Effective {
         output_refit: crate::settings::OUTPUT_REFIT,
         cascade: Switch::On,
         robust: None,
+        robust_refit: None,
         prove: None,
         output_aware: Switch::On,
         bias: Switch::Off,

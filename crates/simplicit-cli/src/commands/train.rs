@@ -173,6 +173,9 @@ pub(crate) struct TrainArgs {
     /// Train N times more, every weight priced by what it adds to the certificate of the model before [default: 0]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) robust: Option<usize>,
+    /// Refit the non-zeros in the end so that linear bounds certify more samples under changes of at most E, such as 1/255 [default: no]
+    #[arg(long, value_name = "E", value_parser = number, help_heading = "The method")]
+    pub(crate) robust_refit: Option<f64>,
     /// Prove rows optimal by branch and bound, for at most so many seconds each once the model is found
     #[arg(long, value_name = "SECONDS", value_parser = number, help_heading = "The method")]
     pub(crate) prove: Option<f64>,
@@ -182,7 +185,7 @@ pub(crate) struct TrainArgs {
     /// Positions of a feature map that each sample gives, for networks with convolutions [default: 64]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) positions: Option<usize>,
-    /// Cardinality rows that get a lower bound [default: all of small groups (64 rows of 800 features), sampled in larger ones]
+    /// Cardinality rows that get a lower bound [default: as many of a group as cost no more than solving its rows three times]
     #[arg(long, help_heading = "The method")]
     pub(crate) bounds: Option<BoundsKind>,
 

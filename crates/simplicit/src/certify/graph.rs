@@ -70,7 +70,8 @@ pub(super) struct Graph {
     pub(super) nodes: Vec<Node>,
     /// The turns of a cycle; node `start − 1` is its box.
     pub(super) turns: Option<Range<usize>>,
-    /// Where the states of the model's layers are: layer, node.
+    /// The node of every layer of the model; none with cycles.
+    pub(super) layers: Vec<usize>,
     pub(super) outputs: usize,
     /// Whether every activation is non-expansive.
     pub(super) non_expansive: bool,
@@ -94,6 +95,7 @@ impl Graph {
         let mut graph = Self {
             nodes: vec![Node::new(Kind::Input, model.shape().inputs)],
             turns: None,
+            layers: Vec::new(),
             outputs: model.shape().outputs,
             non_expansive: layers.iter().all(|l| l.activation.is_non_expansive()),
             group: if arithmetic == Arithmetic::Exact { FINE } else { COARSE },
@@ -140,6 +142,7 @@ impl Graph {
         let mut output = self.sum(&mut places, &model.summands(Target::Output), self.outputs)?;
         output.bias = model.output_bias().to_vec();
         self.push(output);
+        self.layers = places.of_layer;
         Ok(())
     }
 

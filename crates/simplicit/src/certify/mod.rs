@@ -31,6 +31,7 @@
 mod block;
 mod boxes;
 mod graph;
+mod lowest;
 mod price;
 mod reach;
 mod region;
@@ -47,6 +48,7 @@ use crate::arrays::PerFeature;
 use crate::attack::{Norm, check_epsilon};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::evaluate::predictions;
+use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::parallel::{self, Cancel, Threads};
@@ -57,7 +59,7 @@ use reach::{Stages, reach};
 use sample::Sample;
 use substitution::Substitution;
 
-/// Samples certified together; part of no result.
+/// Samples certified together, at most; part of no result.
 const BLOCK: usize = 8;
 
 /// How hard to try.
@@ -117,7 +119,7 @@ pub struct CertifySettings {
     /// Whose outputs must keep their class. Default: exact ones and those of a single-precision run.
     pub arithmetic: Arithmetic,
     /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds; a sample that needs more
-    /// is given up there. Default 2⁴⁰, half a minute or a minute.
+    /// is given up there. Default 2⁴¹, a minute or two.
     pub work: u64,
 }
 
@@ -129,7 +131,7 @@ impl Default for CertifySettings {
             slopes: 0,
             norm: Norm::Linf,
             arithmetic: Arithmetic::Single,
-            work: 1 << 40,
+            work: 1 << 41,
         }
     }
 }
@@ -202,11 +204,13 @@ pub fn certify(
     let mut counts = vec![vec![0usize; ascending.len()]; bounds.len()];
     let (mut right, mut not_converged, mut given_up) = (0, 0, 0);
     let mut certified = Vec::with_capacity(samples);
+    // Few samples are few to a thread.
+    let size = (samples / (4 * threads.get())).clamp(1, BLOCK);
     parallel::fold(
         threads,
-        samples.div_ceil(BLOCK),
+        samples.div_ceil(size),
         |block| {
-            let range = block * BLOCK..((block + 1) * BLOCK).min(samples);
+            let range = block * size..((block + 1) * size).min(samples);
             let u = inputs.rows(range.clone())?;
             u.require_finite("inputs", range.start)?;
             certifier.block(&u, &labels[range], &ascending, cancel)
@@ -258,7 +262,8 @@ struct Verdict {
 }
 
 /// A model and the data's range, made ready.
-struct Certifier<'a> {
+pub(crate) struct Certifier<'a> {
+    layout: &'a Layout,
     per_feature: &'a PerFeature,
     settings: &'a CertifySettings,
     equilibrium: Equilibrium,
@@ -274,7 +279,11 @@ struct Cycle<'a> {
 }
 
 impl<'a> Certifier<'a> {
-    fn new(model: &'a ImplicitModel, per_feature: &'a PerFeature, settings: &'a CertifySettings) -> Result<Self> {
+    pub(crate) fn new(
+        model: &'a ImplicitModel,
+        per_feature: &'a PerFeature,
+        settings: &'a CertifySettings,
+    ) -> Result<Self> {
         let graph = Graph::new(model, settings.arithmetic)?;
         let mut cycle = None;
         if let (Some(_), Some(plain)) = (&graph.turns, model.without_taps()) {
@@ -282,7 +291,8 @@ impl<'a> Certifier<'a> {
             let reach = reach(&Stages::new(&plain)?, &inverse);
             cycle = Some(Cycle { model: plain, reach });
         }
-        Ok(Self { per_feature, settings, equilibrium: Equilibrium::new(model, one_thread())?, graph, cycle })
+        let equilibrium = Equilibrium::new(model, one_thread())?;
+        Ok(Self { layout: model.layout(), per_feature, settings, equilibrium, graph, cycle })
     }
 
     fn block(&self, u: &Matrix<f32>, labels: &[u32], ascending: &[f64], cancel: &Cancel) -> Result<Vec<Verdict>> {

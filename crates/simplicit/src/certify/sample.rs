@@ -1,7 +1,7 @@
 //! One sample: which ε each bound certifies.
 
 use super::boxes::{self, Bounds, Rule};
-use super::graph::Kind;
+use super::graph::{Kind, Node};
 use super::reach::{CycleBox, Stages};
 use super::region::InputSet;
 use super::relaxation::Lines;
@@ -23,9 +23,14 @@ pub(super) struct Sample<'a, 'g> {
     pub(super) given_up: bool,
 }
 
+/// Stable units are narrowed, too, where one unit of so many looks unstable by intervals,
+const MANY: usize = 10;
+/// and at most one of so many of these is unstable by linear bounds.
+const FEW_LEFT: usize = 5;
+
 /// What is narrowed.
 #[derive(Clone, Copy, PartialEq)]
-enum Narrow {
+pub(super) enum Narrow {
     Nothing,
     Unstable,
 }
@@ -66,7 +71,7 @@ impl Sample<'_, '_> {
         Ok(reached)
     }
 
-    fn input(&self, epsilon: f64) -> InputSet {
+    pub(super) fn input(&self, epsilon: f64) -> InputSet {
         InputSet::new(self.u, self.certifier.per_feature, epsilon, self.certifier.settings.norm)
     }
 
@@ -130,7 +135,13 @@ impl Sample<'_, '_> {
     }
 
     /// Bounds of every node; nothing where they would cost too much.
-    fn boxes(&mut self, input: &InputSet, epsilon: f64, rule: Rule, narrow: Narrow) -> Result<Option<Vec<Bounds>>> {
+    pub(super) fn boxes(
+        &mut self,
+        input: &InputSet,
+        epsilon: f64,
+        rule: Rule,
+        narrow: Narrow,
+    ) -> Result<Option<Vec<Bounds>>> {
         let graph = &self.certifier.graph;
         let mut all: Vec<Bounds> = Vec::with_capacity(graph.nodes.len());
         let mut spent = 0;
@@ -191,22 +202,42 @@ impl Sample<'_, '_> {
         if k == graph.output() || (node.first && input.is_box()) {
             return Ok(true);
         }
-        let mut open: Vec<usize> = Vec::new();
-        for (range, activation) in &node.activations {
-            open.extend(range.clone().filter(|&i| {
-                let (low, high) = (bounds.low[i], bounds.high[i]);
-                let bent = !Lines::over(*activation, low, high).exact();
-                bent || (node.before_maximum && high > 0.0 && high > low)
-            }));
-        }
-        *spent += open.len() as u64 * 2 * node.work;
-        if *spent > self.certifier.settings.work {
+        let most = self.certifier.settings.work;
+        let cost = |units: usize| units as u64 * 2 * node.work;
+        let open = open(node, bounds);
+        *spent += cost(open.len());
+        if *spent > most {
             self.given_up = true;
             return Ok(false);
         }
+        self.narrow_units(k, &open, bounds, all, input)?;
+        // Where intervals are much wider than linear bounds, those of stable units would make all later ones wide: one node with
+        // narrow intervals throughout costs less than narrowing every unit behind it.
+        let bent = self::open(node, bounds).len();
+        let rest = cost(node.size - open.len());
+        if MANY * open.len() >= node.size && FEW_LEFT * bent <= open.len() && *spent + rest <= most {
+            let mut is_open = vec![false; node.size];
+            open.iter().for_each(|&i| is_open[i] = true);
+            let others: Vec<usize> =
+                (0..node.size).filter(|&i| !is_open[i] && bounds.high[i] > bounds.low[i]).collect();
+            *spent += cost(others.len());
+            self.narrow_units(k, &others, bounds, all, input)?;
+        }
+        Ok(true)
+    }
+
+    /// Intervals of some units of node k by linear bounds, where these are narrower.
+    fn narrow_units(
+        &mut self,
+        k: usize,
+        units: &[usize],
+        bounds: &mut Bounds,
+        all: &mut Vec<Bounds>,
+        input: &InputSet,
+    ) -> Result<()> {
         // The substitution starts at the node itself, which needs its slacks.
         all.push(bounds.clone());
-        for part in open.chunks(LANES / 2) {
+        for part in units.chunks(LANES / 2) {
             self.cancel.check()?;
             let functions: Vec<Vec<(usize, f32)>> =
                 part.iter().flat_map(|&i| [vec![(i, 1.0)], vec![(i, -1.0)]]).collect();
@@ -217,7 +248,7 @@ impl Sample<'_, '_> {
             }
         }
         all.pop();
-        Ok(true)
+        Ok(())
     }
 
     fn cycle_box(&self, input: &InputSet, epsilon: f64) -> CycleBox {
@@ -231,7 +262,20 @@ impl Sample<'_, '_> {
     }
 }
 
+/// The units of a node that narrower intervals help by themselves: unstable ones, and what a maximum reads.
+fn open(node: &Node, bounds: &Bounds) -> Vec<usize> {
+    let mut open: Vec<usize> = Vec::new();
+    for (range, activation) in &node.activations {
+        open.extend(range.clone().filter(|&i| {
+            let (low, high) = (bounds.low[i], bounds.high[i]);
+            let bent = !Lines::over(*activation, low, high).exact();
+            bent || (node.before_maximum && high > 0.0 && high > low)
+        }));
+    }
+    open
+}
+
 /// Output `label` minus every one of `others`.
-fn differences(label: usize, others: &[usize]) -> Vec<Vec<(usize, f32)>> {
+pub(super) fn differences(label: usize, others: &[usize]) -> Vec<Vec<(usize, f32)>> {
     others.iter().map(|&j| vec![(label, 1.0), (j, -1.0)]).collect()
 }

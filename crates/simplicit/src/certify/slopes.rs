@@ -79,19 +79,42 @@ impl Slopes {
         self.kept[k].extend_from_slice(own);
     }
 
+    /// The coefficients of the pre-activations of node k in the last substitution; nothing where it did not pass there.
+    pub(super) fn of_sums(&self, k: usize, bounds: &Bounds) -> Option<Vec<f32>> {
+        let mut own = self.kept.get(k).filter(|kept| !kept.is_empty())?.clone();
+        for (i, row) in own.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let lines = bounds.lines.get(i)?;
+            let lower = self.of_unit(k, i).copied().unwrap_or([lines.lower; LANES]);
+            row.iter_mut().zip(lower).for_each(|(v, lower)| *v *= if *v >= 0.0 { lower } else { lines.upper });
+        }
+        Some(own)
+    }
+
     /// One step up the bounds; `at_input` are the coefficients of the input, `lanes` functions are in use.
     pub(super) fn step(
+        &mut self,
+        graph: &Graph,
+        all: &[Bounds],
+        at_input: (&InputSet, &[f32]),
+        lanes: usize,
+        room: &mut Packed,
+    ) {
+        self.steps += 1;
+        self.sweep(graph, all, at_input, lanes, room, STEP * DECAY.powi(self.steps - 1));
+    }
+
+    /// The values of all nodes by the chosen lines, where the bounds are smallest; free slopes take a step of some size.
+    pub(super) fn sweep(
         &mut self,
         graph: &Graph,
         all: &[Bounds],
         (input, at_input): (&InputSet, &[f32]),
         lanes: usize,
         room: &mut Packed,
-    ) {
-        self.steps += 1;
+        size: f32,
+    ) -> Vec<Vec<f32>> {
         let (first, second) = MEANS;
         let correct = (1.0 - first.powi(self.steps), 1.0 - second.powi(self.steps));
-        let size = STEP * DECAY.powi(self.steps - 1);
         let mut values: Vec<Vec<f32>> = vec![Vec::new(); self.of.len()];
         for (k, node) in graph.nodes.iter().enumerate().take(self.of.len()) {
             let mut x = vec![0.0f32; node.size * LANES];
@@ -128,6 +151,7 @@ impl Slopes {
             }
             values[k] = x;
         }
+        values
     }
 
     /// Pre-activations `x` become values of the chosen lines; free slopes take their step.

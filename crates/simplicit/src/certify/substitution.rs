@@ -106,6 +106,18 @@ impl<'a> Substitution<'a> {
         }
     }
 
+    /// The values of all nodes by the lines of the last substitution, where its functions are smallest: units × lanes.
+    pub(super) fn lowest_at(
+        &mut self,
+        slopes: &mut Slopes,
+        all: &[Bounds],
+        input: &InputSet,
+        lanes: usize,
+    ) -> Vec<Vec<f32>> {
+        let at_input = self.coefficients.first().map_or(&[][..], |c| c);
+        slopes.sweep(self.graph, all, (input, at_input), lanes, &mut self.packed, 0.0)
+    }
+
     /// Coefficients of a node's values, all zero where it is reached first.
     fn reach(&mut self, k: usize) {
         if !std::mem::replace(&mut self.touched[k], true) {

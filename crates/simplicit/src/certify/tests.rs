@@ -7,12 +7,13 @@ use crate::model::ModelParts;
 use crate::network::{Network, Shape, Window};
 use crate::random::Random;
 
+pub(super) const SMALL: usize = INPUTS;
 const INPUTS: usize = 10;
 const STATES: usize = 14;
 const CLASSES: usize = 3;
 
 /// Three layers of two activations; `cycles` allows A everywhere, otherwise only from earlier layers (with skips).
-fn random_model(r: &mut Random, cycles: bool, size: f64) -> ImplicitModel {
+pub(super) fn random_model(r: &mut Random, cycles: bool, size: f64) -> ImplicitModel {
     let layer = |i: usize| {
         if i < 4 {
             0

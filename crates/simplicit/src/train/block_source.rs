@@ -117,6 +117,9 @@ pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Resul
             return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
         }
     }
+    if let Some(epsilon) = settings.robust_refit {
+        return Err(Error::setting("robust-refit", format!("none for linear blocks; {elsewhere}"), epsilon));
+    }
     if let Some(pattern) = settings.include.iter().chain(&settings.exclude).next() {
         let expected = "none for linear blocks; leave out of the source what is not to be trained";
         return Err(Error::setting("include, exclude", expected, pattern));

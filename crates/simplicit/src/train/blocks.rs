@@ -14,11 +14,11 @@ use crate::problem::{Matching, RowProblem};
 use crate::solver::Design;
 use crate::statistics::Statistics;
 use crate::train::block_source::{BlockRows, BlockSource, LinearBlock, check, check_weights};
-use crate::train::rows::group::{Rows, Stored, bounds_of, entry_price, for_taps, weighed};
+use crate::train::rows::group::{Rows, Stored, entry_price, for_taps, has_bounds, weighed};
 use crate::train::search::rough::{self, RoughModels};
 use crate::train::search::survey::{self, Survey};
 use crate::train::search::{CLOSE, MAX_MODELS, PROMISED, Start, seek};
-use crate::train::{Bounds, Progress, RowReport, Run, TrainReport, TrainSettings};
+use crate::train::{Progress, RowReport, Run, TrainReport, TrainSettings};
 use crate::{Error, Result};
 
 /// Statistics that are gathered in one pass, in bytes, unless a single block needs more.
@@ -106,6 +106,7 @@ pub fn train_blocks(
         training_error: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
         path,
         output_refit: None,
+        bound_refit: None,
         agreement: None,
     };
     Ok(TrainedBlocks { blocks: found.blocks, report, nonzeros, baseline_nonzeros })
@@ -364,7 +365,7 @@ impl<'a> Fits<'a> {
             fit.energies.push((residual, energy));
             weights.push(exact);
         }
-        if bounds_of(&self.settings, statistics.features(), weights.len()) != Bounds::Off {
+        if has_bounds(&self.settings, statistics.features()) {
             fit.evidence.insert(number, (statistics, weights));
         }
         Ok(())

@@ -16,11 +16,11 @@ use crate::train::plan::budget;
 use crate::train::plan::work::{self, Kind, Meter};
 use crate::train::plan::{self, Group, GroupId, Plan};
 use crate::train::rows::build::{Build, Evidence, Row, RowReport, row_name};
-use crate::train::rows::group::{Rows, bounds_of, for_taps, parts};
+use crate::train::rows::group::{Rows, for_taps, has_bounds, parts};
 use crate::train::rows::prices::CertificatePrices;
 use crate::train::rows::problems::{kept_rows, problems, reads_states};
 use crate::train::search::survey::{self, Steering, Survey};
-use crate::train::{Bounds, Objective, OutputRefit, Run, TrainInput, TrainSettings};
+use crate::train::{Objective, OutputRefit, Run, TrainInput, TrainSettings};
 use crate::{Error, Result};
 
 /// Alternations of a cyclic model with its own equilibrium states.
@@ -284,7 +284,7 @@ impl Pass<'_> {
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
         let places = group.places();
         // Large statistics that nobody looks at again are not kept, and neither are the rows' weights before rounding.
-        let looked_at = !group.kept && bounds_of(settings, statistics.features(), group.rows.len()) != Bounds::Off;
+        let looked_at = !group.kept && has_bounds(settings, statistics.features());
         let mut weights = Vec::new();
         for part in parts(settings, &statistics, group.rows.len()) {
             let place = if part.start == 0 { place.clone() } else { format!("{place} from {}", part.start) };

@@ -27,6 +27,7 @@ pub use evidence::shard::{Shard, Step, WalkTask};
 pub use evidence::weights_task::WeightsTask;
 pub use keep::{Forget, Keep};
 pub use plan::estimate::{Estimate, estimate};
+pub use refit::bound_refit::BoundRefit;
 pub use refit::output_refit::OutputRefit;
 pub use rows::build::RowReport;
 pub use rows::method::{RowGroup, RowMethod};
@@ -109,6 +110,8 @@ pub struct TrainSettings {
     /// Times that the whole model is trained again with every weight priced by what it adds to the certificate of the
     /// last one. Default 0.
     pub robust_rounds: usize,
+    /// ε in raw·scale units at which the non-zeros are refitted in the end, so that linear bounds certify more. Default: none.
+    pub robust_refit: Option<f64>,
     /// Positions of a feature map that every sample gives to the statistics; more where 20 samples per feature need
     /// it. Default 64.
     pub positions: usize,
@@ -122,8 +125,8 @@ pub struct TrainSettings {
     pub memory: Option<u64>,
     /// When a row counts as solved.
     pub solver: SolverSettings,
-    /// Which cardinality rows get a lower bound. Default: all of a group where that costs
-    /// less than about 64 rows of 800 features do, sampled in larger groups.
+    /// Which cardinality rows get a lower bound. Default: as many of a group as cost no more operations than solving all
+    /// its rows three times, and one at least.
     pub bounds: Option<Bounds>,
     /// How hard cardinality tries.
     pub cardinality: CardinalitySettings,
@@ -152,6 +155,7 @@ impl Default for TrainSettings {
             cascade: true,
             bias: false,
             robust_rounds: 0,
+            robust_refit: None,
             positions: 64,
             seed: 0,
             device: Device::Cpu,
@@ -239,6 +243,15 @@ pub enum Progress {
         /// What it minimises, now.
         objective: f64,
     },
+    /// A pass of the refit by linear bounds is done.
+    BoundRefit {
+        /// Passes so far.
+        pass: usize,
+        /// Passes in all.
+        passes: usize,
+        /// Share of held-out samples that are certified now.
+        certified: f64,
+    },
 }
 
 /// What training starts from.
@@ -290,6 +303,8 @@ pub struct TrainReport {
     pub path: Vec<(f64, f64)>,
     /// What the refit in the output metric did, where there was one.
     pub output_refit: Option<OutputRefit>,
+    /// What the refit by linear bounds did, where it was asked for.
+    pub bound_refit: Option<BoundRefit>,
     /// Share of held-out samples with the baseline's prediction, where [`train_to_max_drop`] or
     /// [`path`] measured it.
     pub agreement: Option<f64>,
@@ -353,7 +368,11 @@ pub struct Trained {
 /// Trains a model.
 pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
     check(input, settings)?;
-    search::search(input, settings, run)
+    let trained = search::search(input, settings, run)?;
+    match settings.robust_refit {
+        Some(epsilon) => refit::bound_refit::refitted(trained, input, epsilon, settings.seed, run),
+        None => Ok(trained),
+    }
 }
 
 fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
@@ -378,6 +397,16 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         }
     }
     plan::choice::check(input, settings)?;
+    if let Some(epsilon) = settings.robust_refit {
+        let Some(baseline) = input.baseline else {
+            return Err(Error::setting("robust-refit", "a network, whose classes it keeps", "states alone"));
+        };
+        if !matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward) {
+            let expected = "connectivity baseline or feedforward: it needs a model without cycles";
+            return Err(Error::setting("robust-refit", expected, epsilon));
+        }
+        refit::bound_refit::check(baseline, input, epsilon)?;
+    }
     if let Some(layer) = layout(input).layers().iter().find(|l| !l.activation.is_non_expansive()) {
         let about = format!("layer {:?}, whose activation {} is expansive", layer.name, layer.activation);
         if let Some(kappa) = settings.kappa {
@@ -398,6 +427,9 @@ fn check_untargeted(what: &str, settings: &TrainSettings) -> Result<()> {
     }
     if settings.robust_rounds > 0 {
         return Err(Error::setting("robust", format!("0 for {what}"), settings.robust_rounds));
+    }
+    if let Some(epsilon) = settings.robust_refit {
+        return Err(Error::setting("robust-refit", format!("none for {what}"), epsilon));
     }
     Ok(())
 }

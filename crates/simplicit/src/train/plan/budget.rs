@@ -9,8 +9,8 @@ use crate::statistics::{BLOCK, WIDE, are_few, wide_bytes};
 use crate::train::evidence::positions::samples_of;
 use crate::train::evidence::walks::{PIECE, last_readers};
 use crate::train::plan::{Group, Plan};
-use crate::train::rows::group::{bounds_of, part_rows};
-use crate::train::{Bounds, Progress, Run, TrainInput, TrainSettings, layout};
+use crate::train::rows::group::{has_bounds, part_rows};
+use crate::train::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
 /// Samples of a layer that a thread has in work: blocks of 256 with what comes in and what goes out.
@@ -52,7 +52,7 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     let mut evidence = 0;
     for group in plan.groups().filter(|group| group.is_measured()) {
         largest = largest.max(group_bytes(group, input.source.samples(), plan.has_taps(), settings, threads));
-        if bounds_of(settings, group.features(), group.rows.len()) != Bounds::Off {
+        if has_bounds(settings, group.features()) {
             evidence += 8 * (group.features() * (group.features() + 2 * group.rows.len())) as u64;
         }
     }
@@ -86,7 +86,7 @@ fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSetting
     };
     // G, its normalised copy, an inverse in the making; then a factor for every thread that moves entries.
     let solve = (24 * d * d).max(16 * d * d + 4 * threads * d * d);
-    let bound = if bounds_of(settings, group.features(), group.rows.len()) == Bounds::Off { 0 } else { 172 * d * d };
+    let bound = if has_bounds(settings, group.features()) { 172 * d * d } else { 0 };
     rows + gather.max(solve).max(bound)
 }
 

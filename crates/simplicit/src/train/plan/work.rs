@@ -1,10 +1,18 @@
 //! What a pass over all groups costs, in multiply-adds of single precision: for an estimate of what is left.
 
+use crate::solver::CardinalitySettings;
 use crate::statistics::{WIDE, are_few};
 use crate::train::evidence::positions::samples_of;
 use crate::train::plan::{Group, Plan};
 use crate::train::rows::group::SURVEY_STRATA;
 use crate::train::{Progress, Run, TrainInput, TrainSettings};
+
+/// What the bounds of a group share, in cubes of its features: an inverse, and factorisations of double precision that count
+/// twice.
+const SHARED_BOUND: f64 = 8.0;
+/// Rounds of sweeps and a factorisation over its non-zeros that the bound of a row takes, in double precision, for two
+/// diagonals: about what rows of 193 and of 785 features take.
+const BOUND_ROUNDS: f64 = 240.0;
 
 /// What a pass does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,19 +39,42 @@ fn of_group(group: &Group, images: usize, settings: &TrainSettings, kind: Kind) 
     let walk = 1.5 * images as f64 * group.positions as f64 * r * d;
     // Double precision counts twice.
     let sums = if few { 0.0 } else { m * d * (d / 2.0 + r) * if group.features() >= WIDE { 1.0 } else { 2.0 } };
-    let how = &settings.cardinality;
-    let ladder = how.rungs as f64 * if few { 2.0 * (m * m * m / 6.0 + 2.0 * m * m * d) } else { d * d * d };
-    let step = if few { 2.0 * m * d } else { d * d };
-    // Supports are about a quarter of the features.
-    let support = d / 4.0;
-    let moves = 2.0 * r * support * support * (support / 6.0 + 320.0_f64.min(support));
-    let splitting = |rows: f64| ladder + how.steps as f64 * rows * step;
+    let kept = few.then_some(m);
+    let splitting = |rows: f64| splitting(d, rows, kept, &settings.cardinality);
+    let moves = moves(d, r);
     match kind {
         _ if group.kept => walk,
         Kind::Survey(prices) => walk + sums + splitting((prices * SURVEY_STRATA.min(group.rows.len())) as f64),
         Kind::Solve => splitting(r) + moves,
         Kind::Whole => walk + sums + splitting(r) + moves,
     }
+}
+
+/// Splitting some rows of d features; of few samples these are kept.
+fn splitting(d: f64, rows: f64, kept: Option<f64>, how: &CardinalitySettings) -> f64 {
+    let (rung, step) = match kept {
+        Some(m) => (2.0 * (m * m * m / 6.0 + 2.0 * m * m * d), 2.0 * m * d),
+        None => (d * d * d, d * d),
+    };
+    how.rungs as f64 * rung + how.steps as f64 * rows * step
+}
+
+/// Single moves of some rows. Supports are about a quarter of the features.
+fn moves(d: f64, rows: f64) -> f64 {
+    let support = d / 4.0;
+    2.0 * rows * support * support * (support / 6.0 + 320.0_f64.min(support))
+}
+
+/// Solving all rows of a group once, on its statistics.
+pub(in crate::train) fn of_solving(features: usize, rows: usize, how: &CardinalitySettings) -> f64 {
+    let (d, r) = (features as f64, rows as f64);
+    splitting(d, r, None, how) + moves(d, r)
+}
+
+/// Bounding rows of one group: what they share, and each, with so many non-zeros in a row.
+pub(in crate::train) fn of_bounds(features: usize, nonzeros: f64) -> (f64, f64) {
+    let d = features as f64;
+    (SHARED_BOUND * d.powi(3), BOUND_ROUNDS * (nonzeros.powi(3) / 3.0 + 4.0 * d * nonzeros))
 }
 
 /// Tells how far a pass is.

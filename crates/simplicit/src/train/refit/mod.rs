@@ -1,5 +1,6 @@
-//! Weights on a support that is found: the model linearised in its weights, and the refit in the output metric.
+//! Weights on a support that is found: the model linearised in its weights, and the refits in the output metric and by linear bounds.
 
+pub(super) mod bound_refit;
 pub(super) mod linearised;
 pub(super) mod output_metric;
 pub(super) mod output_refit;

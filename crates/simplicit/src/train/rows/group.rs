@@ -6,18 +6,20 @@ use crate::parallel::{self, Threads};
 use crate::problem::{RowProblem, Units};
 use crate::solver::{CardinalityBound, CardinalitySettings, Design};
 use crate::statistics::{Statistics, are_few};
+use crate::train::plan::work;
 use crate::train::rows::build::RowReport;
 use crate::train::rows::method::{self, RowGroup};
 use crate::train::rows::solve::{Solved, bound, cardinality, solve};
 use crate::train::search::survey;
 use crate::train::{Bounds, Objective, Run, TrainSettings};
 
-/// Rows times the cube of the features up to which all rows of a group are bounded where nothing is said: such a bound costs
-/// a few factorisations a row, and must not cost more than training does.
-const ALL_BOUNDS: f64 = 3.5e10;
-/// Features up to which some rows are bounded.
+/// Features up to which rows are bounded.
 const SAMPLED_BOUNDS: usize = 2048;
-/// Rows of a group that are bounded where not all are.
+/// A search solves the rows of a group at least so often: at a few prices, for a rough model, and for the model.
+const SOLVES: f64 = 3.0;
+/// Multiply-adds that bounds of a group may take in any case: a fraction of a second.
+const CHEAP: f64 = 1e9;
+/// Rows of a group that are bounded where a sample is asked for.
 const BOUND_STRATA: usize = 8;
 /// Rows of a group that a survey looks at.
 pub(in crate::train) const SURVEY_STRATA: usize = 32;
@@ -125,10 +127,12 @@ impl<'a> Rows<'a> {
         number: usize,
         run: &mut Run,
     ) -> Result<Vec<(usize, CardinalityBound)>> {
-        let strata = match bounds_of(settings, self.statistics.features(), self.problems.len()) {
-            Bounds::Off => return Ok(Vec::new()),
-            Bounds::All => self.problems.len(),
-            Bounds::Sampled => BOUND_STRATA,
+        let (features, rows) = (self.statistics.features(), self.problems.len());
+        let strata = match settings.bounds {
+            _ if !has_bounds(settings, features) => return Ok(Vec::new()),
+            Some(Bounds::All) => rows,
+            Some(_) => BOUND_STRATA,
+            None => affordable(settings, features, answers),
         };
         let drawn = survey::drawn(self.design, self.problems, strata, drawing(settings, number));
         let rows: Vec<usize> = drawn.into_iter().map(|r| r.0).collect();
@@ -202,17 +206,24 @@ pub(in crate::train) fn part_rows(settings: &TrainSettings, few: bool, features:
     if whole { rows.max(1) } else { (TOGETHER / features.max(1)).clamp(1, rows.max(1)) }
 }
 
-/// Which rows of a group get a bound.
-pub(in crate::train) fn bounds_of(settings: &TrainSettings, features: usize, rows: usize) -> Bounds {
-    let which = match settings.objective {
-        Objective::Cardinality => settings.bounds,
-        _ => Some(Bounds::Off),
-    };
-    let is_small = rows as f64 * (features as f64).powi(3) <= ALL_BOUNDS;
-    match which.unwrap_or(if is_small { Bounds::All } else { Bounds::Sampled }) {
-        Bounds::Sampled if features > SAMPLED_BOUNDS => Bounds::Off,
-        which => which,
-    }
+/// Whether rows of so many features get bounds, some or all of them.
+pub(in crate::train) fn has_bounds(settings: &TrainSettings, features: usize) -> bool {
+    matches!(settings.objective, Objective::Cardinality)
+        && match settings.bounds {
+            Some(Bounds::Off) => false,
+            Some(Bounds::All) => true,
+            Some(Bounds::Sampled) | None => features <= SAMPLED_BOUNDS,
+        }
+}
+
+/// How many rows of a group get a bound where nothing is said: what costs no more than solving all of them a few times, as
+/// training does, and one at least. Operations are counted and time is not measured, so the choice is the same on every machine.
+fn affordable(settings: &TrainSettings, features: usize, answers: &[Vec<f64>]) -> usize {
+    let rows = answers.len().max(1);
+    let nonzeros = answers.iter().flatten().filter(|w| **w != 0.0).count() as f64 / rows as f64;
+    let (shared, each) = work::of_bounds(features, nonzeros);
+    let solving = SOLVES * work::of_solving(features, rows, &settings.cardinality);
+    (((solving.max(CHEAP) - shared) / each.max(1.0)) as usize).clamp(1, rows)
 }
 
 /// The seed of what is drawn from a group.

@@ -79,7 +79,8 @@ pub fn train_to_max_drop(
             let Fitted { model, rows, training_error, output_refit, .. } =
                 fit::certified(&mut fitter, input, settings, strength, fitted, run)?;
             let agreement = Some(agreement);
-            let report = TrainReport { rows, strength, training_error, path, output_refit, agreement };
+            let report =
+                TrainReport { rows, strength, training_error, path, output_refit, bound_refit: None, agreement };
             Ok(Trained { model, report })
         }
         // The loop runs at least once.

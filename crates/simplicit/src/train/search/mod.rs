@@ -151,7 +151,9 @@ impl StagedSearch {
     pub(in crate::train) fn finish(&self, fitted: Fitted) -> Trained {
         let Fitted { model, rows, training_error, output_refit, .. } = fitted;
         let (strength, path) = (self.start.strength, self.path.clone());
-        Trained { model, report: TrainReport { rows, strength, training_error, path, output_refit, agreement: None } }
+        let (bound_refit, agreement) = (None, None);
+        let report = TrainReport { rows, strength, training_error, path, output_refit, bound_refit, agreement };
+        Trained { model, report }
     }
 }
 

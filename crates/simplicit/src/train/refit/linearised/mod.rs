@@ -357,7 +357,7 @@ impl Linearised {
     }
 
     /// r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ at the non-zeros.
-    fn outer(&self, r: &Matrix<f32>, v: &Matrix<f32>, at: &Samples) -> Vec<f64> {
+    pub(in crate::train) fn outer(&self, r: &Matrix<f32>, v: &Matrix<f32>, at: &Samples) -> Vec<f64> {
         let mut dense = self.dense(&[]);
         for sum in &self.sums {
             let cotangent = sum.of(v, r);
