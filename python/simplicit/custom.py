@@ -33,7 +33,7 @@ _BATCH = 4096
 #: Settings of the built-in method.
 _NOT_HERE = (
     "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "prove", "reach",
-    "augment", "positions", "bounds", "cascade", "matching", "scale", "mean", "std", "device", "memory",
+    "allocate", "augment", "positions", "bounds", "cascade", "matching", "scale", "mean", "std", "device", "memory",
 )  # fmt: skip
 
 

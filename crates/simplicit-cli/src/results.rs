@@ -59,6 +59,11 @@ pub(crate) struct Results {
     /// What the refit in the output metric minimises, at its start and at its end.
     pub(crate) output_refit_before: Option<f64>,
     pub(crate) output_refit_after: Option<f64>,
+    /// Divergence of outputs of inputs that were not fitted, of rough models with one price and with the prices of
+    /// `--allocate`, whose factors follow.
+    pub(crate) allocation_before: Option<f64>,
+    pub(crate) allocation_after: Option<f64>,
+    pub(crate) price_factors: Option<BTreeMap<String, f64>>,
     /// The largest distance of an output from that of exact arithmetic, bounded (`--certified`).
     pub(crate) certified_error: Option<f64>,
     /// Milliseconds per 1,000 samples.
@@ -177,6 +182,10 @@ impl Results {
         self.max_bound_distance = report.max_bound_distance();
         self.output_refit_before = report.output_refit.map(|r| r.before);
         self.output_refit_after = report.output_refit.map(|r| r.after);
+        let allocation = report.allocation.as_ref();
+        self.allocation_before = allocation.map(|a| a.before);
+        self.allocation_after = allocation.map(|a| a.after);
+        self.price_factors = allocation.map(|a| a.factors.iter().cloned().collect());
         self.agreement = report.agreement;
         self.peak_memory_bytes = simplicit::memory::peak();
         self.row_details = report.rows.iter().map(RowDetails::from).collect();

@@ -104,7 +104,7 @@ def compress(
     if cascade not in ("layer", "block", None):
         raise SettingError(f"cascade: expected 'layer', 'block' or None, got {cascade!r}")
     sim = SIM(target_sparsity=target_sparsity, cascade=cascade is not None, **settings)
-    for name in ("connectivity", "mask", "kappa", "matching", "robust", "reach", "bias", "output_refit", "augment"):
+    for name in ("connectivity", "mask", "kappa", "matching", "robust", "reach", "bias", "output_refit", "allocate", "augment"):
         if getattr(sim, name) is not None:
             raise SettingError(
                 f"{name}: expected none for a module; convert it with simplicit.torch.network and fit a SIM for this"

@@ -106,6 +106,7 @@ pub fn train_blocks(
         training_error: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
         path,
         output_refit: None,
+        allocation: None,
         agreement: None,
     };
     Ok(TrainedBlocks { blocks: found.blocks, report, nonzeros, baseline_nonzeros })

@@ -87,7 +87,8 @@ pub fn path(
         let Fitted { model, rows, training_error, output_refit, .. } =
             refitted(fitted, input, settings, strength, run)?;
         let agreement = held_out.map(|samples| agreement(&model, samples, run)).transpose()?;
-        let report = TrainReport { rows, strength, training_error, path: found.in_order(), output_refit, agreement };
+        let (path, allocation) = (found.in_order(), None);
+        let report = TrainReport { rows, strength, training_error, path, output_refit, allocation, agreement };
         out.push(Trained { model, report });
     }
     Ok(out)
