@@ -34,7 +34,7 @@ _BATCH = 4096
 _NOT_HERE = (
     "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "robust_refit",
     "prove", "reach",
-    "augment", "positions", "bounds", "cascade", "matching", "scale", "mean", "std", "device", "memory",
+    "allocate", "augment", "positions", "bounds", "cascade", "matching", "scale", "mean", "std", "device", "memory",
 )  # fmt: skip
 
 

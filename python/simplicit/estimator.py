@@ -70,6 +70,9 @@ class SIM:
         Convex solves with reweighting between them.
     output_refit : int, optional
         Rounds of least squares over all non-zeros together; 0 is none.
+    allocate : int, optional
+        Rounds of moving non-zeros between layers to where they are worth most to the outputs of samples that were not fitted;
+        convolutions or operators with a target only.
     robust : int, optional
         Train so many times more, every weight priced by what it adds to the certificate of the model before.
     robust_refit : float, optional
@@ -155,6 +158,7 @@ class SIM:
         rounds: int | None = None,
         refit: bool | None = None,
         output_refit: int | None = None,
+        allocate: int | None = None,
         cascade: bool | None = None,
         robust: int | None = None,
         robust_refit: float | None = None,
@@ -201,6 +205,7 @@ class SIM:
         self.rounds = rounds
         self.refit = refit
         self.output_refit = output_refit
+        self.allocate = allocate
         self.cascade = cascade
         self.robust = robust
         self.robust_refit = robust_refit

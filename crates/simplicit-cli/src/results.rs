@@ -62,6 +62,11 @@ pub(crate) struct Results {
     /// Share of held-out samples that linear bounds certify to keep the baseline's class, before and after the refit by them.
     pub(crate) held_out_certified_before: Option<f64>,
     pub(crate) held_out_certified_after: Option<f64>,
+    /// Divergence of outputs of inputs that were not fitted, of rough models with one price and with the prices of
+    /// `--allocate`, whose factors follow.
+    pub(crate) allocation_before: Option<f64>,
+    pub(crate) allocation_after: Option<f64>,
+    pub(crate) price_factors: Option<BTreeMap<String, f64>>,
     /// The largest distance of an output from that of exact arithmetic, bounded (`--certified`).
     pub(crate) certified_error: Option<f64>,
     /// Milliseconds per 1,000 samples.
@@ -182,6 +187,10 @@ impl Results {
         self.output_refit_after = report.output_refit.map(|r| r.after);
         self.held_out_certified_before = report.bound_refit.map(|r| r.held_out_before);
         self.held_out_certified_after = report.bound_refit.map(|r| r.held_out_after);
+        let allocation = report.allocation.as_ref();
+        self.allocation_before = allocation.map(|a| a.before);
+        self.allocation_after = allocation.map(|a| a.after);
+        self.price_factors = allocation.map(|a| a.factors.iter().cloned().collect());
         self.agreement = report.agreement;
         self.peak_memory_bytes = simplicit::memory::peak();
         self.row_details = report.rows.iter().map(RowDetails::from).collect();

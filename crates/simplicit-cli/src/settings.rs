@@ -166,6 +166,8 @@ pub(crate) struct Effective {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refit: Option<Switch>,
     pub(crate) output_refit: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) allocate: Option<usize>,
     pub(crate) cascade: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) robust: Option<usize>,
@@ -308,6 +310,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         rounds: convex.then_some(args.rounds.unwrap_or(if plain { 1 } else { 3 })),
         refit: convex.then_some(args.refit.unwrap_or((!plain).into())),
         output_refit: args.output_refit.unwrap_or(if unfit { 0 } else { OUTPUT_REFIT }),
+        allocate: args.allocate,
         cascade: args.cascade.unwrap_or((!plain).into()),
         robust: args.robust,
         robust_refit: args.robust_refit,
@@ -438,6 +441,7 @@ impl Effective {
             rounds: self.rounds.unwrap_or(1),
             refit: self.refit.is_none_or(Switch::is_on),
             output_refit: Some(self.output_refit),
+            allocate: self.allocate.unwrap_or(0),
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),
             robust_rounds: self.robust.unwrap_or(0),

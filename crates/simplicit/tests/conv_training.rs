@@ -357,6 +357,42 @@ fn feedforward_may_reach_further_and_kappa_binds_channels() {
     assert!(largest <= 0.9 && largest > 0.5, "{largest}");
 }
 
+#[test]
+fn prices_of_layers_may_differ_and_a_second_run_finds_what_the_first_kept() {
+    let (network, u) = (network(), images(400));
+    let common = TrainSettings { target_sparsity: Some(0.5), bounds: Some(Bounds::Off), ..TrainSettings::default() };
+    let settings = TrainSettings { allocate: 2, ..common.clone() };
+    let notes = Notes::default();
+    let Trained { model, report } = trained(&network, &u, &settings, 2, &notes);
+    let sparsity = model.sparsity().sparsity;
+    assert!((sparsity - 0.5).abs() <= 0.003, "{sparsity} {:?}", report.path);
+    let found = report.allocation.unwrap();
+    assert!(0.0 < found.after && found.after <= found.before, "{found:?}");
+    // Five layers with weights, the shortcut being a part of the layer that it is added to.
+    assert_eq!(found.factors.len(), 5, "{found:?}");
+    assert_eq!(found.after < found.before, found.factors.iter().any(|(_, factor)| *factor != 1.0), "{found:?}");
+    assert!(found.factors.iter().all(|(_, factor)| (0.1..10.0).contains(factor)), "{found:?}");
+    // Of what was tried the answer alone is kept, and it is enough.
+    assert_eq!(notes.0.lock().unwrap().keys().filter(|key| key.contains("allocation")).count(), 1);
+    for keep in [&notes as &dyn Keep, &Forget] {
+        let again = trained(&network, &u, &settings, 1, keep);
+        assert_eq!(again.report.allocation.as_ref(), Some(&found));
+        assert_eq!(again.model.to_bytes(), model.to_bytes());
+    }
+    let refused = |u: &Matrix<f32>, settings: TrainSettings| {
+        let baseline = ImplicitModel::from_network(&network).unwrap();
+        let source = Collected::new(&network, u).unwrap();
+        let preprocessing = Preprocessing::default();
+        let input = TrainInput { source: &source, baseline: Some(&baseline), importance: None, preprocessing };
+        train(&input, &settings, &mut Run::default()).unwrap_err().to_string()
+    };
+    let message = refused(&u, TrainSettings { target_sparsity: None, ..settings.clone() });
+    assert!(message.contains("allocate") && message.contains("target sparsity"), "{message}");
+    assert!(refused(&u, TrainSettings { cascade: false, ..settings.clone() }).contains("cascade"));
+    assert!(refused(&u, TrainSettings { robust_rounds: 1, ..settings.clone() }).contains("robust"));
+    assert!(refused(&images(99), settings.clone()).contains("100 samples"));
+}
+
 /// Three groups of rows: too few for prices that are steered from group to group to make up for what the first ones missed.
 #[test]
 fn a_network_of_few_groups_hits_low_and_high_targets() {

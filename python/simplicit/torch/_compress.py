@@ -104,7 +104,8 @@ def compress(
     if cascade not in ("layer", "block", None):
         raise SettingError(f"cascade: expected 'layer', 'block' or None, got {cascade!r}")
     sim = SIM(target_sparsity=target_sparsity, cascade=cascade is not None, **settings)
-    for name in ("connectivity", "mask", "kappa", "matching", "robust", "robust_refit", "reach", "bias", "output_refit", "augment"):
+    refused = ("connectivity", "mask", "kappa", "matching", "robust", "robust_refit", "reach", "bias", "output_refit", "allocate", "augment")
+    for name in refused:
         if getattr(sim, name) is not None:
             raise SettingError(
                 f"{name}: expected none for a module; convert it with simplicit.torch.network and fit a SIM for this"

@@ -172,6 +172,7 @@ fn settings() -> Effective {
         rounds: None,
         refit: None,
         output_refit: crate::settings::OUTPUT_REFIT,
+        allocate: None,
         cascade: Switch::On,
         robust: None,
         robust_refit: None,

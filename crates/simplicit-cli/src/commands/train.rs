@@ -167,6 +167,9 @@ pub(crate) struct TrainArgs {
     /// Rounds of least squares over all non-zeros together, on what the output makes of them [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) output_refit: Option<usize>,
+    /// Rounds of moving non-zeros between layers to where they are worth most to the outputs of inputs that were not fitted, for networks with convolutions or operators and a target [default: 0]
+    #[arg(long, value_name = "N", help_heading = "The method")]
+    pub(crate) allocate: Option<usize>,
     /// Later rows see the states of the model built so far [default: on]
     #[arg(long, help_heading = "The method")]
     pub(crate) cascade: Option<Switch>,

@@ -112,7 +112,10 @@ pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Resul
         }
         Matching::Relaxed { .. } => {}
     }
-    for (setting, got) in [("output-refit", settings.output_refit.unwrap_or(0)), ("robust", settings.robust_rounds)] {
+    let output_refit = settings.output_refit.unwrap_or(0);
+    let network_only =
+        [("output-refit", output_refit), ("robust", settings.robust_rounds), ("allocate", settings.allocate)];
+    for (setting, got) in network_only {
         if got > 0 {
             return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
         }

@@ -107,6 +107,7 @@ pub fn train_blocks(
         path,
         output_refit: None,
         bound_refit: None,
+        allocation: None,
         agreement: None,
     };
     Ok(TrainedBlocks { blocks: found.blocks, report, nonzeros, baseline_nonzeros })

@@ -12,6 +12,7 @@ use crate::solver::Design;
 use crate::statistics::Statistics;
 use crate::train::evidence::gather;
 use crate::train::evidence::shard::Walkers;
+use crate::train::keep::STATISTICS;
 use crate::train::plan::budget;
 use crate::train::plan::work::{self, Kind, Meter};
 use crate::train::plan::{self, Group, GroupId, Plan};
@@ -20,7 +21,7 @@ use crate::train::rows::group::{Rows, for_taps, has_bounds, parts};
 use crate::train::rows::prices::CertificatePrices;
 use crate::train::rows::problems::{kept_rows, problems, reads_states};
 use crate::train::search::survey::{self, Steering, Survey};
-use crate::train::{Objective, OutputRefit, Run, TrainInput, TrainSettings};
+use crate::train::{Allocation, Objective, OutputRefit, Run, TrainInput, TrainSettings};
 use crate::{Error, Result};
 
 /// Alternations of a cyclic model with its own equilibrium states.
@@ -32,6 +33,7 @@ pub(super) struct Fitted {
     pub(super) rows: Vec<RowReport>,
     pub(super) training_error: f64,
     pub(super) output_refit: Option<OutputRefit>,
+    pub(super) allocation: Option<Allocation>,
     pub(super) evidence: BTreeMap<GroupId, Evidence>,
     /// The strength of every group.
     pub(super) strengths: Vec<f64>,
@@ -79,6 +81,20 @@ impl Fitter {
         work::of_groups(&self.plan, input, settings, Kind::Whole).iter().sum()
     }
 
+    /// The groups of every layer that has rows to solve, with the layer's name: a grouped convolution has several.
+    pub(super) fn layers(&self) -> Vec<(String, Vec<usize>)> {
+        let mut out: Vec<(String, Vec<usize>)> = Vec::new();
+        let mut last = None;
+        for (number, group) in self.plan.groups().enumerate().filter(|(_, group)| group.is_solved()) {
+            match out.last_mut().filter(|_| group.target.is_some() && group.target == last) {
+                Some((_, groups)) => groups.push(number),
+                None => out.push((group.name.clone(), vec![number])),
+            }
+            last = group.target;
+        }
+        out
+    }
+
     /// The rows of every group, in order.
     pub(super) fn groups(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.plan.groups().map(|group| group.rows.clone())
@@ -97,7 +113,7 @@ pub(super) fn fit(
 ) -> Result<Fitted> {
     let Fitter { plan, kept, inputs, prices, room, steering, left } = fitter;
     prices.begin();
-    let steered = if steering.is_some() { "steered " } else { "" };
+    let steered = steering.as_ref().map_or("", Steering::tag);
     let key = format!("{steered}strength {strength:e}{}", prices.tag());
     let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength, walks: None };
     let mut built = Build::new(plan);
@@ -147,8 +163,9 @@ pub(super) fn fit(
     let model = built.model(input, settings)?;
     let training_error = built.output_error();
     let rows = built.reports.into_iter().flatten().map(|(report, _)| report).collect();
+    let evidence = built.evidence;
     let fitted =
-        Fitted { model, rows, training_error, output_refit: None, evidence: built.evidence, strengths: prices };
+        Fitted { model, rows, training_error, output_refit: None, allocation: None, evidence, strengths: prices };
     if certify { certified(fitter, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 
@@ -414,7 +431,7 @@ impl Pass<'_> {
 }
 
 fn statistics_key(key: &str) -> String {
-    format!("{key} statistics")
+    format!("{key}{STATISTICS}")
 }
 
 /// A group's statistics as an earlier run kept them.

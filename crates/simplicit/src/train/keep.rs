@@ -3,8 +3,14 @@
 //! Training is deterministic, so a run that is started again takes the same decisions and finds what it computed before
 //! under the same keys.
 
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
 use crate::Result;
 use crate::train::Delegate;
+
+/// How keys of statistics end.
+pub(super) const STATISTICS: &str = " statistics";
 
 /// A place for named results. A value is there whole or not at all.
 pub trait Keep: Sync {
@@ -62,6 +68,53 @@ impl Keep for Fleeting<'_> {
 
     fn delegate(&self) -> Option<&dyn Delegate> {
         self.0.delegate()
+    }
+}
+
+/// Keeps nothing but one set of rows, in memory, and has the heavy steps done where another does.
+pub(super) struct Remembered<'a> {
+    pub(super) keep: &'a dyn Keep,
+    /// Whether what comes now is to be remembered.
+    pub(super) open: bool,
+    values: Mutex<BTreeMap<String, Vec<u8>>>,
+}
+
+impl<'a> Remembered<'a> {
+    pub(super) fn new(keep: &'a dyn Keep) -> Self {
+        Self { keep, open: false, values: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Forgets all.
+    pub(super) fn forget(&mut self) {
+        self.values = Mutex::new(BTreeMap::new());
+    }
+}
+
+impl Keep for Remembered<'_> {
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        // A thread that stopped in the middle of one of these two lines left the map whole.
+        Ok(self.values.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned())
+    }
+
+    fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+        // Statistics are kept elsewhere as far as there is room for them.
+        if key.ends_with(STATISTICS) {
+            return Ok(());
+        }
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_string(), value.to_vec());
+        Ok(())
+    }
+
+    fn keeps(&self) -> bool {
+        self.open
+    }
+
+    fn folder(&self) -> Option<&std::path::Path> {
+        self.keep.folder()
+    }
+
+    fn delegate(&self) -> Option<&dyn Delegate> {
+        self.keep.delegate()
     }
 }
 

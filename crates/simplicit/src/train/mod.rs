@@ -32,6 +32,7 @@ pub use refit::output_refit::OutputRefit;
 pub use rows::build::RowReport;
 pub use rows::method::{RowGroup, RowMethod};
 pub use search::Found;
+pub use search::allocate::Allocation;
 pub use search::max_drop::train_to_max_drop;
 pub use search::path::path;
 
@@ -103,6 +104,9 @@ pub struct TrainSettings {
     /// Rounds of the refit of all non-zeros together, in the metric of the output; 0 is none. Default: 4, and none for
     /// models with convolutions or operators and with exact matching.
     pub output_refit: Option<usize>,
+    /// Rounds in which layers' prices are moved by what their non-zeros are worth to the outputs of samples that were not
+    /// fitted, on rough models. For models with convolutions or operators, cardinality and a target. Default 0.
+    pub allocate: usize,
     /// Later rows see the states of the model built so far. Default on.
     pub cascade: bool,
     /// A constant for every row, also where the baseline has no bias. Default off.
@@ -152,6 +156,7 @@ impl Default for TrainSettings {
             rounds: 3,
             refit: true,
             output_refit: None,
+            allocate: 0,
             cascade: true,
             bias: false,
             robust_rounds: 0,
@@ -305,6 +310,8 @@ pub struct TrainReport {
     pub output_refit: Option<OutputRefit>,
     /// What the refit by linear bounds did, where it was asked for.
     pub bound_refit: Option<BoundRefit>,
+    /// What the allocation over layers did, where it was asked for.
+    pub allocation: Option<Allocation>,
     /// Share of held-out samples with the baseline's prediction, where [`train_to_max_drop`] or
     /// [`path`] measured it.
     pub agreement: Option<f64>,
@@ -368,6 +375,9 @@ pub struct Trained {
 /// Trains a model.
 pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
     check(input, settings)?;
+    if settings.allocate > 0 && settings.target_sparsity.is_none() {
+        return Err(Error::setting("allocate", "0 without a target sparsity", settings.allocate));
+    }
     let trained = search::search(input, settings, run)?;
     match settings.robust_refit {
         Some(epsilon) => refit::bound_refit::refitted(trained, input, epsilon, settings.seed, run),
@@ -396,6 +406,7 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
             return Err(Error::setting("row weight", "zero or a positive number", bad));
         }
     }
+    check_allocation(input, settings)?;
     plan::choice::check(input, settings)?;
     if let Some(epsilon) = settings.robust_refit {
         let Some(baseline) = input.baseline else {
@@ -418,6 +429,24 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// An allocation over layers moves the prices of a survey, and holds samples out.
+fn check_allocation(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    let shares = input.baseline.is_some_and(|b| !b.taps().is_empty() || b.layout().has_operators());
+    let expected = match settings.allocate {
+        0 => return Ok(()),
+        _ if !shares => "0 for a network without convolutions or operators",
+        _ if !matches!(settings.objective, Objective::Cardinality) => "0 without the penalty cardinality",
+        _ if !settings.cascade => "0 without a cascade",
+        _ if settings.robust_rounds > 0 => "0 with robust rounds, which price every weight",
+        _ if input.source.samples() < search::allocate::LEAST_SAMPLES => {
+            let expected = format!("0 with fewer than {} samples", search::allocate::LEAST_SAMPLES);
+            return Err(Error::setting("allocate", expected, settings.allocate));
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::setting("allocate", expected, settings.allocate))
 }
 
 /// What makes no sense where the sparsity is not one target: on a path, or where a drop decides.

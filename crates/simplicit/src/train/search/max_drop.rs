@@ -33,6 +33,10 @@ pub fn train_to_max_drop(
 ) -> Result<Trained> {
     check(input, settings)?;
     check_untargeted("a model whose drop decides how sparse it is", settings)?;
+    if settings.allocate > 0 {
+        let expected = "0 where a drop decides how sparse the model is";
+        return Err(Error::setting("allocate", expected, settings.allocate));
+    }
     if !(0.0..=100.0).contains(&max_drop) {
         return Err(Error::setting("max-drop", "points between 0 and 100, such as 0.5", max_drop));
     }
@@ -78,9 +82,9 @@ pub fn train_to_max_drop(
         Some((strength, agreement, _, fitted)) => {
             let Fitted { model, rows, training_error, output_refit, .. } =
                 fit::certified(&mut fitter, input, settings, strength, fitted, run)?;
-            let agreement = Some(agreement);
+            let (bound_refit, allocation, agreement) = (None, None, Some(agreement));
             let report =
-                TrainReport { rows, strength, training_error, path, output_refit, bound_refit: None, agreement };
+                TrainReport { rows, strength, training_error, path, output_refit, bound_refit, allocation, agreement };
             Ok(Trained { model, report })
         }
         // The loop runs at least once.

@@ -1,5 +1,6 @@
 //! The strength that hits a target sparsity, by whole models: allocation over layers is the method's own.
 
+pub(super) mod allocate;
 pub(super) mod max_drop;
 pub(super) mod path;
 pub(super) mod rough;
@@ -149,10 +150,11 @@ impl StagedSearch {
 
     /// A step's model with everything tried so far.
     pub(in crate::train) fn finish(&self, fitted: Fitted) -> Trained {
-        let Fitted { model, rows, training_error, output_refit, .. } = fitted;
+        let Fitted { model, rows, training_error, output_refit, allocation, .. } = fitted;
         let (strength, path) = (self.start.strength, self.path.clone());
         let (bound_refit, agreement) = (None, None);
-        let report = TrainReport { rows, strength, training_error, path, output_refit, bound_refit, agreement };
+        let report =
+            TrainReport { rows, strength, training_error, path, output_refit, bound_refit, allocation, agreement };
         Trained { model, report }
     }
 }
@@ -169,12 +171,13 @@ fn to_target(
     path: &mut Vec<(f64, f64)>,
 ) -> Result<Fitted> {
     let mut fitter = Fitter::new(input, settings, run)?;
-    let mut joint = None;
+    let (mut joint, mut allocation) = (None, None);
     if let Some(target) = target.filter(|_| fitter.has_taps() && settings.cascade) {
         let whole = fitter.work(input, settings);
         let found = rough(input, settings, target, whole, run)?;
         fitter.left = AGAIN * whole;
         (*start, joint, fitter.steering) = (found.start, found.joint, found.steering);
+        allocation = found.allocation;
     }
     let input = &TrainInput {
         importance: joint.as_deref().or(input.importance),
@@ -186,7 +189,7 @@ fn to_target(
         fitter.prices.renew(&fitted.model, &input.preprocessing)?;
         fitted = search_stage(&mut fitter, input, settings, start, target, last, run, path)?;
     }
-    Ok(fitted)
+    Ok(Fitted { allocation, ..fitted })
 }
 
 #[allow(clippy::too_many_arguments)]
@@ -210,13 +213,17 @@ fn search_stage(
     let dear = fitter.has_taps() && last;
     let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
     let mut best: Option<(f64, f64, Fitted)> = None;
-    if let Some(steering) = fitter.steering.take() {
+    let steering = fitter.steering.take();
+    let allotted = steering.clone().filter(Steering::is_allotted);
+    if let Some(steering) = steering {
         best = steered(fitter, input, settings, target, steering, run, path)?;
     }
-    // Few groups, or a target beyond the surveyed prices, may be out of steering's reach: then one price for all is sought.
+    // Few groups, or a target beyond the surveyed prices, may be out of steering's reach: then one price for all is sought,
+    // times the factors that layers have.
     if best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
         let first = best.as_ref().map_or(*start, |(_, strength, _)| Start { strength: *strength, ..*start });
         let tried = seek(target, first, enough, MAX_MODELS, |strength| {
+            fitter.steering = allotted.as_ref().map(|prices| prices.held(strength));
             let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
             let sparsity = sparsity_reported(&fitted, strength, run);
             let distance = (sparsity - target).abs();
@@ -225,6 +232,7 @@ fn search_stage(
             }
             Ok(sparsity)
         })?;
+        fitter.steering = None;
         path.extend(tried);
     }
     // At least one model was fitted.

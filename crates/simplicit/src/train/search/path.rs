@@ -87,15 +87,9 @@ pub fn path(
         let Fitted { model, rows, training_error, output_refit, .. } =
             refitted(fitted, input, settings, strength, run)?;
         let agreement = held_out.map(|samples| agreement(&model, samples, run)).transpose()?;
-        let report = TrainReport {
-            rows,
-            strength,
-            training_error,
-            path: found.in_order(),
-            output_refit,
-            bound_refit: None,
-            agreement,
-        };
+        let (path, bound_refit, allocation) = (found.in_order(), None, None);
+        let report =
+            TrainReport { rows, strength, training_error, path, output_refit, bound_refit, allocation, agreement };
         out.push(Trained { model, report });
     }
     Ok(out)

@@ -8,10 +8,11 @@ use crate::solver::CardinalitySettings;
 use crate::states::StateSlice;
 use crate::train::evidence::joint_importance::joint_importance;
 use crate::train::fit::{self, Fitter};
-use crate::train::keep::Fleeting;
+use crate::train::keep::{self, Fleeting, Remembered};
+use crate::train::search::allocate::{self, Allocation, Exchanged, Judge, Tried};
 use crate::train::search::survey::{Steering, Survey};
 use crate::train::search::{Start, seek};
-use crate::train::{Forget, Objective, Run, TrainInput, TrainSettings, layout, metadata};
+use crate::train::{Forget, Objective, Progress, Run, TrainInput, TrainSettings, layout, metadata};
 
 /// Accepted distance from the target.
 const CLOSE: f64 = 0.01;
@@ -67,6 +68,8 @@ pub(in crate::train) struct Rough {
     pub(in crate::train) joint: Option<Vec<f64>>,
     /// Prices group by group, where there was a survey.
     pub(in crate::train) steering: Option<Steering>,
+    /// What moved prices of layers, where that was asked for.
+    pub(in crate::train) allocation: Option<Allocation>,
 }
 
 /// The start of a search whose models are expensive, and the row weights of all that follows. `after` is the work that comes
@@ -78,8 +81,11 @@ pub(in crate::train) fn rough(
     after: f64,
     run: &mut Run,
 ) -> Result<Rough> {
-    let samples = input.source.samples().min(SAMPLES);
+    let all = input.source.samples();
+    let rounds = settings.allocate;
+    let (samples, others) = if rounds > 0 { allocate::parts(all, SAMPLES) } else { (all.min(SAMPLES), 0..0) };
     let few = StateSlice::new(input.source, 0..samples)?;
+    let judge = if rounds > 0 { Some(Judge::new(input, others, run)?) } else { None };
     let input = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
     let settings = settings_of(settings);
     // What it needs was said for the whole run.
@@ -91,8 +97,14 @@ pub(in crate::train) fn rough(
     )?;
     fitter.left = after;
     let mut models = OfNetwork { fitter, input, settings: &settings, last: None, kept: None, joint: None };
-    let (start, steering) = start(&mut models, &settings, target, run)?;
-    Ok(Rough { start, joint: models.joint, steering })
+    let (mut start, mut steering) = start(&mut models, &settings, target, run)?;
+    let mut allocation = None;
+    if let (Some(common), Some(judge)) = (&steering, &judge) {
+        let (found, report) = models.allocated(common, judge, rounds, run)?;
+        start.strength = found.common();
+        (steering, allocation) = (Some(found), Some(report));
+    }
+    Ok(Rough { start, joint: models.joint, steering, allocation })
 }
 
 /// Where the search for a target begins, from rough models: by a survey for cardinality, whose curves can steer the prices of
@@ -126,6 +138,46 @@ struct OfNetwork<'a> {
     last: Option<ImplicitModel>,
     kept: Option<ImplicitModel>,
     joint: Option<Vec<f64>>,
+}
+
+impl OfNetwork<'_> {
+    /// Prices of layers by what they do to the outputs of samples that were not fitted.
+    fn allocated(
+        &mut self,
+        steering: &Steering,
+        judge: &Judge,
+        rounds: usize,
+        run: &mut Run,
+    ) -> Result<(Steering, Allocation)> {
+        let layers = self.fitter.layers();
+        let total = 1 + rounds * allocate::models_of_a_round(layers.len());
+        let mut done = 0;
+        let fleeting = Fleeting(run.keep);
+        let mut memory = Remembered::new(&fleeting);
+        let (progress, threads, cancel) = (&mut *run.progress, run.threads, run.cancel);
+        let numbers = keep::numbers(run.keep, "allocation", Exchanged::length(self.groups()), || {
+            let found = allocate::exchange(steering, &layers, rounds, |prices, begins| {
+                memory.open = begins;
+                if begins {
+                    memory.forget();
+                }
+                let mut run = Run { threads, cancel, keep: &memory, progress: &mut |_| {} };
+                self.fitter.steering = Some(prices.clone());
+                let fitted = self.fit(prices.common(), &mut run);
+                self.fitter.steering = None;
+                let (counts, _) = fitted?;
+                let divergences = match &self.last {
+                    Some(model) => judge.divergences(model, &run)?,
+                    None => Vec::new(),
+                };
+                done += 1;
+                (progress)(Progress::Rows { group: "allocation over layers".to_string(), done, total });
+                Ok(Tried { counts, divergences })
+            })?;
+            Ok(found.to_numbers())
+        })?;
+        Ok(Exchanged::from_numbers(&numbers).applied(steering, layers))
+    }
 }
 
 impl RoughModels for OfNetwork<'_> {

@@ -107,9 +107,13 @@ impl Survey {
 pub(in crate::train) struct Steering {
     survey: Survey,
     shifts: Vec<f64>,
+    /// Logarithm of every group's price over the common one.
+    factors: Vec<f64>,
+    /// The furthest that prices may go from where they would be if all groups were as expected, as a factor.
+    reach: f64,
     /// Non-zeros of all groups.
     wanted: f64,
-    /// The price of all groups if all were as expected.
+    /// The price of all groups, before their factors, if all were as expected.
     common: f64,
     /// Price and non-zeros of the groups behind.
     behind: Vec<(f64, usize)>,
@@ -126,10 +130,57 @@ impl Steering {
     /// For so many non-zeros of all groups, when the row weights of group g have grown by the factor e^shift(g).
     pub(in crate::train) fn new(survey: Survey, shifts: Vec<f64>, wanted: f64) -> Self {
         let (common, _) = survey.price(wanted, &shifts);
-        Self { survey, shifts, wanted, common, behind: Vec::new(), expected: 0.0 }
+        let factors = vec![0.0; shifts.len()];
+        Self { survey, shifts, factors, reach: STEERED, wanted, common, behind: Vec::new(), expected: 0.0 }
     }
 
-    /// The price of all groups if all were as expected.
+    /// The same non-zeros with other factors on the prices, given as logarithms.
+    pub(in crate::train) fn allotted(&self, factors: Vec<f64>) -> Self {
+        let mut out = Self { factors, behind: Vec::new(), expected: 0.0, ..self.clone() };
+        out.common = out.survey.price(out.wanted, &out.moved()).0;
+        out
+    }
+
+    /// Prices that stay as they are, whatever groups keep: the common one given times every group's factor.
+    pub(in crate::train) fn held(&self, common: f64) -> Self {
+        Self { reach: 1.0, common, behind: Vec::new(), expected: 0.0, ..self.clone() }
+    }
+
+    /// Other prices of some groups, all others as they are.
+    pub(in crate::train) fn with(&self, groups: &[usize], log_factor: f64) -> Self {
+        let mut out = self.clone();
+        groups.iter().for_each(|&g| out.factors[g] += log_factor);
+        out
+    }
+
+    /// Logarithm of every group's price over the common one.
+    pub(in crate::train) fn factors(&self) -> &[f64] {
+        &self.factors
+    }
+
+    /// Whether groups have prices of their own.
+    pub(in crate::train) fn is_allotted(&self) -> bool {
+        self.factors.iter().any(|f| *f != 0.0)
+    }
+
+    /// Distinguishes kept results of different ways to price.
+    pub(in crate::train) fn tag(&self) -> &'static str {
+        if self.reach > 1.0 { "steered " } else { "held " }
+    }
+
+    /// Scales every group's curve so that it goes through what was counted when the common price was this.
+    pub(in crate::train) fn calibrate(&mut self, common: f64, counted: &[usize]) {
+        for (group, &counted) in counted.iter().enumerate() {
+            self.survey.scale(group, common.ln() + self.factors[group] - self.shifts[group], counted);
+        }
+    }
+
+    /// How far the common price stands from each group's own on its curve.
+    fn moved(&self) -> Vec<f64> {
+        self.shifts.iter().zip(&self.factors).map(|(shift, factor)| shift - factor).collect()
+    }
+
+    /// The price of all groups, before their factors, if all were as expected.
     pub(in crate::train) fn common(&self) -> f64 {
         self.common
     }
@@ -140,8 +191,9 @@ impl Steering {
         let before = CONFIDENCE * self.wanted;
         let ratio = (counted + before) / (self.expected + before);
         let left = ((self.wanted - counted) / ratio).max(1.0);
-        let (price, _) = self.survey.price_from(self.behind.len(), left, &self.shifts);
-        price.clamp(self.common / STEERED, self.common * STEERED)
+        let group = self.behind.len();
+        let (price, _) = self.survey.price_from(group, left, &self.moved());
+        price.clamp(self.common / self.reach, self.common * self.reach) * self.factors[group].exp()
     }
 
     /// What the next group kept at a price.
@@ -157,7 +209,7 @@ impl Steering {
             self.survey.scale(group, price.ln() - self.shifts[group], counted);
         }
         self.expected = 0.0;
-        self.common = self.survey.price(self.wanted, &self.shifts).0;
+        self.common = self.survey.price(self.wanted, &self.moved()).0;
     }
 }
 

@@ -76,10 +76,10 @@ pub(in crate::train) fn refitted(
     strength: f64,
     run: &mut Run,
 ) -> Result<Fitted> {
-    let Fitted { model, mut rows, training_error, evidence, strengths, .. } = fitted;
+    let Fitted { model, mut rows, training_error, allocation, evidence, strengths, .. } = fitted;
     let (model, output_refit) = output_refit(model, input, settings, &format!("strength {strength:e}"), run)?;
     if output_refit.is_none_or(|r| r.rounds == 0) {
-        return Ok(Fitted { model, rows, training_error, output_refit, evidence, strengths });
+        return Ok(Fitted { model, rows, training_error, output_refit, allocation, evidence, strengths });
     }
     let first_output = model.layout().rows();
     let mismatch = mismatch(&model, input, run)?;
@@ -92,7 +92,7 @@ pub(in crate::train) fn refitted(
     }
     let (residual, energy) = mismatch[first_output..].iter().fold((0.0, 0.0), |(r, e), m| (r + m.0, e + m.1));
     let training_error = if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
-    Ok(Fitted { model, rows, training_error, output_refit, evidence, strengths })
+    Ok(Fitted { model, rows, training_error, output_refit, allocation, evidence, strengths })
 }
 
 /// Squared mismatch and energy of every row's target, at the model's own states.
