@@ -352,11 +352,11 @@ pub struct Trained {
 
 /// Trains a model.
 pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
-    check(input, settings)?;
+    check(input, settings, run.threads)?;
     search::search(input, settings, run)
 }
 
-fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+fn check(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<()> {
     check_settings(settings)?;
     let shape = input.source.shape();
     if let Some(baseline) = input.baseline
@@ -388,7 +388,7 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
             return Err(Error::setting("connectivity", expected, "one with cycles"));
         }
     }
-    Ok(())
+    plan::budget::check(input, settings, threads)
 }
 
 /// What makes no sense where the sparsity is not one target: on a path, or where a drop decides.

@@ -31,7 +31,7 @@ pub fn train_to_max_drop(
     settings: &TrainSettings,
     run: &mut Run,
 ) -> Result<Trained> {
-    check(input, settings)?;
+    check(input, settings, run.threads)?;
     check_untargeted("a model whose drop decides how sparse it is", settings)?;
     if !(0.0..=100.0).contains(&max_drop) {
         return Err(Error::setting("max-drop", "points between 0 and 100, such as 0.5", max_drop));
