@@ -63,18 +63,26 @@ fn a_small_budget_holds_and_gives_the_same_model() {
     let (needed, least) = (said["needed"].as_u64().unwrap(), said["least"].as_u64().unwrap());
     assert!(needed - least >= 4 * LAYER && much > 4 * LAYER, "{said} {much}");
     // What is said before holds.
-    assert!(much <= needed + needed / 10, "{much} of {needed}");
-    let budget = least + LAYER / 2;
-    let (little, _) = train("little", &budget.to_string());
-    assert!(little <= budget + budget / 10, "{little} bytes held of {budget} allowed");
-    assert!(much - little > 2 * LAYER, "{little} beside {much}");
-    let bytes = |name: &str| std::fs::read(at.join(name)).unwrap();
-    assert!(bytes("much.safetensors") == bytes("little.safetensors"), "the model depends on the budget");
-    assert!(names(&at.join("little.kept")).iter().all(|name| !name.ends_with(".part")), "a file of layers was left");
-    // Less than a group of rows takes is refused, in one line that says what would do.
-    let line = "train --network net.onnx --inputs u.npy --mu 1e-4 --memory 1M --out no.safetensors";
+    assert!(much <= needed, "{much} of {needed}");
+    // Less than a group of rows takes is refused, in one line that says what would do, before any work.
+    let line = "train --network net.onnx --inputs u.npy --positions 8 --mu 1e-4 --bounds off --device cpu --threads 2 \
+                --memory 1M --progress json --out no.safetensors";
     let refused = run(at, line).expect(2);
-    assert!(refused.one_line().contains("memory: expected at least"), "{refused:?}");
-    let refused = run(at, &line.replace("1M", "4T")).expect(2);
+    assert!(!refused.stderr.contains("weights"), "{refused:?}");
+    let (_, enough) = refused.stderr.split_once("memory: expected at least ").unwrap();
+    let enough = enough.split_once(" MB").unwrap().0.to_string() + "M";
+    let (little, _) = train("little", &enough);
+    let budget = simplicit::memory::parse(&enough).unwrap();
+    assert!(little <= budget, "{little} bytes held of {budget} allowed");
+    assert!(much - little > 2 * LAYER, "{little} beside {much}");
+    // What lies between: some layers in memory, which is given back when the next ones come.
+    let (some, _) = train("some", &(budget + 2 * LAYER).to_string());
+    assert!(some <= budget + 2 * LAYER, "{some} bytes held of {budget} and two layers");
+    let bytes = |name: &str| std::fs::read(at.join(name)).unwrap();
+    for name in ["little.safetensors", "some.safetensors"] {
+        assert!(bytes("much.safetensors") == bytes(name), "the model depends on the budget: {name}");
+    }
+    assert!(names(&at.join("little.kept")).iter().all(|name| !name.ends_with(".part")), "a file of layers was left");
+    let refused = run(at, &line.replace("1M --progress json", "4T")).expect(2);
     assert!(refused.one_line().contains("K, M or G"), "{refused:?}");
 }

@@ -37,7 +37,7 @@ use crate::network::Network;
 use crate::parallel::Threads;
 use crate::states::{Collected, StateMap, StateSlice, StateSource};
 use crate::train::{
-    Phase, Progress, Run, TrainInput, TrainReport, TrainSettings, importance_on, train, train_to_max_drop,
+    Phase, Progress, Run, TrainInput, TrainReport, TrainSettings, estimate, importance_on, train, train_to_max_drop,
 };
 use crate::{Error, Result};
 
@@ -151,6 +151,14 @@ pub fn compress<'b>(
     };
     let weights = match baseline {
         Baseline::Network(network) if settings.row_weights => {
+            if settings.train.memory.is_some() {
+                // Too little memory is said before the first sample is read, not after minutes of row weights.
+                let all = Collected::new(network, inputs)?;
+                let source = &StateSlice::new(&all, 0..part)?;
+                let preprocessing = Preprocessing::identity();
+                let input = TrainInput { source, baseline: Some(&own), importance: None, preprocessing };
+                estimate(&input, &settings.train, run.threads)?;
+            }
             (run.progress)(Progress::Phase(Phase::RowWeights));
             Some(row_weights(network, inputs, part, moved.as_ref(), (settings.train.seed, settings.train.device), run)?)
         }

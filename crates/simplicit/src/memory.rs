@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +32,11 @@ pub fn parse(text: &str) -> Result<u64> {
 pub fn words(bytes: u64) -> String {
     let gigabytes = bytes as f64 / (1u64 << 30) as f64;
     if gigabytes >= 1.0 { format!("{gigabytes:.1} GB") } else { format!("{:.0} MB", gigabytes * 1024.0) }
+}
+
+/// The same, rounded up: what is asked for must be enough when it is given.
+pub(crate) fn words_up(bytes: u64) -> String {
+    words(bytes + if bytes >= 1 << 30 { (1 << 30) / 20 } else { 1 << 19 })
 }
 
 /// What this process could still take, by the machine and by the limit of its control group; `None` where nobody says.
@@ -89,20 +95,54 @@ impl Room {
     }
 }
 
+/// Numbers of a piece of memory that blocks are put into, at least: 40 MiB. An allocation of that size is one of the operating
+/// system's own and goes back to it when it is dropped; what is smaller may stay with the process, in holes between others.
+const SLAB: usize = 10 << 20;
+
 /// Blocks that are written once, in order, and read in any order by several threads: in memory while there is room, in a
 /// file of their own from there on. Their values do not depend on where they are.
 #[derive(Debug)]
 pub(crate) struct Pile {
     room: Arc<Room>,
     blocks: Vec<Place>,
+    slabs: Vec<Vec<f32>>,
     held: u64,
     file: Option<Spill>,
 }
 
+/// Where a block of so many columns is.
 #[derive(Debug)]
 enum Place {
-    Held(Matrix<f32>),
+    Held { slab: usize, span: Range<usize>, cols: usize },
     File { at: u64, rows: usize, cols: usize },
+}
+
+/// One block, row after row.
+#[derive(Debug)]
+pub(crate) struct Block<'a> {
+    values: Cow<'a, [f32]>,
+    cols: usize,
+}
+
+impl Block<'_> {
+    pub(crate) fn rows(&self) -> usize {
+        self.values.len() / self.cols.max(1)
+    }
+
+    pub(crate) fn row(&self, i: usize) -> &[f32] {
+        &self.values[i * self.cols..(i + 1) * self.cols]
+    }
+
+    pub(crate) fn as_slice(&self) -> &[f32] {
+        &self.values
+    }
+}
+
+impl From<Matrix<f32>> for Block<'_> {
+    fn from(matrix: Matrix<f32>) -> Self {
+        let cols = matrix.cols();
+        Self { values: Cow::Owned(matrix.into_vec()), cols }
+    }
 }
 
 #[derive(Debug)]
@@ -144,7 +184,7 @@ impl Drop for Spill {
 
 impl Pile {
     pub(crate) fn new(room: &Arc<Room>) -> Self {
-        Self { room: room.clone(), blocks: Vec::new(), held: 0, file: None }
+        Self { room: room.clone(), blocks: Vec::new(), slabs: Vec::new(), held: 0, file: None }
     }
 
     /// One more block.
@@ -152,7 +192,7 @@ impl Pile {
         let bytes = 4 * block.as_slice().len() as u64;
         if self.room.take(bytes) {
             self.held += bytes;
-            self.blocks.push(Place::Held(block));
+            self.hold(&block);
             return Ok(());
         }
         let spill = match &mut self.file {
@@ -169,11 +209,26 @@ impl Pile {
         Ok(())
     }
 
+    /// Puts a block behind the one before, or into a new slab.
+    fn hold(&mut self, block: &Matrix<f32>) {
+        let values = block.as_slice();
+        if self.slabs.last().is_none_or(|slab| slab.capacity() - slab.len() < values.len()) {
+            self.slabs.push(Vec::with_capacity(values.len().max(SLAB)));
+        }
+        let number = self.slabs.len() - 1;
+        let slab = &mut self.slabs[number];
+        let span = slab.len()..slab.len() + values.len();
+        slab.extend_from_slice(values);
+        self.blocks.push(Place::Held { slab: number, span, cols: block.cols() });
+    }
+
     /// A block by its number.
-    pub(crate) fn get(&self, number: usize) -> Result<Cow<'_, Matrix<f32>>> {
+    pub(crate) fn get(&self, number: usize) -> Result<Block<'_>> {
         let missing = || Error::shape("block of a layer", format!("one of {}", self.blocks.len()), number);
         let (at, rows, cols) = match self.blocks.get(number).ok_or_else(missing)? {
-            Place::Held(block) => return Ok(Cow::Borrowed(block)),
+            Place::Held { slab, span, cols } => {
+                return Ok(Block { values: Cow::Borrowed(&self.slabs[*slab][span.clone()]), cols: *cols });
+            }
             Place::File { at, rows, cols } => (*at, *rows, *cols),
         };
         let mut raw = vec![0u8; 4 * rows * cols];
@@ -184,7 +239,7 @@ impl Pile {
             file.read_exact(&mut raw).map_err(failed)?;
         }
         let values = raw.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect();
-        Ok(Cow::Owned(Matrix::from_vec(rows, cols, values)?))
+        Ok(Block { values: Cow::Owned(values), cols })
     }
 
     /// Bytes of it that lie in a file.
@@ -219,16 +274,41 @@ mod tests {
     }
 
     #[test]
+    fn a_pile_gives_its_memory_back_to_the_system() {
+        let Some(before) = used() else { return };
+        let folder = tempfile::tempdir().unwrap();
+        // From here on the allocator takes blocks of this size from its heap, where what lies behind them holds them fast.
+        drop(vec![1.0f32; 7 << 20]);
+        let room = Room::new(u64::MAX, folder.path());
+        let mut pile = Pile::new(&room);
+        let fast: Vec<Vec<u8>> = (0..200)
+            .map(|k| {
+                pile.push(Matrix::from_fn(1 << 10, 1 << 9, |_, _| k as f32)).unwrap();
+                vec![1; 512]
+            })
+            .collect();
+        let (held, all) = (used().unwrap(), 200 << 21);
+        assert!(held >= before + all / 2, "{held} after {before}");
+        drop(pile);
+        let left = used().unwrap();
+        assert!(left <= before + all / 3, "{left} after {before}: of {all} bytes too many stayed; {}", fast.len());
+    }
+
+    #[test]
     fn blocks_come_back_to_the_bit_wherever_they_are_and_room_is_given_back() {
         let folder = tempfile::tempdir().unwrap();
         let block = |k: usize| Matrix::from_fn(3, 5, |i, j| ((k * 31 + i * 7 + j) as f32).sin());
+        let same = |pile: &Pile, k: usize| {
+            let got = pile.get(k).unwrap();
+            assert_eq!((got.rows(), got.as_slice(), got.row(2)), (3, block(k).as_slice(), block(k).row(2)));
+        };
         let room = Room::new(150, folder.path());
         let mut pile = Pile::new(&room);
         (0..6).for_each(|k| pile.push(block(k)).unwrap());
         assert_eq!((pile.held, pile.spilled()), (120, 240), "two of six blocks of 60 bytes fit");
         std::thread::scope(|scope| {
             for _ in 0..3 {
-                scope.spawn(|| (0..6).rev().for_each(|k| assert_eq!(*pile.get(k).unwrap(), block(k))));
+                scope.spawn(|| (0..6).rev().for_each(|k| same(&pile, k)));
             }
         });
         assert!(pile.get(6).is_err());

@@ -301,13 +301,14 @@ fn one_layer_at_a_time() {
             Source::Input => &u,
             Source::Layer(k) => &layers[k],
         };
+        let values = |place: Source| source(place).as_slice();
         for k in 0..layers.len() {
             let sum = LayerSum::new(&model, Target::Layer(k));
-            let z = sum.pre_activations(21, source).unwrap();
+            let z = sum.pre_activations(21, values).unwrap();
             assert_close(&format!("{name} layer {k}"), z.as_slice(), part(&solution.z, k).as_slice(), 1e-6);
-            assert!(sum.pre_activations(22, source).is_err());
+            assert!(sum.pre_activations(22, values).is_err());
         }
-        let y = LayerSum::new(&model, Target::Output).pre_activations(21, source).unwrap();
+        let y = LayerSum::new(&model, Target::Output).pre_activations(21, values).unwrap();
         assert_close(&format!("{name} output"), y.as_slice(), solution.y.as_slice(), 1e-6);
         // Summand by summand: bias, entries and what every block gives add up to the whole.
         let bias = model.unit_bias();

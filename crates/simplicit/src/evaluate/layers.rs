@@ -184,10 +184,10 @@ impl<'a> Layers<'a> {
     }
 }
 
-fn place<'m>(source: Source, layers: &'m [Matrix<f32>], u: &'m Matrix<f32>) -> &'m Matrix<f32> {
+fn place<'m>(source: Source, layers: &'m [Matrix<f32>], u: &'m Matrix<f32>) -> &'m [f32] {
     match source {
-        Source::Input => u,
-        Source::Layer(k) => &layers[k],
+        Source::Input => u.as_slice(),
+        Source::Layer(k) => layers[k].as_slice(),
     }
 }
 

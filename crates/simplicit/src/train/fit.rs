@@ -59,7 +59,7 @@ pub(super) struct Fitter {
 impl Fitter {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Self> {
         let plan = plan::connections::plan(input, settings)?;
-        let room = budget::room(&plan, input, settings, run)?;
+        let room = budget::room(&plan, input, settings, run);
         Ok(Self {
             plan,
             kept: BTreeMap::new(),
@@ -402,7 +402,8 @@ impl Pass<'_> {
             }
             let key = self.key(group, "", false);
             let Some(statistics) = found_again(group, &key, run)? else { return Ok(false) };
-            self.kept.insert(group.id(), Arc::new(statistics));
+            // Without room for them they are read again when their group's turn comes.
+            self.keep(group, &Arc::new(statistics));
         }
         Ok(true)
     }

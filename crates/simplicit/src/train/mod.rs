@@ -374,7 +374,7 @@ pub struct Trained {
 
 /// Trains a model.
 pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
-    check(input, settings)?;
+    check(input, settings, run.threads)?;
     if settings.allocate > 0 && settings.target_sparsity.is_none() {
         return Err(Error::setting("allocate", "0 without a target sparsity", settings.allocate));
     }
@@ -385,7 +385,7 @@ pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Res
     }
 }
 
-fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+fn check(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<()> {
     check_settings(settings)?;
     let shape = input.source.shape();
     if let Some(baseline) = input.baseline
@@ -428,7 +428,7 @@ fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
             return Err(Error::setting("connectivity", expected, "one with cycles"));
         }
     }
-    Ok(())
+    plan::budget::check(input, settings, threads)
 }
 
 /// An allocation over layers moves the prices of a survey, and holds samples out.

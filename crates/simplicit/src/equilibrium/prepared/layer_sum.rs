@@ -65,16 +65,11 @@ impl LayerSum {
     }
 
     /// z (or the value of an operator), m × units, on the calling thread; `source` gives the inputs or a layer's states, one
-    /// sample a row.
-    pub fn pre_activations<'a>(
-        &self,
-        samples: usize,
-        source: impl Fn(Source) -> &'a Matrix<f32>,
-    ) -> Result<Matrix<f32>> {
+    /// sample after the other.
+    pub fn pre_activations<'a>(&self, samples: usize, source: impl Fn(Source) -> &'a [f32]) -> Result<Matrix<f32>> {
         for (place, view) in &self.sources {
-            let (m, width) = (source(*place), view.map.size());
-            if (m.rows(), m.cols()) != (samples, width) {
-                let got = format!("{} × {}", m.rows(), m.cols());
+            let (got, width) = (source(*place).len(), view.map.size());
+            if got != samples * width {
                 return Err(Error::shape(format!("states of {place:?}"), format!("{samples} × {width}"), got));
             }
         }
@@ -85,7 +80,7 @@ impl LayerSum {
             let batch = (LANES, LANES.min(samples - first));
             for (place, view) in &self.sources {
                 let width = view.map.size();
-                view.read_rows(&mut room.values, &source(*place).as_slice()[first * width..], width, batch);
+                view.read_rows(&mut room.values, &source(*place)[first * width..], width, batch);
             }
             self.step.sum(&mut room, batch, self.instructions, &Crew::alone());
             self.step.view.write_rows(&room.values, &mut z.as_mut_slice()[first * units..], units, batch);
@@ -103,6 +98,6 @@ impl TapBlock {
         let (rows, layout) = (self.output.channels, Layout::new(Vec::new()));
         let mut sum = Sum::of_blocks(&layout, self.output.size(), Target::Output, vec![alone], vec![0.0; rows]);
         sum.set_map(self.output);
-        LayerSum::of(&layout, &sum).pre_activations(source.rows(), |_| source)
+        LayerSum::of(&layout, &sum).pre_activations(source.rows(), |_| source.as_slice())
     }
 }

@@ -26,6 +26,9 @@ use crate::{Error, Result};
 
 /// Draws from the baseline's softmax per sample.
 const DRAWS: usize = 2;
+/// Bytes for every state of a sample in work: values before and after activations, those of every layer on its own, errors
+/// and cotangents.
+pub(in crate::train) const BYTES_PER_STATE: usize = 20;
 /// A ratio beyond this, either way, says more about the samples than about the layer.
 const TRUSTED: f64 = 64.0;
 
@@ -111,8 +114,8 @@ impl<'a> Together<'a> {
         let mut errors = Vec::with_capacity(targets.len());
         for (sum, &target) in sums.iter().zip(targets) {
             let mut z = sum.pre_activations(u.rows(), |source| match source {
-                Source::Input => u,
-                Source::Layer(k) => &states[k],
+                Source::Input => u.as_slice(),
+                Source::Layer(k) => states[k].as_slice(),
             })?;
             let (exact, first) = match target {
                 Target::Layer(k) => (&solution.z, layout.range(k).start),

@@ -4,7 +4,6 @@
 //! layer is computed once from the layers it reads, which stay (f32, in blocks of samples, in memory or in a file) until
 //! their last reader is done.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::Result;
@@ -12,7 +11,7 @@ use crate::equilibrium::{DeviceLayer, LayerSum, Sum};
 use crate::layout::Activation;
 use crate::layout::Layout;
 use crate::linalg::Matrix;
-use crate::memory::{Pile, Room};
+use crate::memory::{Block, Pile, Room};
 use crate::network::{FixedMap, Source};
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::StateSource;
@@ -86,11 +85,11 @@ impl<'a> Walk<'a> {
     }
 
     /// The values of a block of samples, one a row.
-    fn block(&self, source: Source, block: usize) -> Result<Cow<'_, Matrix<f32>>> {
+    fn block(&self, source: Source, block: usize) -> Result<Block<'_>> {
         match source {
             Source::Input => {
                 let range = block * SAMPLES..((block + 1) * SAMPLES).min(self.samples());
-                Ok(Cow::Owned(self.source.inputs(range)?))
+                Ok(self.source.inputs(range)?.into())
             }
             Source::Layer(k) => {
                 let pile = match &self.values {
@@ -127,9 +126,10 @@ impl<'a> Walk<'a> {
                 cancel.check()?;
                 let count = SAMPLES.min(self.samples() - block * SAMPLES);
                 let values = sources.iter().map(|&s| self.block(s, block)).collect::<Result<Vec<_>>>()?;
-                let none = Matrix::default();
-                let of =
-                    |source: Source| sources.iter().position(|s| *s == source).map_or(&none, |at| values[at].as_ref());
+                let of = |source: Source| {
+                    let at = sources.iter().position(|s| *s == source);
+                    at.map_or(&[][..], |at| values[at].as_slice())
+                };
                 Ok(work(block, sum.pre_activations(count, of)?))
             },
             |_, value| take(value),
@@ -198,7 +198,7 @@ impl<'a> Walk<'a> {
 pub(in crate::train) struct Reader<'a> {
     walk: &'a Walk<'a>,
     /// The block read last, of every source.
-    found: Vec<(Source, usize, Cow<'a, Matrix<f32>>)>,
+    found: Vec<(Source, usize, Block<'a>)>,
 }
 
 impl Reader<'_> {

@@ -6,15 +6,22 @@ use crate::memory::{self, Room};
 use crate::model::Target;
 use crate::parallel::Threads;
 use crate::statistics::{BLOCK, WIDE, are_few, wide_bytes};
+use crate::train::evidence::joint_importance::BYTES_PER_STATE;
 use crate::train::evidence::positions::samples_of;
+use crate::train::evidence::walk;
 use crate::train::evidence::walks::{PIECE, last_readers};
-use crate::train::plan::{Group, Plan};
+use crate::train::plan::{Group, Plan, connections};
 use crate::train::rows::group::{has_bounds, part_rows};
 use crate::train::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
-/// Samples of a layer that a thread has in work: blocks of 256 with what comes in and what goes out.
-const IN_WORK: usize = 3 * 256;
+/// Blocks of a layer that a thread has in work: what comes in, what goes out, and what waits to be put away.
+const WALKING: usize = 6;
+/// Samples that a thread measures at once, with what comes in and what goes out.
+const MEASURED: usize = 3 * 256;
+/// Bytes of a non-zero as a row has it on the way, and as a model has it.
+const ROW_ENTRY: u64 = 32;
+const MODEL_ENTRY: u64 = 12;
 
 /// What a plan takes, in bytes, on top of what the process holds already.
 #[derive(Debug, Clone, Copy)]
@@ -25,45 +32,57 @@ pub(in crate::train) struct Needs {
     pub(in crate::train) layers: u64,
 }
 
+/// An error where the budget of the settings does not even leave what the largest group takes.
+pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<()> {
+    let Some(budget) = settings.memory else { return Ok(()) };
+    let plan = connections::plan(input, settings)?;
+    let least = memory::used().unwrap_or(0) + needs(&plan, input, settings, threads).group;
+    if budget >= least {
+        return Ok(());
+    }
+    let for_what = "for what is in memory and the largest group of rows";
+    let expected = format!("at least {} {for_what}", memory::words_up(least));
+    Err(Error::setting("memory", expected, memory::words(budget)))
+}
+
 /// The account for everything that may be kept or given up: what the budget leaves beside what the process holds
-/// and what the largest group takes. An error where an explicit budget does not even leave that.
-pub(in crate::train) fn room(
-    plan: &Plan,
-    input: &TrainInput,
-    settings: &TrainSettings,
-    run: &mut Run,
-) -> Result<Arc<Room>> {
+/// and what the largest group takes.
+pub(in crate::train) fn room(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Arc<Room> {
     let needs = needs(plan, input, settings, run.threads);
     let used = memory::used().unwrap_or(0);
     let least = used + needs.group;
-    if let Some(budget) = settings.memory.filter(|budget| *budget < least) {
-        let expected = format!("at least {} for what is in memory and the largest group of rows", memory::words(least));
-        return Err(Error::setting("memory", expected, memory::words(budget)));
-    }
     let budget = settings.memory.or_else(|| memory::free().map(|free| used + free / 2));
     (run.progress)(Progress::Memory { needed: least + needs.layers, least, budget });
     let folder = run.keep.folder().map_or_else(std::env::temp_dir, std::path::Path::to_path_buf);
-    Ok(Room::new(budget.map_or(u64::MAX, |budget| budget.saturating_sub(least)), &folder))
+    Room::new(budget.map_or(u64::MAX, |budget| budget.saturating_sub(least)), &folder)
 }
 
 pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Needs {
     let threads = threads.get() as u64;
-    let mut largest = 0;
-    let mut evidence = 0;
+    // The best model so far and the one in the making.
+    let models = if settings.target_sparsity.is_some() { 2 } else { 1 };
+    let (mut largest, mut evidence, mut weights) = (0, 0, 0);
     for group in plan.groups().filter(|group| group.is_measured()) {
         largest = largest.max(group_bytes(group, input.source.samples(), plan.has_taps(), settings, threads));
+        weights += (group.features() * group.rows.len()) as u64;
         if has_bounds(settings, group.features()) {
-            evidence += 8 * (group.features() * (group.features() + 2 * group.rows.len())) as u64;
+            evidence += models * 8 * (group.features() * (group.features() + 2 * group.rows.len())) as u64;
         }
     }
-    let (mut layers, mut blocks) = (0, 0);
-    if plan.has_taps() {
-        layers = layer_bytes(plan, input, settings);
-        // Blocks of samples on their way through a layer, and then through the whole model, to measure it.
-        let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
-        blocks = threads * 4 * (IN_WORK * widest) as u64;
+    let left = settings.target_sparsity.map_or(1.0, |target| (1.0 - target).clamp(0.0, 1.0));
+    let stored = (weights as f64 * left) as u64 * (ROW_ENTRY + models * MODEL_ENTRY);
+    if !plan.has_taps() {
+        return Needs { group: largest + evidence + stored, layers: 0 };
     }
-    Needs { group: largest.max(blocks) + evidence, layers }
+    // Blocks of samples on their way through a layer; those that go through the whole model, to measure it; and those whose
+    // errors are looked at together, with what every weight is worth.
+    let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
+    let walking = threads * 4 * (WALKING * walk::SAMPLES * widest) as u64;
+    let measuring = threads * 4 * (MEASURED * widest) as u64;
+    let states = walk::SAMPLES * layout(input).size();
+    let looking = threads * (BYTES_PER_STATE * states) as u64 + 8 * weights;
+    let group = (largest + walking).max(measuring).max(looking) + evidence + stored;
+    Needs { group, layers: layer_bytes(plan, input, settings) }
 }
 
 /// Gathering, solving and bounding one group, whichever takes most.

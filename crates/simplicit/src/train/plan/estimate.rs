@@ -14,8 +14,9 @@ use crate::train::{TrainInput, TrainSettings, check};
 const PRICES: usize = 7;
 /// Whole models on the way to a target after a survey: one, and another one now and then.
 const AFTER_SURVEY: f64 = 1.25;
-/// Whole models on the way to a target where each is cheap and none is surveyed.
-const SEARCHED: f64 = 10.0;
+/// Whole models on the way to a target where each is cheap and none is surveyed, refits in the output metric included: stages
+/// have some each.
+const SEARCHED: f64 = 20.0;
 
 /// Memory and work of a training.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,7 +33,7 @@ pub struct Estimate {
 
 /// What training on these samples would take; an error where it would be refused. No sample is read.
 pub fn estimate(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<Estimate> {
-    check(input, settings)?;
+    check(input, settings, threads)?;
     let plan = connections::plan(input, settings)?;
     let needs = budget::needs(&plan, input, settings, threads);
     let used = memory::used().unwrap_or(0);

@@ -31,7 +31,7 @@ pub fn train_to_max_drop(
     settings: &TrainSettings,
     run: &mut Run,
 ) -> Result<Trained> {
-    check(input, settings)?;
+    check(input, settings, run.threads)?;
     check_untargeted("a model whose drop decides how sparse it is", settings)?;
     if settings.allocate > 0 {
         let expected = "0 where a drop decides how sparse the model is";

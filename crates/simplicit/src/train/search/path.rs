@@ -24,7 +24,7 @@ pub fn path(
     settings: &TrainSettings,
     run: &mut Run,
 ) -> Result<Vec<Trained>> {
-    check(input, settings)?;
+    check(input, settings, run.threads)?;
     check_untargeted("a path, whose levels are its targets", settings)?;
     if let Some(held_out) = held_out {
         require_judge(input, held_out)?;

@@ -3,7 +3,6 @@
 
 mod device;
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::Result;
@@ -11,7 +10,7 @@ use crate::backend;
 use crate::equilibrium::{LayerSum, Sum};
 use crate::layout::{Layout, MapShape};
 use crate::linalg::Matrix;
-use crate::memory::{Pile, Room};
+use crate::memory::{Block, Pile, Room};
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
 use crate::statistics::{BLOCK, Statistics, WIDE, are_few};
@@ -280,7 +279,7 @@ impl<'a> Walks<'a> {
             let mut targets = Matrix::zeros(range.len(), rows);
             let mut room = Vec::new();
             let mut values = walk.reader();
-            let mut known: Option<(usize, Cow<Matrix<f32>>)> = None;
+            let mut known: Option<(usize, Block)> = None;
             for image in range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample) {
                 let first = image * chosen.per_sample;
                 let positions = chosen.of(self.first + image);
