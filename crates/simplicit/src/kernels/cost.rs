@@ -62,7 +62,7 @@ pub(super) fn dense_over_bundles(
 ) -> f64 {
     // A bundle takes as long for one sample as for eight.
     let each = match instructions {
-        super::Instructions::Avx512 => [17.0, 17.0, 9.5, 7.3, 5.4, 4.7, 4.0, 3.4, 2.8][samples.min(8)],
+        super::Instructions::Avx512 => [17.0, 17.0, 13.0, 7.3, 5.4, 4.7, 4.0, 3.4, 2.8][samples.min(8)],
         // Eight samples are a whole vector: the panels of a grid are faster.
         _ => [12.0, 12.0, 6.9, 4.7, 4.6, 3.9, 3.5, 3.0, 0.0][samples.min(8)],
     };
@@ -79,7 +79,6 @@ impl Cost {
             (1, 0..=16) => 2.4,
             (1, 17..=32) => 1.85,
             (1, _) => 1.6,
-            (2..=16, 2..=4) => 2.2,
             (_, 8) => 1.35,
             _ if lanes.is_multiple_of(16) => 1.3,
             _ => 1.8,

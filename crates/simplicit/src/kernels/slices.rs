@@ -285,6 +285,10 @@ fn padded_rows(rows: usize) -> usize {
 /// Visits results, samples side by side, with their place among the sums, a sample after the other.
 #[inline(always)]
 fn turned(out: &mut [f32], samples: usize, mut visit: impl FnMut(usize, &mut f32)) {
+    if samples == 1 {
+        // Places in order: several at a time.
+        return out.iter_mut().take(64).enumerate().for_each(|(row, out)| visit(row, out));
+    }
     for (row, out) in out.chunks_exact_mut(samples).enumerate() {
         for (sample, out) in out.iter_mut().enumerate() {
             visit(sample * 64 + row, out);
