@@ -2,7 +2,7 @@
 
 Rewrites the parts of the page between `<!-- measured NAME -->` and `<!-- end -->` and draws docs/inference.svg: one curve
 per network and batch, how many times faster than the faster of our dense model and ONNX Runtime, against the share of
-zeros. Above the line of 1 zeros pay; the break-even of every curve is printed.
+zeros. Above the line of 1 zeros pay; the break-even is where a curve crosses it, on the straight line between two points.
 """
 
 import math
@@ -33,8 +33,18 @@ for line in (sections["convolutions"] + "\n" + sections["dense"]).splitlines():
     else:
         curves.setdefault((cells[0], int(cells[2])), []).append((float(cells[1][:-1]), float(cells[6])))
 
+
+def break_even(points):
+    """The smallest share of zeros from which on the curve stays at 1 or above; rounding to 1.00 counts as 1."""
+    for (s, v), (t, w) in reversed(list(zip(points, points[1:]))):
+        if v < 1 <= w:
+            return f"{s + (t - s) * (1 - v) / (w - v):.0f} %"
+    return f"{points[0][0]:.0f} %" if points[-1][1] >= 1 else "–"
+
+
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 760, 420, 56, 16, 210, 44
-COLOURS = ["#1b6ca8", "#c8553d", "#588157", "#7b4b94", "#b8860b", "#444444", "#2a9d8f", "#e76f51"]
+COLOURS = ["#1b6ca8", "#c8553d", "#588157", "#7b4b94", "#b8860b", "#444444"]
+COLOURS += ["#2a9d8f", "#e76f51", "#8ab0d0", "#6a994e", "#bc4749", "#9a8c98"]
 
 
 def x(sparsity):
@@ -65,19 +75,17 @@ for k, ((name, batch), points) in enumerate(curves.items()):
     row = TOP + 14 + 18 * k
     out.append(f'<line x1="{x(100) + 14}" x2="{x(100) + 34}" y1="{row}" y2="{row}" stroke="{colour}" stroke-width="2"/>')
     out.append(f'<text x="{x(100) + 40}" y="{row + 4}">{name}, {batch}</text>')
-    above = next((s for s, v in points if v >= 1), None)
-    print(f"{name}, batch {batch}: at least as fast from {above:.0f} % on" if above is not None else f"{name}: never")
 out.append("</svg>")
 (DOCS / "inference.svg").write_text("\n".join(out) + "\n")
 
 shares = sorted({share for points in curves.values() for share, _ in points if share > 0})
-summary = ["| | " + " | ".join(f"{share:.0f} %" for share in shares) + " | aims |", "|---" * (len(shares) + 2) + "|"]
-for (name, batch), aims in AIMS.items():
-    if points := dict(curves.get((name, batch), [])):
-        speeds = " | ".join(f"{points[share]:.2f}" for share in shares)
-        summary.append(f"| {name}, batch {batch} | {speeds} | {aims} |")
+summary = ["| | " + " | ".join(f"{share:.0f} %" for share in shares) + " | break-even | aims |", "|---" * (len(shares) + 3) + "|"]
+for (name, batch), curve in curves.items():
+    points, aims = dict(curve), AIMS.get((name, batch), "–")
+    speeds = " | ".join(f"{points[share]:.2f}" for share in shares)
+    summary.append(f"| {name}, batch {batch} | {speeds} | {break_even(curve)} | {aims} |")
 if trained:
-    summary += ["", "Trained, not pruned at random: " + "; ".join(trained) + "."]
+    summary += ["", "Trained to its sparsity, not pruned at random: " + "; ".join(trained) + "."]
 sections |= {
     "machine": machine.strip(),
     "summary": "\n".join(summary),

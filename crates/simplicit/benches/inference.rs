@@ -15,7 +15,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, Prepared, SampleDiagnostics};
-use simplicit::kernels::{Choice, Cost, Finish, Grid, GridWeights, Instructions, RowWeights, thread_seconds};
+use simplicit::kernels::{Choice, Cost, FEW, Finish, Grid, GridWeights, Instructions, RowWeights, thread_seconds};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::lanes::Aligned;
 use simplicit::linalg::{Csr, Matrix};
@@ -226,40 +226,36 @@ fn choice(out: &mut String) {
         "| layer | samples side by side | chosen over the faster of dense and sparse at 70 % density | 50 % | 35 % | 20 % | 10 % |"
     );
     let _ = writeln!(out, "|---|---|---|---|---|---|---|");
-    let densities = [0.7, 0.5, 0.35, 0.2, 0.1];
     let mut worst: f64 = 0.0;
-    for (channels, side, kernel) in [(16, 32, 3), (32, 16, 3), (64, 8, 3), (64, 16, 1), (128, 4, 3), (512, 1, 1)] {
-        for lanes in [1, 4, 8, 16, 64] {
-            if side > 1 && lanes > 16 || (side, lanes) == (1, 1) {
-                continue;
+    let mut row = |layer: String, lanes: usize, work: &dyn Fn(f64, Option<Choice>) -> Box<dyn FnMut()>| {
+        let ratios = [0.7, 0.5, 0.35, 0.2, 0.1].map(|density| {
+            let mut ways = [Some(Choice::Dense), Some(Choice::Sparse), None].map(|choice| work(density, choice));
+            // In turn, so that what disturbs one disturbs the others.
+            let mut times = [f64::INFINITY; 3];
+            for _ in 0..4 {
+                for (time, way) in times.iter_mut().zip(&mut ways) {
+                    *time = time.min(best_within(Duration::from_millis(40), way));
+                }
             }
-            let ratios = densities.map(|density| {
-                let time = |choice| 1.0 / rate(channels, side, kernel, lanes, density, choice);
-                let cost = Cost::of_grid(Instructions::detect(), lanes, side * side);
-                let (dense, sparse) = (time(Cost::only(Choice::Dense)), time(Cost::only(Choice::Sparse)));
-                time(cost) / dense.min(sparse)
-            });
-            worst = ratios.iter().copied().fold(worst, f64::max);
-            let cells = ratios.map(|r| format!("{r:.2}")).join(" | ");
-            let _ =
-                writeln!(out, "| {channels} → {channels}, {side} × {side}, {kernel} × {kernel} | {lanes} | {cells} |");
-        }
-    }
-    for (rows, columns) in [(512, 784), (64, 784), (10, 512), (256, 256)] {
-        let ratios = densities.map(|density| {
-            let mut random = Random::new(3);
-            let weights: Vec<Vec<(usize, f32)>> = (0..rows)
-                .map(|_| (0..columns).filter(|_| random.uniform() < density).map(|j| (j, 0.01)).collect())
-                .collect();
-            let (x, mut y) = (vec![0.5; columns], vec![0.0; rows]);
-            let mut time = |packed: RowWeights| best(|| packed.run(black_box(&x), &mut y, None, false));
-            let [dense, sparse] =
-                [true, false].map(|dense| time(RowWeights::only(&weights, columns, Instructions::detect(), dense)));
-            time(RowWeights::new(&weights, columns, Instructions::detect())) / dense.min(sparse)
+            times[2] / times[0].min(times[1])
         });
         worst = ratios.iter().copied().fold(worst, f64::max);
         let cells = ratios.map(|r| format!("{r:.2}")).join(" | ");
-        let _ = writeln!(out, "| {columns} → {rows} | 1 | {cells} |");
+        let _ = writeln!(out, "| {layer} | {lanes} | {cells} |");
+    };
+    for (channels, side, kernel) in [(16, 32, 3), (32, 16, 3), (64, 8, 3), (64, 16, 1), (128, 4, 3)] {
+        for lanes in [1, 4, 8, 16] {
+            row(convolution_name(channels, side, kernel), lanes, &|density, choice| {
+                convolution(channels, side, kernel, lanes, density, choice).1
+            });
+        }
+    }
+    for (rows, columns) in [(512, 784), (64, 784), (10, 512), (256, 256)] {
+        for lanes in [1, 2, 4, 8, 16, 64] {
+            row(format!("{columns} → {rows}"), lanes, &|density, choice| {
+                product(rows, columns, lanes, density, choice).1
+            });
+        }
     }
     let _ = writeln!(out);
     let _ = writeln!(out, "Worst: {worst:.2}.");
@@ -302,89 +298,141 @@ fn thinned(full: &ImplicitModel, sparsity: f64) -> ImplicitModel {
     ImplicitModel::new(parts).unwrap()
 }
 
-/// A layer by one kernel: useful multiply-adds in billions a second, zeros not counted.
-fn rate(channels: usize, side: usize, kernel: usize, lanes: usize, density: f64, cost: Cost) -> f64 {
-    let mut random = Random::new(7);
+/// A convolution by one kernel, or by the one that is chosen: useful multiply-adds, zeros not counted, and a run of it.
+fn convolution(
+    channels: usize,
+    side: usize,
+    kernel: usize,
+    lanes: usize,
+    density: f64,
+    choice: Option<Choice>,
+) -> (f64, Box<dyn FnMut()>) {
     let row = side + kernel - 1;
     // Not a multiple of a kilobyte, as prepared models lay it out.
     let channel = row * row + 1 + 15 / lanes;
-    let mut source = Aligned::zeros(channels * channel * lanes);
-    source.iter_mut().for_each(|v| *v = random.normal() as f32);
-    let mut out = Aligned::zeros(channels * side * side * lanes);
     let area = kernel * kernel;
     let offsets: Vec<usize> =
         (0..channels * area).map(|j| j / area * channel + j / kernel % kernel * row + j % kernel).collect();
-    let weights: Vec<Vec<(usize, f32)>> = (0..channels)
-        .map(|_| (0..offsets.len()).filter(|_| random.uniform() < density).map(|j| (j, 0.01)).collect())
-        .collect();
+    let weights = random_rows(channels, offsets.len(), density);
     let footprint = (kernel + 1) * (4 * 16usize.div_ceil(lanes) + kernel) * lanes * 4;
-    let packed = GridWeights::new(&weights, &offsets, area, footprint, None, cost);
-    let bias = vec![0.1; channels];
-    let grid = Grid {
-        height: side,
-        width: side,
-        lanes,
-        source_row: row,
-        source_step: 1,
-        out_row: side,
-        out_channel: side * side,
+    let cost = Cost::of_grid(Instructions::detect(), lanes, side * side);
+    let packed = GridWeights::new(&weights, &offsets, area, footprint, None, choice.map_or(cost, |c| cost.only(c)));
+    let (source_row, out_channel) = (row, side * side);
+    let grid = Grid { height: side, width: side, lanes, source_row, source_step: 1, out_row: side, out_channel };
+    let work = nonzeros(&weights) * (side * side * lanes) as f64;
+    (work, grid_run(packed, grid, channels * channel, channels))
+}
+
+/// The same of a dense layer.
+fn product(rows: usize, columns: usize, lanes: usize, density: f64, choice: Option<Choice>) -> (f64, Box<dyn FnMut()>) {
+    let instructions = Instructions::detect();
+    let weights = random_rows(rows, columns, density);
+    let work = nonzeros(&weights) * lanes as f64;
+    let few = match choice {
+        None => RowWeights::new(&weights, columns, lanes, instructions),
+        Some(Choice::Dense) if lanes <= FEW => Some(RowWeights::only(&weights, columns, lanes, instructions, true)),
+        Some(Choice::Sparse) if lanes == 1 => Some(RowWeights::only(&weights, columns, 1, instructions, false)),
+        _ => None,
     };
-    let finish = Finish { bias: Some(&bias), relu: true, ..Default::default() };
-    let seconds = best(|| packed.run(Instructions::detect(), &grid, &source, &mut out, &finish));
-    let nonzeros: usize = weights.iter().map(Vec::len).sum();
-    nonzeros as f64 * (side * side * lanes) as f64 / seconds / 1e9
+    if let Some(packed) = few {
+        let (source, mut out, bias) = (random_values(columns * lanes), Aligned::zeros(rows * lanes), vec![0.1; rows]);
+        return (work, Box::new(move || packed.run(black_box(&source), &mut out, Some(&bias), true)));
+    }
+    let cost = Cost::of_grid(instructions, lanes, 1);
+    let offsets: Vec<usize> = (0..columns).collect();
+    let packed = GridWeights::new(&weights, &offsets, 1, lanes * 4, None, choice.map_or(cost, |c| cost.only(c)));
+    let grid = Grid { height: 1, width: 1, lanes, source_row: 1, source_step: 1, out_row: 1, out_channel: 1 };
+    (work, grid_run(packed, grid, columns, rows))
+}
+
+/// Runs weights over a source of so many positions.
+fn grid_run(packed: GridWeights, grid: Grid, positions: usize, rows: usize) -> Box<dyn FnMut()> {
+    let (source, bias) = (random_values(positions * grid.lanes), vec![0.1; rows]);
+    let mut out = Aligned::zeros(rows * grid.out_channel * grid.lanes);
+    Box::new(move || {
+        let finish = Finish { bias: Some(&bias), relu: true, ..Default::default() };
+        packed.run(Instructions::detect(), &grid, black_box(&source), &mut out, &finish);
+    })
+}
+
+fn random_rows(rows: usize, columns: usize, density: f64) -> Vec<Vec<(usize, f32)>> {
+    let mut random = Random::new(7);
+    (0..rows).map(|_| (0..columns).filter(|_| random.uniform() < density).map(|j| (j, 0.01)).collect()).collect()
+}
+
+fn random_values(length: usize) -> Aligned<f32> {
+    let mut random = Random::new(8);
+    let mut values = Aligned::zeros(length);
+    values.iter_mut().for_each(|v| *v = random.normal() as f32);
+    values
+}
+
+fn nonzeros(rows: &[Vec<(usize, f32)>]) -> f64 {
+    rows.iter().map(Vec::len).sum::<usize>() as f64
+}
+
+fn convolution_name(channels: usize, side: usize, kernel: usize) -> String {
+    format!("{channels} → {channels}, {side} × {side}, {kernel} × {kernel}")
+}
+
+/// Billions of multiply-adds a second.
+fn rate((work, run): (f64, Box<dyn FnMut()>)) -> f64 {
+    work / best_within(Duration::from_millis(150), run) / 1e9
 }
 
 /// Multiply-adds a second of every kernel beside what the core does on registers alone.
 fn kernels(out: &mut String) {
+    let peak = peak();
     let _ = writeln!(out);
     let _ = writeln!(
         out,
-        "Peak on registers: {:.1} G multiply-adds a second, one core, {}.",
-        peak(),
+        "Peak on registers: {peak:.1} G multiply-adds a second, one core, {}; shares are of this peak.",
         Instructions::detect().name()
     );
     let _ = writeln!(out);
     let _ = writeln!(out, "| layer | samples side by side | dense | sparse 50 % | 80 % | 90 % | 95 % |");
     let _ = writeln!(out, "|---|---|---|---|---|---|---|");
+    let mut row = |layer: String, lanes: usize, work: &dyn Fn(f64, Choice) -> (f64, Box<dyn FnMut()>)| {
+        let dense = (1.0, Choice::Dense);
+        let cells =
+            [dense, (0.5, Choice::Sparse), (0.2, Choice::Sparse), (0.1, Choice::Sparse), (0.05, Choice::Sparse)]
+                .map(|(density, choice)| rate(work(density, choice)))
+                .map(|rate| format!("{rate:.1} ({:.0} %)", 100.0 * rate / peak));
+        let _ = writeln!(out, "| {layer} | {lanes} | {} |", cells.join(" | "));
+    };
     for (channels, side, kernel) in [(16, 32, 3), (32, 16, 3), (64, 8, 3), (64, 16, 1), (256, 8, 3)] {
         for lanes in [16, 1] {
-            let sparse =
-                [0.5, 0.2, 0.1, 0.05].map(|d| rate(channels, side, kernel, lanes, d, Cost::only(Choice::Sparse)));
-            let _ = writeln!(
-                out,
-                "| {channels} → {channels}, {side} × {side}, {kernel} × {kernel} | {lanes} | {:.1} | {} |",
-                rate(channels, side, kernel, lanes, 1.0, Cost::only(Choice::Dense)),
-                sparse.map(|r| format!("{r:.1}")).join(" | ")
-            );
+            row(convolution_name(channels, side, kernel), lanes, &|density, choice| {
+                convolution(channels, side, kernel, lanes, density, Some(choice))
+            });
         }
+    }
+    for lanes in [64, 16, 8, 4, 1] {
+        row("784 → 512".into(), lanes, &|density, choice| product(512, 784, lanes, density, Some(choice)));
     }
 }
 
 /// Time of a multiply-add of a sparse row over one of a dense panel: the table in `kernels/cost.rs`.
 fn calibrate(out: &mut String) {
     let _ = writeln!(out);
-    let _ = writeln!(out, "| samples side by side | sparse over dense at 80 % density | 50 % | 30 % |");
-    let _ = writeln!(out, "|---|---|---|---|");
+    let _ = writeln!(out, "| layer | samples side by side | sparse over dense at 80 % density | 50 % | 30 % | 10 % |");
+    let _ = writeln!(out, "|---|---|---|---|---|---|");
+    let mut row = |layer: String, lanes: usize, work: &dyn Fn(f64, Choice) -> (f64, Box<dyn FnMut()>)| {
+        let dense = rate(work(1.0, Choice::Dense));
+        let ratios = [0.8, 0.5, 0.3, 0.1].map(|density| dense / rate(work(density, Choice::Sparse)));
+        let _ = writeln!(out, "| {layer} | {lanes} | {} |", ratios.map(|r| format!("{r:.2}")).join(" | "));
+    };
     for lanes in [1, 2, 4, 8, 16] {
-        let dense = rate(32, 16, 3, lanes, 1.0, Cost::only(Choice::Dense));
-        let ratios = [0.8, 0.5, 0.3].map(|d| dense / rate(32, 16, 3, lanes, d, Cost::only(Choice::Sparse)));
-        let _ = writeln!(out, "| {lanes} | {} |", ratios.map(|r| format!("{r:.2}")).join(" | "));
-    }
-    let _ = writeln!(out);
-    let _ = writeln!(out, "| one sample, 512 × 784, density | dense µs | sparse µs | weights with filling |");
-    let _ = writeln!(out, "|---|---|---|---|");
-    for density in [0.5, 0.35, 0.2, 0.1, 0.05, 0.02] {
-        let mut random = Random::new(3);
-        let rows: Vec<Vec<(usize, f32)>> =
-            (0..512).map(|_| (0..784).filter(|_| random.uniform() < density).map(|j| (j, 0.01)).collect()).collect();
-        let x = vec![0.5; 784];
-        let mut y = vec![0.0; 512];
-        let [sparse, dense] = [false, true].map(|dense| {
-            let packed = RowWeights::only(&rows, 784, Instructions::detect(), dense);
-            (1e6 * best(|| packed.run(black_box(&x), &mut y, None, false)), packed.weights())
+        row(convolution_name(32, 16, 3), lanes, &|density, choice| {
+            convolution(32, 16, 3, lanes, density, Some(choice))
         });
-        let _ = writeln!(out, "| {density} | {:.1} | {:.1} | {} of {} |", dense.0, sparse.0, sparse.1, dense.1);
+    }
+    for (rows, columns) in [(512, 784), (64, 784)] {
+        for lanes in [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64] {
+            row(format!("{columns} → {rows}"), lanes, &|density, choice| {
+                product(rows, columns, lanes, density, Some(choice))
+            });
+        }
     }
 }
 
@@ -514,14 +562,19 @@ fn model(layers: &[DenseLayer]) -> ImplicitModel {
     ImplicitModel::from_layers(hidden, output).unwrap()
 }
 
-/// Best seconds of processor time per call over 0.4 seconds and three rounds, in rounds long enough for the clock: one thread works, and
+/// Best seconds of processor time per call over 0.4 seconds.
+fn best(work: impl FnMut()) -> f64 {
+    best_within(Duration::from_millis(400), work)
+}
+
+/// Best seconds of processor time per call over so long and three rounds, in rounds long enough for the clock: one thread works, and
 /// what others do on the machine is not counted.
-fn best(mut work: impl FnMut()) -> f64 {
+fn best_within(time: Duration, mut work: impl FnMut()) -> f64 {
     let start = Instant::now();
     work();
     let rounds = (Duration::from_millis(2).as_nanos() / start.elapsed().as_nanos().max(1)).clamp(1, 1000) as u32;
     let (mut best, mut done, start) = (f64::INFINITY, 0, Instant::now());
-    while done < 3 || start.elapsed() < Duration::from_millis(400) {
+    while done < 3 || start.elapsed() < time {
         done += 1;
         let round = thread_seconds();
         for _ in 0..rounds {

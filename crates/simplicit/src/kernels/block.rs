@@ -1,6 +1,6 @@
 //! The innermost loops over a grid: a few rows × vectors of results at a time, for all rows of weights.
 
-use super::grid::{Item, Tap, WEIGHTS_PER_PANEL};
+use super::grid::{Item, Kind, ROWS_PER_BUNDLE, Tap, WEIGHTS_PER_PANEL};
 use super::vector::Vector;
 
 /// Where a call reads and writes, as pointers whose extents [`super::grid::GridWeights::run`] has checked.
@@ -9,6 +9,7 @@ pub(super) struct Task<'a> {
     pub(super) chunks: &'a [std::ops::Range<usize>],
     pub(super) items: &'a [Item],
     pub(super) taps: &'a [Tap],
+    pub(super) bundled: &'a [u32],
     pub(super) offsets: &'a [u32],
     /// Borders beyond which an offset of a panel reads; see [`edge`].
     pub(super) edges: &'a [u8],
@@ -161,8 +162,12 @@ impl Task<'_> {
             for item in &self.items[chunk.start + items.start..chunk.start + items.end] {
                 // SAFETY: the block lies inside the extents of the task.
                 unsafe {
-                    if item.rows == 0 {
+                    if item.kind == Kind::Row {
                         self.sparse::<T, R, N, APART, PART>(item, place, first, last);
+                    } else if item.kind == Kind::Bundle {
+                        for r in 0..R {
+                            self.bundle::<T, N, APART, PART>(item, Place { y: place.y + r, ..place }, first, last);
+                        }
                     } else if T::SUMS == 16 {
                         match (R, N) {
                             (_, 4) => self.dense::<T, 4, 1, 4, APART, PART>(item, place, R, first, last),
@@ -287,6 +292,46 @@ impl Task<'_> {
             for r in 0..R {
                 for v in 0..N {
                     self.finish::<T, PART>(sums[r][v], row, y + r, at + v * T::LEN, count, last);
+                }
+            }
+        }
+    }
+
+    /// Sparse rows in turn, a tap of each.
+    #[inline(always)]
+    unsafe fn bundle<T: Vector, const N: usize, const APART: bool, const PART: bool>(
+        &self,
+        item: &Item,
+        Place { y, at, count }: Place,
+        first: bool,
+        last: bool,
+    ) {
+        let rows = &self.bundled[item.row as usize..(item.row + item.rows) as usize];
+        // SAFETY: the block lies inside the extents of the task; items lie inside the taps by construction, and bundled rows
+        // are rows of weights.
+        unsafe {
+            let mut sums = [[T::splat(0.0); N]; ROWS_PER_BUNDLE];
+            for (sums, row) in sums.iter_mut().zip(rows) {
+                for v in 0..N {
+                    sums[v] = self.start::<T, PART>(*row as usize, y, at + v * T::LEN, count, first);
+                }
+            }
+            let column = if APART { at / POSITION * self.step } else { at };
+            let source = self.source.add(y * self.source_row + column);
+            for taps in self.taps.get_unchecked(item.start as usize..item.end as usize).as_chunks::<ROWS_PER_BUNDLE>().0
+            {
+                for i in 0..ROWS_PER_BUNDLE {
+                    let x = source.add(taps[i].offset as usize * self.lanes);
+                    let value = T::splat(taps[i].value);
+                    for v in 0..N {
+                        let x = load::<T, PART>(x.add(place_of::<T, APART>(v, self.step)), count);
+                        sums[i][v] = sums[i][v].multiply_add(value, x);
+                    }
+                }
+            }
+            for (sums, row) in sums.iter().zip(rows) {
+                for v in 0..N {
+                    self.finish::<T, PART>(sums[v], *row as usize, y, at + v * T::LEN, count, last);
                 }
             }
         }

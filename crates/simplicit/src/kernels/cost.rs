@@ -18,16 +18,18 @@ pub struct Cost {
     pub cache: usize,
     /// Fewest taps of a row in a chunk.
     pub taps_per_chunk: f64,
+    /// Sparse rows run in bundles: where a result is so few vectors that a row would wait for its own sum.
+    pub bundles: bool,
 }
 
 impl Cost {
     /// Dense panels only, or sparse rows only: to measure, and to test.
-    pub fn only(choice: Choice) -> Self {
+    pub fn only(self, choice: Choice) -> Self {
         let ratio = match choice {
             Choice::Dense => f64::INFINITY,
             Choice::Sparse => 0.0,
         };
-        Self { ratio, ..Self::default() }
+        Self { ratio, ..self }
     }
 
     /// The faster for `rows` rows that read `union` taps between them, `nonzeros` weights in all.
@@ -38,23 +40,33 @@ impl Cost {
 
 impl Default for Cost {
     fn default() -> Self {
-        Self { ratio: 1.2, cache: 24 << 10, taps_per_chunk: 8.0 }
+        Self { ratio: 1.2, cache: 24 << 10, taps_per_chunk: 8.0, bundles: false }
     }
 }
 
-/// Relative time of one sample through a dense panel of so many weights, zeros included.
-pub(super) fn single_dense(_instructions: super::Instructions, weights: usize) -> f64 {
-    weights as f64
-}
-
-/// The same through sparse slices of so many weights, filling included.
-pub(super) fn single_sparse(instructions: super::Instructions, weights: usize) -> f64 {
+/// Time of one sample through dense panels over that through sparse slices, of so many weights, zeros and filling included.
+pub(super) fn dense_over_slices(instructions: super::Instructions, dense: usize, sparse: usize) -> f64 {
     let each = match instructions {
         super::Instructions::Avx512 => 1.5,
-        super::Instructions::Avx2 => 7.0,
-        super::Instructions::Portable => 7.0,
+        super::Instructions::Avx2 | super::Instructions::Portable => 7.0,
     };
-    each * weights as f64
+    dense as f64 / (each * sparse as f64).max(1e-9)
+}
+
+/// Time of a few samples through dense panels of so many weights over that of sparse bundles, at most 8.
+pub(super) fn dense_over_bundles(
+    instructions: super::Instructions,
+    samples: usize,
+    dense: usize,
+    nonzeros: usize,
+) -> f64 {
+    // A bundle takes as long for one sample as for eight.
+    let each = match instructions {
+        super::Instructions::Avx512 => [17.0, 17.0, 13.0, 7.3, 5.4, 4.7, 4.0, 3.4, 2.8][samples.min(8)],
+        // Eight samples are a whole vector: the panels of a grid are faster.
+        _ => [12.0, 12.0, 6.9, 4.7, 4.6, 3.9, 3.5, 3.0, 0.0][samples.min(8)],
+    };
+    dense as f64 / (each * nonzeros as f64).max(1e-9)
 }
 
 impl Cost {
@@ -64,12 +76,14 @@ impl Cost {
         // `cargo bench -p simplicit --bench inference -- calibrate`. A row of few vectors waits for its own sums, which a
         // panel of eight rows does not; beside one another, sparse rows load an operand for every multiply-add.
         let ratio = match (positions, lanes) {
-            (1, 0..=16) => 4.5,
-            (1, 17..=32) => 2.4,
-            (_, _) if lanes.is_multiple_of(16) => 1.3,
+            (1, 0..=16) => 2.4,
+            (1, 17..=32) => 1.85,
+            (1, _) => 1.6,
+            (_, 8) => 1.35,
+            _ if lanes.is_multiple_of(16) => 1.3,
             _ => 1.8,
         };
-        Self { ratio, ..Self::default() }
+        Self { ratio, bundles: positions == 1 && lanes <= 16, ..Self::default() }
     }
 }
 

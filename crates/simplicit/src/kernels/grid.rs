@@ -23,11 +23,26 @@ pub(super) struct Tap {
     pub(super) value: f32,
 }
 
-/// One row of weights in one chunk, or a dense panel of `rows` rows.
+/// Sparse rows that a bundle multiplies in turn, so that none waits for its own sum.
+pub(super) const ROWS_PER_BUNDLE: usize = 4;
+
+/// What an item is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A sparse row.
+    Row,
+    /// Sparse rows side by side: a tap of each in turn.
+    Bundle,
+    /// Dense rows side by side.
+    Panel,
+}
+
+/// One row of weights in one chunk, or several of them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item {
+    pub(super) kind: Kind,
+    /// The first row; of a bundle, where its rows stand in the order of bundled rows.
     pub(super) row: u32,
-    /// 0 for a sparse row.
     pub(super) rows: u32,
     /// Taps, or offsets of a panel.
     pub(super) start: u32,
@@ -44,6 +59,8 @@ pub struct GridWeights {
     chunks: Vec<std::ops::Range<usize>>,
     items: Vec<Item>,
     taps: Vec<Tap>,
+    /// Rows in bundles, rows of about the same length side by side.
+    bundled: Vec<u32>,
     offsets: Vec<u32>,
     /// Of every offset.
     edges: Vec<u8>,
@@ -162,6 +179,7 @@ impl GridWeights {
             chunks: Vec::new(),
             items: Vec::new(),
             taps: Vec::new(),
+            bundled: Vec::new(),
             offsets: Vec::new(),
             edges: Vec::new(),
             bordered: false,
@@ -184,6 +202,11 @@ impl GridWeights {
             panels.push((panel, union, dense));
         }
         out.dense_over_sparse = multiplied as f64 / (cost.ratio * nonzeros as f64).max(1e-9);
+        if cost.bundles {
+            let single = panels.iter().filter(|(_, _, dense)| !dense).flat_map(|(panel, _, _)| panel.clone());
+            out.bundled = single.map(|row| row as u32).collect();
+            out.bundled.sort_by_key(|row| sorted[*row as usize].len());
+        }
         for k in 0..chunk_count {
             let begin = out.items.len();
             let within = k * span..(k + 1) * span;
@@ -206,27 +229,52 @@ impl GridWeights {
                         }
                     }
                     out.items.push(Item {
+                        kind: Kind::Panel,
                         row: panel.start as u32,
                         rows: panel.len() as u32,
                         start: begin as u32,
                         end: out.offsets.len() as u32,
                         values,
                     });
-                } else {
+                } else if !cost.bundles {
                     for row in panel.clone() {
                         let start = out.taps.len();
                         let taps = part(&sorted[row], &within);
                         out.taps.extend(taps.iter().map(|&(o, value)| Tap { offset: offsets[o] as u32, value }));
                         let end = out.taps.len();
                         out.items.push(Item {
+                            kind: Kind::Row,
                             row: row as u32,
-                            rows: 0,
+                            rows: 1,
                             start: start as u32,
                             end: end as u32,
                             values: 0,
                         });
                     }
                 }
+            }
+            for (k, rows) in out.bundled.chunks(ROWS_PER_BUNDLE).enumerate() {
+                let start = out.taps.len();
+                let parts: Vec<_> = rows.iter().map(|row| part(&sorted[*row as usize], &within)).collect();
+                for step in 0..parts.iter().map(|p| p.len()).max().unwrap_or(0) {
+                    // A row that has ended adds zero times what it read last.
+                    let tap = |p: Option<&&[(usize, f32)]>| match p.and_then(|p| p.get(step).or(p.last())) {
+                        Some(&(column, value)) => {
+                            let ended = p.is_some_and(|p| step >= p.len());
+                            Tap { offset: offsets[column] as u32, value: if ended { 0.0 } else { value } }
+                        }
+                        None => Tap { offset: 0, value: 0.0 },
+                    };
+                    out.taps.extend((0..ROWS_PER_BUNDLE).map(|i| tap(parts.get(i))));
+                }
+                out.items.push(Item {
+                    kind: Kind::Bundle,
+                    row: (k * ROWS_PER_BUNDLE) as u32,
+                    rows: rows.len() as u32,
+                    start: start as u32,
+                    end: out.taps.len() as u32,
+                    values: 0,
+                });
             }
             out.chunks.push(begin..out.items.len());
         }
@@ -248,6 +296,7 @@ impl GridWeights {
             chunks: Vec::new(),
             items: Vec::new(),
             taps: Vec::new(),
+            bundled: Vec::new(),
             offsets: offsets.iter().map(|o| *o as u32).collect(),
             edges: vec![0; columns],
             bordered: false,
@@ -262,7 +311,14 @@ impl GridWeights {
             for first in (0..rows).step_by(WEIGHTS_PER_PANEL) {
                 let count = WEIGHTS_PER_PANEL.min(rows - first);
                 let (start, end) = (start as u32, end as u32);
-                out.items.push(Item { row: first as u32, rows: count as u32, start, end, values: at });
+                out.items.push(Item {
+                    kind: Kind::Panel,
+                    row: first as u32,
+                    rows: count as u32,
+                    start,
+                    end,
+                    values: at,
+                });
                 for i in 0..count {
                     let row = &values[(first + i) * columns..(first + i + 1) * columns];
                     for (k, v) in row[start as usize..end as usize].iter().enumerate() {
@@ -352,6 +408,7 @@ impl GridWeights {
             chunks: &self.chunks,
             items: &self.items,
             taps: &self.taps,
+            bundled: &self.bundled,
             offsets: &self.offsets,
             edges: &self.edges,
             panels: &self.panels,
@@ -412,7 +469,7 @@ impl GridWeights {
         });
     }
 
-    /// Every chunk has an item for every dense panel and for every sparse row.
+    /// Every chunk has an item for every dense panel and for every sparse row or bundle.
     fn items_per_chunk(&self) -> usize {
         self.chunks.first().map_or(0, |c| c.len())
     }

@@ -22,7 +22,7 @@ pub use clock::thread_seconds;
 pub use cost::{Choice, Cost, register_peak};
 pub use grid::{Borders, Finish, Grid, GridWeights, Residual};
 pub use pool::{Crew, together, with_crew};
-pub use slices::RowWeights;
+pub use slices::{FEW, RowWeights};
 
 /// A set of vector instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

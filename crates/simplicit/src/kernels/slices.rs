@@ -1,6 +1,7 @@
-//! One sample: rows of weights side by side in lanes, so that no sum crosses a register.
+//! A few samples: rows of weights side by side in lanes, so that no sum crosses a register.
 //!
-//! Dense panels hold 64 (or 16) rows column by column; every column is multiplied by one broadcast input. Sparse slices hold
+//! Dense panels hold 64 (or 16) rows column by column; every column is multiplied by the broadcast input of every sample, so
+//! that weights are read once for all of them. Sparse slices are for one sample and hold
 //! 32 rows: in every step a window of 32 inputs lies in registers, every row takes its next weight if it lies in the
 //! window, and a permutation of registers picks each row's input. The window starts where the row that is furthest behind
 //! reads next; rows that are too far ahead take a zero. Every step is the same, so nothing is left to guess for the
@@ -14,12 +15,15 @@ use super::pool::Crew;
 const ROWS: usize = 32;
 /// Inputs of a window.
 const WINDOW: usize = 32;
+/// Most samples whose sums stay in registers beside weights.
+pub const FEW: usize = 8;
 
-/// The weights of a layer for one sample at a time.
+/// The weights of a layer for at most [`FEW`] samples side by side.
 #[derive(Debug, Clone)]
 pub struct RowWeights {
     rows: usize,
     columns: usize,
+    samples: usize,
     instructions: Instructions,
     layout: Layout,
     /// Time of the dense layout over that of the sparse one, as the costs say.
@@ -69,35 +73,54 @@ impl Slices {
 }
 
 impl RowWeights {
-    /// Lays out rows of (column, weight), columns ascending, in the faster of both ways.
-    pub fn new(rows: &[Vec<(usize, f32)>], columns: usize, instructions: Instructions) -> Self {
-        let slices = Slices::new(rows, columns);
+    /// Lays out rows of (column, weight), columns ascending, for so many samples side by side: in the faster of both ways for
+    /// one sample, as dense panels for more. None where [`super::GridWeights`] is faster, which leaves zeros out, and with
+    /// more than [`FEW`] samples.
+    pub fn new(rows: &[Vec<(usize, f32)>], columns: usize, samples: usize, instructions: Instructions) -> Option<Self> {
         let padded = padded_rows(rows.len()) * columns;
-        let dense = cost::single_dense(instructions, padded) <= cost::single_sparse(instructions, slices.values.len());
-        Self::with(rows, columns, instructions, dense.then_some(padded), slices)
+        if samples == 1 {
+            let slices = Slices::new(rows, columns);
+            // A panel of 16 rows waits for its own sum: it takes half the time of one of 64.
+            let narrow = (padded_rows(rows.len()) % 64) * columns;
+            let over = cost::dense_over_slices(instructions, padded + narrow * 4 / 5, slices.values.len());
+            return Some(Self::with(rows, columns, 1, instructions, (over > 1.0).then_some(slices), over));
+        }
+        let nonzeros = rows.iter().map(Vec::len).sum();
+        let over = cost::dense_over_bundles(instructions, samples, padded, nonzeros);
+        ((2..=FEW).contains(&samples) && over <= 1.0)
+            .then(|| Self::with(rows, columns, samples, instructions, None, over))
     }
 
-    /// One of both ways: to measure, and to test.
-    pub fn only(rows: &[Vec<(usize, f32)>], columns: usize, instructions: Instructions, dense: bool) -> Self {
-        let padded = dense.then_some(padded_rows(rows.len()) * columns);
-        Self::with(rows, columns, instructions, padded, Slices::new(rows, columns))
+    /// Dense panels, or sparse slices for one sample: to measure, and to test.
+    ///
+    /// # Panics
+    /// With no sample, with more than [`FEW`], and with more than one for slices.
+    pub fn only(
+        rows: &[Vec<(usize, f32)>],
+        columns: usize,
+        samples: usize,
+        instructions: Instructions,
+        dense: bool,
+    ) -> Self {
+        assert!((1..=if dense { FEW } else { 1 }).contains(&samples));
+        let slices = (!dense).then(|| Slices::new(rows, columns));
+        Self::with(rows, columns, samples, instructions, slices, 1.0)
     }
 
     fn with(
         rows: &[Vec<(usize, f32)>],
         columns: usize,
+        samples: usize,
         instructions: Instructions,
-        dense: Option<usize>,
-        slices: Slices,
+        slices: Option<Slices>,
+        over: f64,
     ) -> Self {
         let instructions =
             if Instructions::available().contains(&instructions) { instructions } else { Instructions::detect() };
-        let over = cost::single_dense(instructions, padded_rows(rows.len()) * columns)
-            / cost::single_sparse(instructions, slices.values.len()).max(1e-9);
-        let layout = match dense {
-            None => Layout::Sparse(slices),
-            Some(padded) => {
-                let mut values = vec![0.0; padded];
+        let layout = match slices {
+            Some(slices) => Layout::Sparse(slices),
+            None => {
+                let mut values = vec![0.0; padded_rows(rows.len()) * columns];
                 for (i, row) in rows.iter().enumerate() {
                     let wide = rows.len() / 64 * 64;
                     let (base, lane, width) = if i < wide {
@@ -112,7 +135,7 @@ impl RowWeights {
                 Layout::Dense(values)
             }
         };
-        Self { rows: rows.len(), columns, instructions, layout, dense_over_sparse: over }
+        Self { rows: rows.len(), columns, samples, instructions, layout, dense_over_sparse: over }
     }
 
     /// Weights that are multiplied, zeros included.
@@ -136,7 +159,7 @@ impl RowWeights {
         }
     }
 
-    /// `out = bias + W x` (or `out += W x`), negative results 0 with `relu`.
+    /// `out = bias + W x` (or `out += W x`), negative results 0 with `relu`; samples lie side by side in `x` and `out`.
     ///
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
@@ -149,11 +172,10 @@ impl RowWeights {
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
     pub fn run_on(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32], bias: Option<&[f32]>, relu: bool) {
-        assert!(x.len() >= self.columns && out.len() >= self.rows && bias.is_none_or(|b| b.len() >= self.rows));
-        let (x, out) = (&x[..self.columns], &mut out[..self.rows]);
-        if let Some(bias) = bias {
-            out.copy_from_slice(&bias[..self.rows]);
-        }
+        let samples = self.samples;
+        assert!(x.len() >= self.columns * samples && out.len() >= self.rows * samples);
+        assert!(bias.is_none_or(|b| b.len() >= self.rows));
+        let (x, out) = (&x[..self.columns * samples], &mut out[..self.rows * samples]);
         // A window never ends behind the inputs.
         let mut few = [0.0f32; WINDOW];
         let x = if x.len() < WINDOW && matches!(self.layout, Layout::Sparse(_)) {
@@ -166,14 +188,25 @@ impl RowWeights {
         let parts = (self.weights() / WORTH_A_PART).min(crew.threads()).min(panels).max(1);
         let to = Results(out.as_mut_ptr());
         crew.split(parts, &|k| {
+            let mut sums = [0.0f32; 64 * FEW];
             for panel in panels * k / parts..panels * (k + 1) / parts {
                 let rows = self.panel_rows(panel);
                 // SAFETY: panels have no row in common and all rows lie in `out`.
-                let own = unsafe { std::slice::from_raw_parts_mut(to.at(rows.start), rows.len()) };
-                match &self.layout {
-                    Layout::Dense(values) => self.dense(values, &rows, x, own, relu),
-                    Layout::Sparse(slices) => self.sparse(slices, panel, x, own, relu),
+                let own = unsafe { std::slice::from_raw_parts_mut(to.at(rows.start * samples), rows.len() * samples) };
+                // Sums are a sample after the other, 64 rows each.
+                match bias {
+                    Some(bias) => {
+                        for sums in sums.chunks_exact_mut(64).take(samples) {
+                            sums[..rows.len()].copy_from_slice(&bias[rows.clone()]);
+                        }
+                    }
+                    None => turned(own, samples, |k, out| sums[k] = *out),
                 }
+                match &self.layout {
+                    Layout::Dense(values) => self.dense(values, &rows, x, &mut sums),
+                    Layout::Sparse(slices) => self.sparse(slices, panel, x, &mut sums),
+                }
+                turned(own, samples, |k, out| *out = if !relu || sums[k] > 0.0 { sums[k] } else { 0.0 });
             }
         });
     }
@@ -196,48 +229,37 @@ impl RowWeights {
         start..(start + rows).min(self.rows)
     }
 
-    fn dense(&self, values: &[f32], rows: &std::ops::Range<usize>, x: &[f32], out: &mut [f32], relu: bool) {
+    fn dense(&self, values: &[f32], rows: &std::ops::Range<usize>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
         let width = if rows.len() == 64 { 64 } else { 16 };
         let panel = &values[rows.start * self.columns..][..width * self.columns];
-        let mut sums = [0.0f32; 64];
-        sums[..out.len()].copy_from_slice(out);
-        // SAFETY: the panel has `width` weights per column, `sums` room for 64, and the instructions were found.
+        // SAFETY: the panel has `width` weights per column, `x` the samples of every column, and the instructions were found.
         unsafe {
-            match (self.instructions, width) {
+            match self.instructions {
                 #[cfg(target_arch = "x86_64")]
-                (Instructions::Avx512, 64) => x86::panel_avx512::<4>(panel, x, &mut sums),
+                Instructions::Avx512 => x86::panel_avx512(panel, width, x, self.samples, sums),
                 #[cfg(target_arch = "x86_64")]
-                (Instructions::Avx512, _) => x86::panel_avx512::<1>(panel, x, &mut sums),
-                #[cfg(target_arch = "x86_64")]
-                (Instructions::Avx2, 64) => x86::panel_avx2::<8>(panel, x, &mut sums),
-                #[cfg(target_arch = "x86_64")]
-                (Instructions::Avx2, _) => x86::panel_avx2::<2>(panel, x, &mut sums),
-                (_, 64) => self::panel::<super::vector::Portable, 8>(panel, x, &mut sums),
-                _ => self::panel::<super::vector::Portable, 2>(panel, x, &mut sums),
+                Instructions::Avx2 => x86::panel_avx2(panel, width, x, self.samples, sums),
+                _ => self::panel::<super::vector::Portable>(panel, width, x, self.samples, sums),
             }
         }
-        put(out, &sums, relu);
     }
 
-    fn sparse(&self, slices: &Slices, panel: usize, x: &[f32], out: &mut [f32], relu: bool) {
+    fn sparse(&self, slices: &Slices, panel: usize, x: &[f32], sums: &mut [f32; 64 * FEW]) {
         let start = if panel == 0 { 0 } else { slices.ends[panel - 1] as usize };
         let range = start..slices.ends[panel] as usize;
         let windows = &slices.windows[range.clone()];
         let values = &slices.values[range.start * ROWS..range.end * ROWS];
         let places = &slices.places[range.start * ROWS..range.end * ROWS];
-        let mut sums = [0.0f32; ROWS];
-        sums[..out.len()].copy_from_slice(out);
         match self.instructions {
             // SAFETY: there are 32 weights and places per step, places lie inside the window and windows inside the
             // inputs by construction (`x` has the columns they were made for), and the instructions were found.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512 => unsafe { x86::slice_avx512(windows, values, places, x, &mut sums) },
+            Instructions::Avx512 => unsafe { x86::slice_avx512(windows, values, places, x, sums) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2 => unsafe { x86::slice_avx2(windows, values, places, x, &mut sums) },
-            _ => slice(windows, values, places, x, &mut sums),
+            Instructions::Avx2 => unsafe { x86::slice_avx2(windows, values, places, x, sums) },
+            _ => slice(windows, values, places, x, sums),
         }
-        put(out, &sums, relu);
     }
 }
 
@@ -260,39 +282,116 @@ fn padded_rows(rows: usize) -> usize {
     rows / 64 * 64 + (rows % 64).next_multiple_of(16)
 }
 
-fn put(out: &mut [f32], sums: &[f32], relu: bool) {
-    for (out, sum) in out.iter_mut().zip(sums) {
-        *out = if !relu || *sum > 0.0 { *sum } else { 0.0 };
+/// Visits results, samples side by side, with their place among the sums, a sample after the other.
+#[inline(always)]
+fn turned(out: &mut [f32], samples: usize, mut visit: impl FnMut(usize, &mut f32)) {
+    if samples == 1 {
+        // Places in order: several at a time.
+        return out.iter_mut().take(64).enumerate().for_each(|(row, out)| visit(row, out));
+    }
+    for (row, out) in out.chunks_exact_mut(samples).enumerate() {
+        for (sample, out) in out.iter_mut().enumerate() {
+            visit(sample * 64 + row, out);
+        }
     }
 }
 
-/// `N` vectors of rows.
+/// All rows of a panel for some samples.
 ///
 /// # Safety
-/// `panel` has N·LEN weights per input, `sums` that many numbers, and the instructions of `T` are there.
+/// `weights` has `width` (64 or 16) per input, `x` that many samples of each, and the instructions of `T` are there.
 #[inline(always)]
-unsafe fn panel<T: super::vector::Vector, const N: usize>(panel: &[f32], x: &[f32], sums: &mut [f32; 64]) {
+unsafe fn panel<T: super::vector::Vector>(
+    weights: &[f32],
+    width: usize,
+    x: &[f32],
+    samples: usize,
+    sums: &mut [f32; 64 * FEW],
+) {
+    // As many vectors of rows as leave room for weights: sums that wait for nobody.
     // SAFETY: the caller's sizes.
     unsafe {
-        let mut sum = [T::splat(0.0); N];
-        for v in 0..N {
-            sum[v] = T::load(sums.as_ptr().add(v * T::LEN));
-        }
-        let mut weights = panel.as_ptr();
-        for x in x {
-            let x = T::splat(*x);
-            for v in 0..N {
-                sum[v] = sum[v].multiply_add(T::load(weights.add(v * T::LEN)), x);
+        if T::SUMS == 16 {
+            match (width, samples) {
+                (64, 1) => strip::<T, 4, 1>(weights, width, x, sums),
+                (64, 2) => strip::<T, 4, 2>(weights, width, x, sums),
+                (64, 3) => strip::<T, 4, 3>(weights, width, x, sums),
+                (64, 4) => strip::<T, 4, 4>(weights, width, x, sums),
+                (64, 5) => strip::<T, 2, 5>(weights, width, x, sums),
+                (64, 6) => strip::<T, 2, 6>(weights, width, x, sums),
+                (64, 7) => strip::<T, 2, 7>(weights, width, x, sums),
+                (64, _) => strip::<T, 2, 8>(weights, width, x, sums),
+                (_, 1) => strip::<T, 1, 1>(weights, width, x, sums),
+                (_, 2) => strip::<T, 1, 2>(weights, width, x, sums),
+                (_, 3) => strip::<T, 1, 3>(weights, width, x, sums),
+                (_, 4) => strip::<T, 1, 4>(weights, width, x, sums),
+                (_, 5) => strip::<T, 1, 5>(weights, width, x, sums),
+                (_, 6) => strip::<T, 1, 6>(weights, width, x, sums),
+                (_, 7) => strip::<T, 1, 7>(weights, width, x, sums),
+                _ => strip::<T, 1, 8>(weights, width, x, sums),
             }
-            weights = weights.add(N * T::LEN);
-        }
-        for v in 0..N {
-            sum[v].store(sums.as_mut_ptr().add(v * T::LEN));
+        } else {
+            match (width, samples) {
+                (64, 1) => strip::<T, 8, 1>(weights, width, x, sums),
+                (_, 1) => strip::<T, 2, 1>(weights, width, x, sums),
+                (64, 2) => strip::<T, 4, 2>(weights, width, x, sums),
+                (_, 2) => strip::<T, 2, 2>(weights, width, x, sums),
+                (_, 3) => strip::<T, 2, 3>(weights, width, x, sums),
+                (_, 4) => strip::<T, 2, 4>(weights, width, x, sums),
+                (_, 5) => strip::<T, 2, 5>(weights, width, x, sums),
+                (_, 6) => strip::<T, 2, 6>(weights, width, x, sums),
+                (_, 7) => strip::<T, 1, 7>(weights, width, x, sums),
+                _ => strip::<T, 1, 8>(weights, width, x, sums),
+            }
         }
     }
 }
 
-fn slice(windows: &[u32], values: &[f32], places: &[u8], x: &[f32], sums: &mut [f32; ROWS]) {
+/// `N` vectors of rows at a time for `S` samples.
+///
+/// # Safety
+/// As [`panel`]; `width` is a multiple of N·LEN.
+#[inline(always)]
+unsafe fn strip<T: super::vector::Vector, const N: usize, const S: usize>(
+    panel: &[f32],
+    width: usize,
+    x: &[f32],
+    sums: &mut [f32; 64 * FEW],
+) {
+    for first in (0..width).step_by(N * T::LEN) {
+        // SAFETY: the caller's sizes.
+        unsafe {
+            let mut sum = [[T::splat(0.0); N]; S];
+            for s in 0..S {
+                for v in 0..N {
+                    sum[s][v] = T::load(sums.as_ptr().add(64 * s + first + v * T::LEN));
+                }
+            }
+            let mut weights = panel.as_ptr().add(first);
+            for x in x.as_chunks::<S>().0 {
+                let mut column = [T::splat(0.0); N];
+                for v in 0..N {
+                    column[v] = T::load(weights.add(v * T::LEN));
+                }
+                for s in 0..S {
+                    let x = T::splat(x[s]);
+                    for v in 0..N {
+                        sum[s][v] = sum[s][v].multiply_add(column[v], x);
+                    }
+                }
+                // Past the end of the panel after the last column, where nothing is read any more.
+                weights = weights.wrapping_add(width);
+            }
+            for s in 0..S {
+                for v in 0..N {
+                    sum[s][v].store(sums.as_mut_ptr().add(64 * s + first + v * T::LEN));
+                }
+            }
+        }
+    }
+}
+
+fn slice(windows: &[u32], values: &[f32], places: &[u8], x: &[f32], sums: &mut [f32; 64 * FEW]) {
     let steps = values.chunks_exact(ROWS).zip(places.chunks_exact(ROWS));
     for (&window, (values, places)) in windows.iter().zip(steps) {
         let x = &x[window as usize..];
@@ -310,23 +409,35 @@ fn slice(windows: &[u32], values: &[f32], places: &[u8], x: &[f32], sums: &mut [
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::vector::{Avx2, Avx512};
-    use super::{ROWS, panel};
+    use super::{FEW, ROWS, panel};
     use std::arch::x86_64::*;
 
     /// # Safety
     /// As [`panel`].
     #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-    pub(super) unsafe fn panel_avx512<const N: usize>(weights: &[f32], x: &[f32], sums: &mut [f32; 64]) {
+    pub(super) unsafe fn panel_avx512(
+        weights: &[f32],
+        width: usize,
+        x: &[f32],
+        samples: usize,
+        sums: &mut [f32; 64 * FEW],
+    ) {
         // SAFETY: the caller's sizes; this function has the instructions.
-        unsafe { panel::<Avx512, N>(weights, x, sums) }
+        unsafe { panel::<Avx512>(weights, width, x, samples, sums) }
     }
 
     /// # Safety
     /// As [`panel`].
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn panel_avx2<const N: usize>(weights: &[f32], x: &[f32], sums: &mut [f32; 64]) {
+    pub(super) unsafe fn panel_avx2(
+        weights: &[f32],
+        width: usize,
+        x: &[f32],
+        samples: usize,
+        sums: &mut [f32; 64 * FEW],
+    ) {
         // SAFETY: the caller's sizes; this function has the instructions.
-        unsafe { panel::<Avx2, N>(weights, x, sums) }
+        unsafe { panel::<Avx2>(weights, width, x, samples, sums) }
     }
 
     /// # Safety
@@ -337,7 +448,7 @@ mod x86 {
         values: &[f32],
         places: &[u8],
         x: &[f32],
-        sums: &mut [f32; ROWS],
+        sums: &mut [f32; 64 * FEW],
     ) {
         // SAFETY: the caller's sizes.
         unsafe {
@@ -363,7 +474,13 @@ mod x86 {
     /// # Safety
     /// As [`slice_avx512`].
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn slice_avx2(windows: &[u32], values: &[f32], places: &[u8], x: &[f32], sums: &mut [f32; ROWS]) {
+    pub(super) unsafe fn slice_avx2(
+        windows: &[u32],
+        values: &[f32],
+        places: &[u8],
+        x: &[f32],
+        sums: &mut [f32; 64 * FEW],
+    ) {
         // SAFETY: the caller's sizes; a gather reads inside the window.
         unsafe {
             let mut sum = [_mm256_setzero_ps(); ROWS / 8];

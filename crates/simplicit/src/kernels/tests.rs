@@ -41,7 +41,9 @@ fn check(case: &Case, choice: Option<Choice>, instructions: Instructions, r: &mu
                 .collect()
         })
         .collect();
-    let cost = Cost { cache: 1 + r.below(4000), taps_per_chunk: 2.0, ..choice.map_or(Cost::default(), Cost::only) };
+    let bundles = r.below(2) == 1;
+    let cost = Cost { cache: 1 + r.below(4000), taps_per_chunk: 2.0, bundles, ..Cost::default() };
+    let cost = choice.map_or(cost, |choice| cost.only(choice));
     let packed = GridWeights::new(&weights, &offsets, kh * kw, 64, None, cost);
     assert_eq!(packed.rows(), rows);
     let grid = Grid {
@@ -145,7 +147,7 @@ fn parts_of_a_large_call_give_the_same_bits() {
             if (side, lanes) == (1, 1) {
                 let x: Vec<f32> = offsets.iter().map(|o| source[*o]).collect();
                 for dense in [false, true] {
-                    let packed = RowWeights::only(&weights, x.len(), instructions, dense);
+                    let packed = RowWeights::only(&weights, x.len(), 1, instructions, dense);
                     for threads in [1, 2, 7] {
                         let mut shared = vec![0.0; rows];
                         with_crew(threads, |crew| packed.run_on(crew, &x, &mut shared, Some(&bias), true));
@@ -193,7 +195,8 @@ fn borders_are_left_out_where_they_read_zeros() {
         for &instructions in Instructions::available() {
             let run = |borders| {
                 let mut out = vec![1.0; rows * out_channel * lanes];
-                let packed = GridWeights::new(&weights, &offsets, area, 500, borders, Cost::only(Choice::Dense));
+                let packed =
+                    GridWeights::new(&weights, &offsets, area, 500, borders, Cost::default().only(Choice::Dense));
                 packed.run(instructions, &grid, &source, &mut out, &Finish::default());
                 out
             };
@@ -282,7 +285,7 @@ fn single_samples_match_the_definition_and_a_grid_of_one_lane() {
                 let mut results = Vec::new();
                 for dense in [false, true] {
                     let mut out = start.clone();
-                    RowWeights::only(&weights, columns, instructions, dense).run(&x, &mut out, bias, relu);
+                    RowWeights::only(&weights, columns, 1, instructions, dense).run(&x, &mut out, bias, relu);
                     for (i, row) in weights.iter().enumerate() {
                         let first = f64::from(bias.map_or(start[i], |b| b[i]));
                         let terms = row.iter().map(|&(j, w)| f64::from(w) * f64::from(x[j]));
@@ -301,6 +304,55 @@ fn single_samples_match_the_definition_and_a_grid_of_one_lane() {
                 packed.run(instructions, &grid, &x, &mut out, &Finish { bias, relu, ..Default::default() });
                 results.push(out);
                 assert!(results.iter().all(|o| *o == results[0]), "{k} {instructions:?}");
+            }
+        }
+    }
+}
+
+/// Dense panels for a few samples against one sample at a time, and against the sparse bundles that take their place.
+#[test]
+fn few_samples_give_the_bits_of_one_at_a_time() {
+    let mut r = Random::new(15);
+    for k in 0..64 {
+        let (rows, columns, samples) = (1 + r.below(150), 1 + r.below(90), 1 + k % FEW);
+        let density = [1.0, 0.5, 0.1, 0.0][r.below(4)];
+        let weights: Vec<Vec<(usize, f32)>> = (0..rows)
+            .map(|_| {
+                let drawn: Vec<_> = (0..columns).map(|j| (j, r.normal() as f32, r.uniform())).collect();
+                drawn.into_iter().filter(|t| t.2 < density).map(|t| (t.0, t.1)).collect()
+            })
+            .collect();
+        let x: Vec<f32> = (0..columns * samples).map(|_| r.normal() as f32).collect();
+        let bias: Vec<f32> = (0..rows).map(|_| r.normal() as f32).collect();
+        let start: Vec<f32> = (0..rows * samples).map(|_| r.normal() as f32).collect();
+        let one = |all: &[f32], s: usize| all.iter().skip(s).step_by(samples).copied().collect::<Vec<_>>();
+        let offsets: Vec<usize> = (0..columns).collect();
+        let grid =
+            Grid { height: 1, width: 1, lanes: samples, source_row: 1, source_step: 1, out_row: 1, out_channel: 1 };
+        for &instructions in Instructions::available() {
+            for (has_bias, relu) in [(true, false), (true, true), (false, false)] {
+                let bias = has_bias.then_some(&bias[..]);
+                let few = RowWeights::only(&weights, columns, samples, instructions, true);
+                let mut together = start.clone();
+                few.run(&x, &mut together, bias, relu);
+                let mut shared = start.clone();
+                with_crew(3, |crew| few.run_on(crew, &x, &mut shared, bias, relu));
+                assert_eq!(bits(&together), bits(&shared));
+                for s in 0..samples {
+                    let mut alone = one(&start, s);
+                    RowWeights::only(&weights, columns, 1, instructions, false).run(
+                        &one(&x, s),
+                        &mut alone,
+                        bias,
+                        relu,
+                    );
+                    assert_eq!(bits(&alone), bits(&one(&together, s)), "{k} {instructions:?} {samples}");
+                }
+                let cost = Cost { bundles: true, ..Cost::default().only(Choice::Sparse) };
+                let mut bundles = start.clone();
+                let packed = GridWeights::new(&weights, &offsets, 1, 4 * samples, None, cost);
+                packed.run(instructions, &grid, &x, &mut bundles, &Finish { bias, relu, ..Default::default() });
+                assert_eq!(bits(&together), bits(&bundles), "{k} {instructions:?} {samples}");
             }
         }
     }

@@ -94,25 +94,29 @@ impl pulp::WithSimd for Largest<'_> {
 }
 
 /// Samples to lanes: `out[j·lanes + s] = samples[s·stride + j]` for `count` samples and `features` features. Lanes
-/// past `count` are left alone.
-pub fn to_lanes(out: &mut [f32], samples: &[f32], stride: usize, count: usize, features: usize, lanes: usize) {
+/// past `count` are left alone. Gives back whether all of these are finite: looking at them again would take half as long
+/// as moving them.
+pub fn to_lanes(out: &mut [f32], samples: &[f32], stride: usize, count: usize, features: usize, lanes: usize) -> bool {
     assert!(count <= lanes && out.len() >= features * lanes);
     if count == 0 || features == 0 {
-        return;
+        return true;
     }
     // Whole squares of 8 × 8 in registers, the rest entry by entry.
     let (squares, across) = (count / 8, features / 8);
-    match lanes {
+    let mut finite = match lanes {
         8 => whole_squares::<8>(out, samples, stride, squares, across),
         16 => whole_squares::<16>(out, samples, stride, squares, across),
         32 => whole_squares::<32>(out, samples, stride, squares, across),
         _ => whole_squares::<MAX_LANES>(out, samples, stride, squares, across),
-    }
+    };
     for s in 0..count {
         for j in (if s < 8 * squares { 8 * across } else { 0 })..features {
-            out[j * lanes + s] = samples[s * stride + j];
+            let value = samples[s * stride + j];
+            finite &= value.is_finite();
+            out[j * lanes + s] = value;
         }
     }
+    finite
 }
 
 /// Lanes to samples: `out[s·stride + j] = source[j·lanes + s]` for `count` samples and `features` features.
@@ -138,9 +142,15 @@ pub fn from_lanes(out: &mut [f32], stride: usize, source: &[f32], count: usize, 
     }
 }
 
-/// `squares` × `across` squares of 8 samples × 8 features.
+/// `squares` × `across` squares of 8 samples × 8 features; whether they are finite.
 #[cfg(target_arch = "x86_64")]
-fn whole_squares<const L: usize>(out: &mut [f32], samples: &[f32], stride: usize, squares: usize, across: usize) {
+fn whole_squares<const L: usize>(
+    out: &mut [f32],
+    samples: &[f32],
+    stride: usize,
+    squares: usize,
+    across: usize,
+) -> bool {
     use pulp::x86::V3;
     use std::arch::x86_64::__m256;
     let Some(simd) = V3::try_new() else { return plain_squares::<L>(out, samples, stride, squares, across) };
@@ -148,12 +158,19 @@ fn whole_squares<const L: usize>(out: &mut [f32], samples: &[f32], stride: usize
         #[inline(always)]
         || {
             let avx = simd.avx;
+            // Sums of zero times every number: NaN once a number is not finite.
+            let zero = avx._mm256_setzero_ps();
+            let mut seen = [zero; 4];
             let columns = out.as_chunks_mut::<L>().0.as_chunks_mut::<8>().0;
-            for i in 0..squares.min(L / 8) {
-                // Eight samples cut to the same number of squares: the index below needs no check.
-                let row = |r: usize| &samples[(8 * i + r) * stride..].as_chunks::<8>().0[..across];
-                let rows = [row(0), row(1), row(2), row(3), row(4), row(5), row(6), row(7)];
-                for (j, columns) in columns.iter_mut().take(across).enumerate() {
+            let squares = squares.min(L / 8);
+            // Samples cut to the same number of squares.
+            let rows: [&[[f32; 8]]; L] = std::array::from_fn(|s| match s < 8 * squares {
+                true => &samples[s * stride..].as_chunks::<8>().0[..across],
+                false => &[],
+            });
+            // All samples of eight features before the next eight: what is written lies side by side.
+            for (j, columns) in columns.iter_mut().take(across).enumerate() {
+                for (i, rows) in rows.as_chunks::<8>().0[..squares].iter().enumerate() {
                     // Samples k and k+4 side by side, four features at a time: loads do what shuffles would have to.
                     for side in 0..2 {
                         let half = |k: usize| -> __m256 {
@@ -162,6 +179,9 @@ fn whole_squares<const L: usize>(out: &mut [f32], samples: &[f32], stride: usize
                             avx._mm256_insertf128_ps::<1>(near, pulp::cast(cut(&rows[k + 4][j])))
                         };
                         let (r0, r1, r2, r3) = (half(0), half(1), half(2), half(3));
+                        for (seen, r) in seen.iter_mut().zip([r0, r1, r2, r3]) {
+                            *seen = simd.fma._mm256_fmadd_ps(r, zero, *seen);
+                        }
                         let (t0, t1) = (avx._mm256_unpacklo_ps(r0, r1), avx._mm256_unpackhi_ps(r0, r1));
                         let (t2, t3) = (avx._mm256_unpacklo_ps(r2, r3), avx._mm256_unpackhi_ps(r2, r3));
                         let four = [
@@ -176,23 +196,39 @@ fn whole_squares<const L: usize>(out: &mut [f32], samples: &[f32], stride: usize
                     }
                 }
             }
+            seen.into_iter().all(|seen| pulp::cast::<_, [f32; 8]>(seen).iter().all(|v| *v == 0.0))
         },
-    );
+    )
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn whole_squares<const L: usize>(out: &mut [f32], samples: &[f32], stride: usize, squares: usize, across: usize) {
-    plain_squares::<L>(out, samples, stride, squares, across);
+fn whole_squares<const L: usize>(
+    out: &mut [f32],
+    samples: &[f32],
+    stride: usize,
+    squares: usize,
+    across: usize,
+) -> bool {
+    plain_squares::<L>(out, samples, stride, squares, across)
 }
 
-fn plain_squares<const L: usize>(out: &mut [f32], samples: &[f32], stride: usize, squares: usize, across: usize) {
+fn plain_squares<const L: usize>(
+    out: &mut [f32],
+    samples: &[f32],
+    stride: usize,
+    squares: usize,
+    across: usize,
+) -> bool {
+    let mut finite = true;
     for s in (0..8 * squares).step_by(8) {
         for (j, column) in out.as_chunks_mut::<L>().0.iter_mut().take(8 * across).enumerate() {
             for r in s..s + 8 {
                 column[r] = samples[r * stride + j];
+                finite &= column[r].is_finite();
             }
         }
     }
+    finite
 }
 
 #[cfg(test)]
@@ -228,7 +264,13 @@ mod tests {
             let stride = features + 3;
             let samples: Vec<f32> = (0..count * stride).map(|_| r.normal() as f32).collect();
             let mut out = vec![-1.0; features * lanes];
-            to_lanes(&mut out, &samples, stride, count, features, lanes);
+            assert!(to_lanes(&mut out, &samples, stride, count, features, lanes));
+            for _ in 0..if count == 0 { 0 } else { 20 } {
+                let mut bad = samples.clone();
+                bad[r.below(count) * stride + r.below(features)] =
+                    [f32::NAN, f32::INFINITY, -f32::INFINITY][r.below(3)];
+                assert!(!to_lanes(&mut vec![0.0; features * lanes], &bad, stride, count, features, lanes));
+            }
             let mut plain = out.clone();
             let squares = |out: &mut [f32]| match lanes {
                 8 => plain_squares::<8>(out, &samples, stride, count / 8, features / 8),
@@ -236,7 +278,7 @@ mod tests {
                 32 => plain_squares::<32>(out, &samples, stride, count / 8, features / 8),
                 _ => plain_squares::<64>(out, &samples, stride, count / 8, features / 8),
             };
-            squares(&mut plain);
+            assert!(squares(&mut plain));
             assert_eq!(plain, out);
             for j in 0..features {
                 for s in 0..lanes {

@@ -132,7 +132,7 @@ impl Step {
                     }
                     Weights::Rows(weights) => {
                         let at = operand.view.origin;
-                        let source = if operand.moved { &room.scratch[0][at..] } else { read(at) };
+                        let source = if operand.moved { &room.scratch[0][at * lanes..] } else { read(at) };
                         weights.run_on(crew, source, own, finish.bias, finish.relu);
                     }
                 }

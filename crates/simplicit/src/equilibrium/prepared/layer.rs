@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::operand::Operand;
 use super::plan::{Laid, View, lay_out, margin};
-use crate::kernels::{Instructions, RowWeights};
+use crate::kernels::{FEW, Instructions, RowWeights};
 use crate::layout::{Activation, Layout, MapShape, Operator};
 use crate::linalg::Csr;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -168,7 +168,7 @@ pub(super) enum Part {
 #[allow(clippy::large_enum_variant)]
 pub(super) enum Weights {
     Grid(Laid),
-    /// One sample, one position.
+    /// A few samples, one position.
     Rows(RowWeights),
 }
 
@@ -229,13 +229,16 @@ impl Step {
             match &block.weights {
                 TapWeights::Taps(taps) => {
                     let read = operand.padded.as_ref().unwrap_or(&operand.view);
-                    let single = lanes == 1 && block.output.positions() == 1 && block.window.area() == 1;
-                    let weights = if single {
-                        let rows: Vec<Vec<_>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
-                        Weights::Rows(RowWeights::new(&rows, taps.cols(), instructions))
-                    } else {
-                        let phases = operand.phases.as_ref();
-                        Weights::Grid(lay_out(block, taps, read, phases, &out, lanes, instructions))
+                    let flat = |view: &View| view.map.positions() == 1 && view.is_compact();
+                    let few = lanes <= FEW && block.window.area() == 1 && flat(read) && flat(&out);
+                    let rows = || (0..taps.rows()).map(|o| taps.row(o).collect()).collect::<Vec<Vec<_>>>();
+                    let few = few.then(|| RowWeights::new(&rows(), taps.cols(), lanes, instructions)).flatten();
+                    let weights = match few {
+                        Some(weights) => Weights::Rows(weights),
+                        None => {
+                            let phases = operand.phases.as_ref();
+                            Weights::Grid(lay_out(block, taps, read, phases, &out, lanes, instructions))
+                        }
                     };
                     kernels.push(describe(&sum.name, block, taps, &weights));
                     if parts.is_empty() && !same {

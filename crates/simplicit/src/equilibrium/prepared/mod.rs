@@ -32,7 +32,7 @@ use bounds::Bounds;
 use execute::Room;
 use layer::{Step, is_direct, own_map, own_margin};
 use places::Places;
-use plan::View;
+use plan::{View, all_finite};
 
 /// A model ready to run on batches of about one size; shared between threads.
 pub struct Prepared {
@@ -316,9 +316,8 @@ impl Prepared {
     ) -> Result<(), usize> {
         let Workspace { room, bounds, part, clock } = workspace;
         let (p, lanes) = (self.inputs, self.lanes);
-        let unread = self.check_finite(u, count)?;
-        self.input.read_rows(&mut room.values, u, p, (lanes, count));
-        if unread {
+        if !self.input.read_rows(&mut room.values, u, p, (lanes, count)) {
+            self.check_finite(u, count)?;
             // Kernels may multiply by zero what nobody reads.
             let at = self.input.origin * lanes;
             let values = &mut room.values[at..at + p * lanes];
@@ -364,21 +363,14 @@ impl Prepared {
         Ok(())
     }
 
-    /// Whether an input that nobody reads is not finite; the first sample with one that is read is the error.
-    fn check_finite(&self, u: &[f32], count: usize) -> Result<bool, usize> {
+    /// The first sample with an input that is read and not finite is the error.
+    fn check_finite(&self, u: &[f32], count: usize) -> Result<(), usize> {
         let p = self.inputs;
-        let mut unread = false;
-        for s in 0..count {
+        let bad = |s: &usize| {
             let sample = &u[s * p..(s + 1) * p];
-            if !all_finite(sample) {
-                let bad = |j: usize| !sample[j].is_finite() && self.read.as_ref().is_none_or(|read| read[j]);
-                if (0..p).any(bad) {
-                    return Err(s);
-                }
-                unread = true;
-            }
-        }
-        Ok(unread)
+            (0..p).any(|j| !sample[j].is_finite() && self.read.as_ref().is_none_or(|read| read[j]))
+        };
+        (0..count).find(bad).map_or(Ok(()), Err)
     }
 }
 
@@ -415,11 +407,4 @@ fn inputs_read(sums: &[Sum], inputs: usize, view: View) -> Vec<bool> {
         }
     }
     read
-}
-
-fn all_finite(values: &[f32]) -> bool {
-    crate::linalg::vectorised(
-        #[inline(always)]
-        || values.iter().fold(0u32, |worst, v| worst.max(v.to_bits() & 0x7fff_ffff)) < 0x7f80_0000,
-    )
 }

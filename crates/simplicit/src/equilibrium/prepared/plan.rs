@@ -62,15 +62,26 @@ impl View {
         self.runs().for_each(|(_, place, run)| visit(place, run));
     }
 
-    /// Writes the units of `count` samples (one a row, rows `stride` apart) into the map.
-    pub(super) fn read_rows(&self, values: &mut [f32], rows: &[f32], stride: usize, (lanes, count): (usize, usize)) {
+    /// Writes the units of `count` samples (one a row, rows `stride` apart) into the map; whether they are all finite.
+    pub(super) fn read_rows(
+        &self,
+        values: &mut [f32],
+        rows: &[f32],
+        stride: usize,
+        (lanes, count): (usize, usize),
+    ) -> bool {
+        let mut finite = true;
         for (unit, place, run) in self.runs() {
             let into = &mut values[place * lanes..(place + run) * lanes];
-            match lanes {
-                1 => into.copy_from_slice(&rows[unit..unit + run]),
+            finite &= match lanes {
+                1 => {
+                    into.copy_from_slice(&rows[unit..unit + run]);
+                    all_finite(into)
+                }
                 _ => to_lanes(into, &rows[unit.min(rows.len())..], stride, count, run, lanes),
-            }
+            };
         }
+        finite
     }
 
     /// Writes the map of `count` samples out, one a row, rows `stride` apart.
@@ -92,6 +103,13 @@ impl View {
             _ => self.at(self.map.channels - 1, self.map.height - 1) + self.map.width - self.origin,
         }
     }
+}
+
+pub(super) fn all_finite(values: &[f32]) -> bool {
+    crate::linalg::vectorised(
+        #[inline(always)]
+        || values.iter().fold(0u32, |worst, v| worst.max(v.to_bits() & 0x7fff_ffff)) < 0x7f80_0000,
+    )
 }
 
 /// The rows and columns of zeros a window needs around its operand.
