@@ -558,7 +558,7 @@ mod tests {
     fn row_weights_refuse_what_does_not_fit() {
         let network = convolutional();
         let model = ImplicitModel::from_network(&network).unwrap();
-        let task = WeightsTask::Joint { samples: 40, baseline: model.clone(), rough: model };
+        let task = WeightsTask::Joint { samples: 40, baseline: Box::new(model.clone()), rough: Box::new(model) };
         let bytes = task.to_bytes();
         assert_eq!(WeightsTask::from_bytes(&bytes).unwrap().to_bytes(), bytes);
         assert!(WeightsTask::from_bytes(&bytes[..20]).is_err() && WeightsTask::from_bytes(&bytes[..99]).is_err());

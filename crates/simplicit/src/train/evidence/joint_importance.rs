@@ -55,7 +55,7 @@ pub(in crate::train) fn joint_importance(
     let work = SAMPLES as f64 * baseline.layout().size() as f64;
     let acyclic = baseline.layers_are_acyclic() && rough.layers_are_acyclic();
     if let Some(delegate) = run.keep.delegate() {
-        let task = WeightsTask::Joint { samples, baseline: baseline.clone(), rough: rough.clone() };
+        let task = WeightsTask::Joint { samples, baseline: Box::new(baseline.clone()), rough: Box::new(rough.clone()) };
         delegate.weights(&task, &mut |_, sum| add(&sum))?;
     } else if let Some(cuda) = backend::gpu(device, work)?.filter(|_| acyclic)
         && let Some((of_layers, of_rows)) =

@@ -29,9 +29,9 @@ pub enum WeightsTask {
         /// Over the first so many samples of the run.
         samples: usize,
         /// Whose outputs are to stay.
-        baseline: ImplicitModel,
+        baseline: Box<ImplicitModel>,
         /// Whose errors are looked at.
-        rough: ImplicitModel,
+        rough: Box<ImplicitModel>,
     },
 }
 
@@ -109,7 +109,7 @@ impl WeightsTask {
             return Ok(Self::Own { samples, size: count(1)?, draws: count(2)?, seed: number(3) });
         }
         let (baseline, rough) = models.split_at_checked(count(2)?).ok_or_else(bad)?;
-        let read = |bytes: &[u8]| ImplicitModel::from_bytes(bytes, "row weights task");
+        let read = |bytes: &[u8]| ImplicitModel::from_bytes(bytes, "row weights task").map(Box::new);
         Ok(Self::Joint { samples, baseline: read(baseline)?, rough: read(rough)? })
     }
 }

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod program;
-
-use program::{names, run};
+use crate::program::{names, run};
 use serde_json::Value;
 
 const IMAGES: &str = "@fashion_train_images.idx.gz";
@@ -21,7 +19,7 @@ fn places_and_letters_say_what_flags_say() {
     let bytes = |name: &str| std::fs::read(d.join(name)).unwrap();
     assert_eq!(bytes("old.safetensors"), bytes("new.safetensors"));
     // A recipe's network gives way to the one on the line, its number of samples to the letter.
-    std::fs::copy(program::data("fashion_fc.onnx"), d.join("copy.onnx")).unwrap();
+    std::fs::copy(crate::program::data("fashion_fc.onnx"), d.join("copy.onnx")).unwrap();
     let again = run(d, "train copy.onnx --recipe old.recipe.toml -n 200 -o other.safetensors --json -").expect(0);
     let again: Value = serde_json::from_str(&again.stdout).unwrap();
     assert_eq!(again["samples"], 200);

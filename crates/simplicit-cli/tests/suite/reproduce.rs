@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod program;
-
 use std::path::Path;
 
-use program::{names, run};
+use crate::program::{names, run};
 use serde_json::Value;
 
 fn json(path: &Path) -> Value {

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers of tests, outside #[test] functions
 
-mod common;
-
 use std::process::Command;
 
-use common::data;
+use crate::common::data;
 use simplicit::arrays::{Array, Inputs, Labels, Selection};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::evaluate::accuracy;

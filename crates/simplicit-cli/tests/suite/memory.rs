@@ -1,9 +1,7 @@
 //! `--memory`: a budget that holds, and a model that does not depend on it.
 #![allow(missing_docs, clippy::unwrap_used)] // helpers of tests are tests
 
-mod program;
-
-use program::{names, run};
+use crate::program::{names, run};
 use simplicit::arrays::write_npy;
 use simplicit::layout::Activation;
 use simplicit::linalg::Matrix;

@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod program;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use program::{PROGRAM, Ran, TRAIN, command, names, run, words};
+use crate::program::{PROGRAM, Ran, TRAIN, command, names, run, words};
 use simplicit::random::Random;
 
 /// One model; `--progress json` says how far it is.

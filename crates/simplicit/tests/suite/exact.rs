@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests are tests.
 
-mod common;
-
-use common::paper;
-use common::rows::{BallKind, BoundKind, Case, random_case, square};
+use crate::common::paper;
+use crate::common::rows::{BallKind, BoundKind, Case, random_case, square};
 use simplicit::arrays::Array;
 use simplicit::layout::Activation;
 use simplicit::linalg::Matrix;

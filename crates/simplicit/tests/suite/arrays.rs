@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
-mod common;
-
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use common::{data, fixture, integer, number};
+use crate::common::{data, fixture, integer, number};
 use simplicit::arrays::{Array, ArrayFile, Element, Inputs, Labels, Preprocessing, Selection, content_hash, write_npy};
 use simplicit::linalg::Matrix;
 use simplicit::states::InputSource;
@@ -295,7 +293,7 @@ fn the_bundle_is_what_its_readme_says() {
     let embedded = ArrayFile::from_bytes("fashion_train_images.idx.gz", bytes).unwrap().only_array().unwrap();
     assert_eq!(all(&embedded), all(&images));
     // The paper's states use the first thousand.
-    assert_eq!(common::paper::stored("U8"), images.rows(0..1000).unwrap());
+    assert_eq!(crate::common::paper::stored("U8"), images.rows(0..1000).unwrap());
 }
 
 #[test]

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod program;
-
-use program::{names, run};
+use crate::program::{names, run};
 
 #[test]
 fn quickstart_keeps_its_promises() {

@@ -12,10 +12,7 @@ use simplicit::random::Random;
 use simplicit::states::Collected;
 use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, path, train};
 
-#[path = "common/networks.rs"]
-mod networks;
-
-use networks::{SIDE, mobile};
+use crate::networks::{SIDE, mobile};
 
 fn normal(rows: usize, cols: usize, scale: f64, seed: u64) -> Matrix<f32> {
     let mut r = Random::new(seed);

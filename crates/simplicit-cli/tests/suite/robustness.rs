@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod program;
-
 use std::path::Path;
 
-use program::{TRAIN, data, run};
+use crate::program::{TRAIN, data, run};
 use serde_json::Value;
 
 const TEST: &str = "--inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz";

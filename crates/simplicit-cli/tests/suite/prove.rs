@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod program;
-
-use program::run;
+use crate::program::run;
 use serde_json::Value;
 
 #[test]

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod program;
-
 use std::path::{Path, PathBuf};
 
-use program::{data, run};
+use crate::program::{data, run};
 
 /// Commands of a page: lines in `sh` blocks that begin with the program's name.
 fn commands(page: &str) -> Vec<String> {

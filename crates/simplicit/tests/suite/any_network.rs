@@ -12,10 +12,7 @@ use simplicit::random::Random;
 use simplicit::states::Collected;
 use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, train};
 
-#[path = "common/networks.rs"]
-mod networks;
-
-use networks::{CHANNELS, SIDE, attention, mobile, networks};
+use crate::networks::{CHANNELS, SIDE, attention, mobile, networks};
 
 fn samples(count: usize, seed: u64) -> Matrix<f32> {
     let mut r = Random::new(seed);

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod common;
-
-use common::data;
+use crate::common::data;
 use simplicit::arrays::{Array, Inputs, Labels, Selection};
 use simplicit::attack::{Attack, AttackInput, AttackReport, AttackSettings, Gradient, Method, ModelClassifier, attack};
 use simplicit::certify::{CertifyReport, CertifySettings, certify, sensitivity};

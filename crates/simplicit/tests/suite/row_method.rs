@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use common::data;
+use crate::common::data;
 use simplicit::arrays::{Array, Inputs, Preprocessing, Selection};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::layout::Activation;

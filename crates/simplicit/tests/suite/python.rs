@@ -5,9 +5,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers of tests, outside #[test] functions
 
-#[path = "common/networks.rs"]
-mod networks;
-
 use std::path::Path;
 use std::process::Command;
 
@@ -78,7 +75,7 @@ fn upper(a: &Csr<f32>) -> Csr<f32> {
 #[test]
 fn the_reader_in_the_format_page_reads_our_files() {
     let Some(python) = python("numpy") else { return };
-    let page = include_str!("../../../docs/format.md");
+    let page = include_str!("../../../../docs/format.md");
     let reader = page.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
     let script = format!(
         "{reader}\nimport sys\nm = read_model(sys.argv[1])\n\
@@ -204,7 +201,7 @@ fn every_activation_is_the_same_in_onnx_runtime() {
 fn networks_with_operators_give_the_same_in_onnx_runtime() {
     let Some(python) = python("numpy, onnx, onnxruntime") else { return };
     let mut r = Random::new(22);
-    for (name, network) in networks::networks() {
+    for (name, network) in crate::networks::networks() {
         let model = ImplicitModel::from_network(&network).unwrap();
         assert!(model.layout().has_operators(), "{name}");
         // A batch of several samples: no operator mixes them.
@@ -264,7 +261,7 @@ fn convolutional_models_give_the_same_in_onnx_runtime() {
 #[test]
 fn the_reader_in_the_format_page_reads_taps() {
     let Some(python) = python("numpy") else { return };
-    let page = include_str!("../../../docs/format.md");
+    let page = include_str!("../../../../docs/format.md");
     let reader = page.split("```python\n").nth(1).unwrap().split("```").next().unwrap();
     let script = format!(
         "{reader}\nimport sys\nm = read_model(sys.argv[1])\n\

@@ -2,9 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // Helpers of tests are tests.
 
-mod common;
-
-use common::{fixture, number, paper};
+use crate::common::{fixture, number, paper};
 use simplicit::arrays::{Array, ArrayFile, Preprocessing, write_npy};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::Matrix;
@@ -307,7 +305,7 @@ fn under_the_limit(test: &str) -> Option<std::path::PathBuf> {
     let output = std::process::Command::new("sh")
         .args(["-c", &script])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--test-threads=1"])
+        .args(["--exact", &format!("states::{test}"), "--test-threads=1"])
         .env(FOLDER, folder.path())
         // One arena: what glibc reserves for others counts against the limit though nobody uses it.
         .env("MALLOC_ARENA_MAX", "1")

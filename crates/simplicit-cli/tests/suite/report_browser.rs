@@ -5,8 +5,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)]
 
-mod fashion;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -211,7 +209,7 @@ fn the_report_renders_on_desktop_and_phone() {
         eprintln!("skipped: {why}");
         return;
     };
-    let fashion = fashion::fashion_report(300, 500, &TrainSettings { strength: 2e-6, ..Default::default() });
+    let fashion = crate::fashion::fashion_report(300, 500, &TrainSettings { strength: 2e-6, ..Default::default() });
     let mut backgrounds = Vec::new();
     // Of ten cards each page leaves out the two that it has nothing for.
     for (report, dark) in [(&fashion, false), (&fashion, true), (&cyclic_report(), false)] {

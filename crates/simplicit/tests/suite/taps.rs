@@ -1,12 +1,10 @@
 //! Models with tap blocks: convolutional networks as implicit models, run, differentiated, stored, counted.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stderr)] // helpers of tests are tests
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use common::data;
+use crate::common::data;
 use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, LayerSum};
 use simplicit::evaluate::{equilibrium_error, layer_errors};

@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod program;
-
 use std::path::Path;
 
-use program::{TRAIN, run};
+use crate::program::{TRAIN, run};
 use serde_json::Value;
 
 const KEYS: &str = "sparsity nonzeros baseline_nonzeros multiply_adds baseline_multiply_adds model_bytes accuracy \
@@ -97,7 +95,7 @@ fn provenance_has_settings_and_hashes_but_no_time_path_or_threads() {
     let header = &text[..text.rfind("\"provenance\"").unwrap() + 1200];
     assert!(header.contains("cardinality") && header.contains("version"));
     for (file, word) in [("fashion_fc.onnx", "network"), ("fashion_train_images.idx.gz", "inputs")] {
-        let sum = std::process::Command::new("sha256sum").arg(program::data(file)).output().unwrap();
+        let sum = std::process::Command::new("sha256sum").arg(crate::program::data(file)).output().unwrap();
         let sum = String::from_utf8(sum.stdout).unwrap();
         assert!(header.contains(&sum[..64]), "{word}");
     }
