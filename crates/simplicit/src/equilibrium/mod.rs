@@ -208,7 +208,7 @@ impl Equilibrium {
             z: Matrix::zeros(u.rows(), n),
             x: Matrix::zeros(u.rows(), n),
             y: Matrix::zeros(u.rows(), q),
-            diagnostics: Vec::with_capacity(u.rows()),
+            diagnostics: vec![SampleDiagnostics::default(); u.rows()],
         };
         let mut take = |order: Option<&[usize]>, first: usize, part: &Part| {
             for (k, sample) in (first..first + part.diagnostics.len()).enumerate() {
@@ -221,7 +221,7 @@ impl Equilibrium {
                 }
             }
             solution.y.as_mut_slice()[first * q..][..part.y.len()].copy_from_slice(&part.y);
-            solution.diagnostics.extend_from_slice(&part.diagnostics);
+            solution.diagnostics[first..][..part.diagnostics.len()].copy_from_slice(&part.diagnostics);
         };
         match &self.engine {
             Engine::Scheduled { states, .. } => {
@@ -240,10 +240,12 @@ impl Equilibrium {
     pub fn outputs(&self, u: &Matrix<f32>) -> Result<OutputSolution> {
         self.require_inputs(u)?;
         let q = self.shape.outputs;
-        let mut solution = OutputSolution { y: Matrix::zeros(u.rows(), q), diagnostics: Vec::with_capacity(u.rows()) };
+        let mut solution =
+            OutputSolution { y: Matrix::zeros(u.rows(), q), diagnostics: vec![SampleDiagnostics::default(); u.rows()] };
+        // Blocks come in any order.
         let mut take = |first: usize, part: &Part| {
             solution.y.as_mut_slice()[first * q..][..part.y.len()].copy_from_slice(&part.y);
-            solution.diagnostics.extend_from_slice(&part.diagnostics);
+            solution.diagnostics[first..][..part.diagnostics.len()].copy_from_slice(&part.diagnostics);
         };
         match &self.engine {
             Engine::Layered(layered) => layered.of(u.rows(), false)?.batch(u, self.threads, self.certified, take)?,

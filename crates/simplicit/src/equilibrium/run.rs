@@ -13,7 +13,7 @@ use crate::linalg::vectorised;
 pub(super) const SINGLE: f64 = f32::EPSILON as f64;
 
 /// What is known about the result of one sample.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SampleDiagnostics {
     /// Steps of the cycle that took longest; 1 for an acyclic model, which needs one pass.
     pub iterations: usize,

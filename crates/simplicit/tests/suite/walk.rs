@@ -17,7 +17,7 @@ use simplicit::problem::Connectivity;
 use simplicit::random::Random;
 use simplicit::states::{Collected, InputSource, StateMap};
 use simplicit::statistics::Statistics;
-use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, train};
+use simplicit::train::{Bounds, Forget, Run, TrainInput, TrainSettings, Trained, importance, train};
 
 fn network() -> Network {
     Network::from_onnx(data("fashion_fc.onnx")).unwrap()
@@ -111,7 +111,7 @@ fn trained(settings: &TrainSettings, threads: usize) -> Trained {
 
 #[test]
 fn training_hits_its_target_keeps_accuracy_and_does_not_depend_on_threads() {
-    let settings = TrainSettings { target_sparsity: Some(0.6), ..TrainSettings::default() };
+    let settings = TrainSettings { target_sparsity: Some(0.6), bounds: Some(Bounds::All), ..TrainSettings::default() };
     let two = trained(&settings, 2);
     let sparsity = two.model.sparsity();
     assert!((sparsity.sparsity - 0.6).abs() <= 0.002, "{}", sparsity.sparsity);
