@@ -36,7 +36,7 @@ for line in (sections["convolutions"] + "\n" + sections["dense"]).splitlines():
 
 def break_even(points):
     """The smallest share of zeros from which on the curve stays at 1 or above; rounding to 1.00 counts as 1."""
-    for (s, v), (t, w) in reversed(list(zip(points, points[1:]))):
+    for (s, v), (t, w) in reversed(list(zip(points, points[1:], strict=False))):
         if v < 1 <= w:
             return f"{s + (t - s) * (1 - v) / (w - v):.0f} %"
     return f"{points[0][0]:.0f} %" if points[-1][1] >= 1 else "–"

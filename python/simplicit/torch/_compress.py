@@ -29,6 +29,12 @@ from simplicit.torch._source import Source, fingerprint
 #: Positions of a sample that statistics see, unless rows need more; as on the command line.
 _POSITIONS = 64
 
+#: Settings that need the whole network.
+_OF_NETWORKS = (
+    "connectivity", "mask", "kappa", "matching", "robust", "robust_refit", "reach", "bias", "output_refit", "allocate", "augment",
+)  # fmt: skip
+
+
 
 def compress(
     module: nn.Module,
@@ -104,8 +110,7 @@ def compress(
     if cascade not in ("layer", "block", None):
         raise SettingError(f"cascade: expected 'layer', 'block' or None, got {cascade!r}")
     sim = SIM(target_sparsity=target_sparsity, cascade=cascade is not None, **settings)
-    refused = ("connectivity", "mask", "kappa", "matching", "robust", "robust_refit", "reach", "bias", "output_refit", "allocate", "augment")
-    for name in refused:
+    for name in _OF_NETWORKS:
         if getattr(sim, name) is not None:
             raise SettingError(
                 f"{name}: expected none for a module; convert it with simplicit.torch.network and fit a SIM for this"
