@@ -229,10 +229,10 @@ class Engine:
             self._network = self.put(self._baseline)
         return self._network
 
-    def _weights(self, samples: int, _size: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+    def _weights(self, samples: int, unit: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
         """What every block of samples adds to the weights of rows, in order."""
         task, network = self.put(parts[0]), self._sent()
-        shards = self._cut(PIECE * self.shard_blocks, samples)
+        shards = self._cut(unit * self.shard_blocks, samples)
         self.bytes["tasks"] += len(parts[0])
         begin = time.monotonic()
         for _ in range(self.retries + 1):

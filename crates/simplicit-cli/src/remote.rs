@@ -129,7 +129,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
     }
 
     fn weights(&self, task: &WeightsTask, take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>) -> Result<()> {
-        let call = self.courier.start("weights", &[task.samples(), task.size()], &[task.to_bytes()])?;
+        let call = self.courier.start("weights", &[task.samples(), task.unit()], &[task.to_bytes()])?;
         self.results(call, task.samples().div_ceil(task.size()), |k, bytes| take(k, numbers(bytes)?))
     }
 }

@@ -10,7 +10,7 @@ use simplicit::equilibrium::DeviceModel;
 use simplicit::files::{OutputFile, write_bytes_atomically};
 use simplicit::model::{ImplicitModel, LayerCount};
 use simplicit::parallel::Threads;
-use simplicit::train::{RowReport, TrainReport};
+use simplicit::train::{RowReport, TrainReport, TriedModel};
 
 use crate::args::JsonArgs;
 use crate::exit::{emit, say};
@@ -91,6 +91,28 @@ pub(crate) struct Results {
     pub(crate) layers: Vec<LayerCount>,
     /// States, then outputs.
     pub(crate) row_details: Vec<RowDetails>,
+    /// The models of the search for a target, in the order they were fitted.
+    pub(crate) models_tried: Vec<ModelDetails>,
+}
+
+/// A [`TriedModel`] in a file.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct ModelDetails {
+    strength: f64,
+    sparsity: f64,
+    output_error: f64,
+}
+
+impl From<&TriedModel> for ModelDetails {
+    fn from(tried: &TriedModel) -> Self {
+        Self { strength: tried.strength, sparsity: tried.sparsity, output_error: tried.output_error }
+    }
+}
+
+impl From<ModelDetails> for TriedModel {
+    fn from(tried: ModelDetails) -> Self {
+        Self { strength: tried.strength, sparsity: tried.sparsity, output_error: tried.output_error }
+    }
 }
 
 /// A [`RowReport`] in a file.
@@ -194,6 +216,8 @@ impl Results {
         self.agreement = report.agreement;
         self.peak_memory_bytes = simplicit::memory::peak();
         self.row_details = report.rows.iter().map(RowDetails::from).collect();
+        self.models_tried =
+            report.path.iter().filter(|tried| tried.output_error.is_finite()).map(ModelDetails::from).collect();
     }
 
     /// Who solved the rows, where this was asked for.

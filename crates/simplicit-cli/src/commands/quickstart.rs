@@ -120,6 +120,7 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
         baseline_milliseconds: results.baseline_milliseconds,
         threads: results.threads,
         rows: &trained.report.rows,
+        tried: &trained.report.path,
         classes: &classes,
         class_names: &names,
         layer_errors: &layers,

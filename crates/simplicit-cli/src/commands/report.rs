@@ -13,7 +13,7 @@ use simplicit::files::{read_capped, write_bytes_atomically};
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::states::InputSource;
-use simplicit::train::RowReport;
+use simplicit::train::{RowReport, TriedModel};
 
 use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
 use crate::baseline::Baseline;
@@ -21,7 +21,7 @@ use crate::exit::Outcome;
 use crate::measure::Runner;
 use crate::operands::ModelAndBaseline;
 use crate::progress::Watcher;
-use crate::results::{Results, RowDetails, Stopwatch, require_writable};
+use crate::results::{ModelDetails, Results, RowDetails, Stopwatch, require_writable};
 use crate::robustness::AttackCurve;
 
 const MAX_RUN: u64 = 256 << 20;
@@ -90,6 +90,9 @@ pub(crate) struct Run {
     seconds: std::collections::BTreeMap<String, f64>,
     #[serde(default)]
     row_details: Vec<RowDetails>,
+    /// Absent in files of earlier versions.
+    #[serde(default)]
+    models_tried: Vec<ModelDetails>,
 }
 
 /// A name for messages, and JSON.
@@ -233,6 +236,7 @@ pub(crate) fn page(of: Page) -> anyhow::Result<String> {
         diagnostics = ours.diagnostics;
     }
     let rows: Vec<RowReport> = run.row_details.into_iter().map(RowReport::from).collect();
+    let tried: Vec<TriedModel> = run.models_tried.into_iter().map(TriedModel::from).collect();
     let total = run.seconds.remove("total");
     let phases: Vec<(String, f64)> = run.seconds.into_iter().collect();
     Ok(report::render(&report::Input {
@@ -247,6 +251,7 @@ pub(crate) fn page(of: Page) -> anyhow::Result<String> {
         baseline_milliseconds: run.baseline_milliseconds,
         threads: run.threads,
         rows: &rows,
+        tried: &tried,
         classes: &classes,
         layer_errors: &layers,
         diagnostics: &diagnostics,

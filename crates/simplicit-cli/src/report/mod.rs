@@ -5,6 +5,7 @@
 
 mod advice;
 mod chart;
+mod curve;
 mod density;
 mod iterations;
 mod loss;
@@ -23,7 +24,7 @@ pub use pattern::patterns;
 use simplicit::equilibrium::SampleDiagnostics;
 use simplicit::evaluate::{ClassChange, LayerError};
 use simplicit::model::ImplicitModel;
-use simplicit::train::RowReport;
+use simplicit::train::{RowReport, TriedModel};
 
 pub use robustness::{Robustness, RobustnessCurve, RobustnessKind};
 use text::escape;
@@ -57,6 +58,8 @@ pub struct Input<'a> {
     pub threads: Option<usize>,
     /// Per row of M, states then outputs, from training. Empty: not known.
     pub rows: &'a [RowReport],
+    /// The models of the search for a target. Empty: not known.
+    pub tried: &'a [TriedModel],
     /// Per class, from [`simplicit::evaluate::class_changes`]. Empty: not known.
     pub classes: &'a [ClassChange],
     /// Names of the classes; numbers where there is none.
@@ -92,6 +95,7 @@ impl<'a> Input<'a> {
             baseline_milliseconds: None,
             threads: None,
             rows: &[],
+            tried: &[],
             classes: &[],
             class_names: &[],
             layer_errors: &[],
@@ -107,6 +111,7 @@ impl<'a> Input<'a> {
 /// The page.
 pub fn render(input: &Input) -> String {
     let mut body = summary::section(input);
+    body += &section("search", "Where this model lies", &grid(&[curve::figure(input)]));
     body += &section("next", "What to do next", &advice::list(input));
     body += &section("loss", "What was lost where", &grid(&[loss::layers(input), loss::classes(input)]));
     body += &section("nonzeros", "Where the non-zeros are", &grid(&[density::layers(input), density::inputs(input)]));

@@ -18,7 +18,7 @@ use crate::train::rows::group::{Rows, Stored, entry_price, for_taps, has_bounds,
 use crate::train::search::rough::{self, RoughModels};
 use crate::train::search::survey::{self, Survey};
 use crate::train::search::{CLOSE, MAX_MODELS, PROMISED, Start, seek};
-use crate::train::{Progress, RowReport, Run, TrainReport, TrainSettings};
+use crate::train::{Progress, RowReport, Run, TrainReport, TrainSettings, TriedModel};
 use crate::{Error, Result};
 
 /// Statistics that are gathered in one pass, in bytes, unless a single block needs more.
@@ -69,15 +69,16 @@ pub fn train_blocks(
     let (strength, mut found) = match settings.target_sparsity {
         None => {
             let found = fits.fit(start.strength, run)?;
-            path.push((start.strength, fits.sparsity(&found)));
+            path.push(fits.tried(start.strength, &found));
             (start.strength, found)
         }
         Some(target) => {
             let start = fits.rough_start(target, run)?;
             let mut best: Option<(f64, f64, Fit)> = None;
             let enough = |models: usize| if models >= 2 { PROMISED } else { CLOSE };
-            path = seek(target, start, enough, MAX_MODELS, |strength| {
+            seek(target, start, enough, MAX_MODELS, |strength| {
                 let found = fits.fit(strength, run)?;
+                path.push(fits.tried(strength, &found));
                 let sparsity = fits.sparsity(&found);
                 (run.progress)(Progress::Model { strength, sparsity });
                 let distance = (sparsity - target).abs();
@@ -98,12 +99,11 @@ pub fn train_blocks(
     for (block, rows) in found.blocks.iter().enumerate() {
         fits.source.install(block, rows)?;
     }
-    let last = fits.groups.last().map_or(0, |group| group.first_row)..found.rows.len();
-    let (residual, energy) = last.fold((0.0, 0.0), |(r, e), i| (r + found.energies[i].0, e + found.energies[i].1));
+    let training_error = fits.output_error(&found);
     let report = TrainReport {
         rows: found.rows,
         strength,
-        training_error: if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 },
+        training_error,
         path,
         output_refit: None,
         bound_refit: None,
@@ -195,6 +195,17 @@ impl<'a> Fits<'a> {
     fn nonzeros(&self, fit: &Fit) -> u64 {
         let count = |(b, rows): (&LinearBlock, &BlockRows)| b.count(&rows.weights, rows.constant.as_deref()) as u64;
         self.fixed + self.blocks.iter().zip(&fit.blocks).map(count).sum::<u64>()
+    }
+
+    /// Error of the last block's outputs, relative to the outputs.
+    fn output_error(&self, fit: &Fit) -> f64 {
+        let last = self.groups.last().map_or(0, |group| group.first_row)..fit.rows.len();
+        let (residual, energy) = last.fold((0.0, 0.0), |(r, e), i| (r + fit.energies[i].0, e + fit.energies[i].1));
+        if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 }
+    }
+
+    fn tried(&self, strength: f64, fit: &Fit) -> TriedModel {
+        TriedModel { strength, sparsity: self.sparsity(fit), output_error: self.output_error(fit) }
     }
 
     fn sparsity(&self, fit: &Fit) -> f64 {

@@ -567,7 +567,7 @@ mod tests {
         };
         assert!(run(&task, None, 71, 0).is_err() && run(&task, None, 72, 3).is_err());
         assert_eq!(run(&task, None, 72, 0).unwrap().len(), 2);
-        let own = |size| WeightsTask::Own { samples: 40, size, draws: 1, seed: 0 };
+        let own = |size| WeightsTask::Own { samples: 40, size, draws: 1, seed: 0, maps: true };
         assert!(run(&own(256), None, 72, 0).is_err() && run(&own(3), Some(&network), 72, 0).is_err());
         assert!(run(&own(128), Some(&network), 72, 0).is_err() && run(&own(256), Some(&network), 72, 0).is_ok());
     }

@@ -21,7 +21,9 @@ use crate::train::rows::group::{Rows, for_taps, has_bounds, parts};
 use crate::train::rows::prices::CertificatePrices;
 use crate::train::rows::problems::{kept_rows, problems, reads_states};
 use crate::train::search::survey::{self, Steering, Survey};
-use crate::train::{Allocation, Objective, OutputRefit, Run, TrainInput, TrainSettings};
+use crate::train::{
+    Allocation, Objective, OutputRefit, Run, TrainInput, TrainReport, TrainSettings, Trained, TriedModel,
+};
 use crate::{Error, Result};
 
 /// Alternations of a cyclic model with its own equilibrium states.
@@ -37,6 +39,22 @@ pub(super) struct Fitted {
     pub(super) evidence: BTreeMap<GroupId, Evidence>,
     /// The strength of every group.
     pub(super) strengths: Vec<f64>,
+}
+
+impl Fitted {
+    /// What it is among the models of a search.
+    pub(super) fn tried(&self, strength: f64) -> TriedModel {
+        TriedModel { strength, sparsity: self.model.sparsity().sparsity, output_error: self.training_error }
+    }
+
+    /// What training hands back.
+    pub(super) fn trained(self, strength: f64, path: Vec<TriedModel>, agreement: Option<f64>) -> Trained {
+        let Self { model, rows, training_error, output_refit, allocation, .. } = self;
+        let bound_refit = None;
+        let report =
+            TrainReport { rows, strength, training_error, path, output_refit, bound_refit, allocation, agreement };
+        Trained { model, report }
+    }
 }
 
 /// What stays the same from strength to strength.

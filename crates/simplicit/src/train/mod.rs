@@ -294,6 +294,17 @@ impl Default for Run<'_> {
     }
 }
 
+/// A model on the way to the one that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TriedModel {
+    /// Factor on the penalty, or the price of a non-zero.
+    pub strength: f64,
+    /// Share of the baseline's non-zeros that it removed.
+    pub sparsity: f64,
+    /// Error of its outputs on the training samples, relative to the baseline's, before any refit in the output metric.
+    pub output_error: f64,
+}
+
 /// What training has to say about its model.
 #[derive(Debug, Clone)]
 pub struct TrainReport {
@@ -304,8 +315,8 @@ pub struct TrainReport {
     /// RMS of the mismatch of the outputs over the RMS of the outputs, on the training samples at the model's own
     /// states.
     pub training_error: f64,
-    /// The search's path: (strength, sparsity).
-    pub path: Vec<(f64, f64)>,
+    /// The models of the search, in the order they were fitted.
+    pub path: Vec<TriedModel>,
     /// What the refit in the output metric did, where there was one.
     pub output_refit: Option<OutputRefit>,
     /// What the refit by linear bounds did, where it was asked for.

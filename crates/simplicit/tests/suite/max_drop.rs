@@ -70,7 +70,7 @@ fn the_model_agrees_and_a_larger_drop_gives_a_smaller_model() {
         let sparsity = trained.model.sparsity().sparsity;
         assert!(sparsity > last, "{sparsity} for {drop} after {last}");
         // A stronger one was tried and refused for its agreement.
-        assert!(trained.report.path.iter().any(|(strength, _)| *strength > trained.report.strength));
+        assert!(trained.report.path.iter().any(|tried| tried.strength > trained.report.strength));
         last = sparsity;
     }
 }

@@ -45,7 +45,8 @@ pub fn importance_on(
     let own = OwnWeights::new(network, draws, seed);
     let mut total = vec![0.0; own.units.len() + network.shape().outputs];
     if let Some(delegate) = run.keep.delegate() {
-        let task = WeightsTask::Own { samples, size: own.size, draws, seed };
+        let maps = network.layout().layers().iter().any(|layer| layer.map.is_some());
+        let task = WeightsTask::Own { samples, size: own.size, draws, seed, maps };
         delegate.weights(&task, &mut |_, sum| add(&mut total, &sum))?;
         total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
         return Ok(total);

@@ -6,6 +6,7 @@ use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::network::Network;
 use crate::parallel::{self, Cancel, Threads};
+use crate::statistics::BLOCK;
 use crate::train::evidence::walk::SAMPLES;
 use crate::train::evidence::walks::PIECE;
 use crate::{Error, Result};
@@ -23,6 +24,8 @@ pub enum WeightsTask {
         draws: usize,
         /// Of the draws.
         seed: u64,
+        /// Whether the network has feature maps, whose samples are cut into pieces.
+        maps: bool,
     },
     /// Of what the errors of a rough model do together.
     Joint {
@@ -49,6 +52,15 @@ impl WeightsTask {
             Self::Own { size, .. } => *size,
             Self::Joint { .. } => SAMPLES,
         }
+    }
+
+    /// Samples that shards of the same training are made of: those of a walk, or blocks of statistics.
+    pub fn unit(&self) -> usize {
+        let maps = match self {
+            Self::Own { maps, .. } => *maps,
+            Self::Joint { .. } => true,
+        };
+        if maps { PIECE } else { BLOCK }
     }
 
     /// The sums of every block of some inputs, the samples from number `first` on.
@@ -87,12 +99,12 @@ impl WeightsTask {
     /// Serialises the task for another process.
     pub fn to_bytes(&self) -> Vec<u8> {
         let (numbers, models) = match self {
-            Self::Own { samples, size, draws, seed } => {
-                ([*samples as u64, *size as u64, *draws as u64, *seed], Vec::new())
+            Self::Own { samples, size, draws, seed, maps } => {
+                ([*samples as u64, *size as u64, *draws as u64, *seed, u64::from(*maps)], Vec::new())
             }
             Self::Joint { samples, baseline, rough } => {
                 let first = baseline.to_bytes();
-                ([*samples as u64, 0, first.len() as u64, 0], [first, rough.to_bytes()].concat())
+                ([*samples as u64, 0, first.len() as u64, 0, 1], [first, rough.to_bytes()].concat())
             }
         };
         [numbers.map(u64::to_le_bytes).concat(), models].concat()
@@ -101,12 +113,12 @@ impl WeightsTask {
     /// The inverse of [`WeightsTask::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = || Error::shape("row weights task", "what to_bytes wrote", format!("{} other bytes", bytes.len()));
-        let (head, models) = bytes.split_first_chunk::<32>().ok_or_else(bad)?;
+        let (head, models) = bytes.split_first_chunk::<40>().ok_or_else(bad)?;
         let number = |k: usize| head.as_chunks::<8>().0.get(k).map_or(0, |c| u64::from_le_bytes(*c));
         let count = |k: usize| usize::try_from(number(k)).map_err(|_| bad());
         let samples = count(0)?;
         if count(1)? > 0 {
-            return Ok(Self::Own { samples, size: count(1)?, draws: count(2)?, seed: number(3) });
+            return Ok(Self::Own { samples, size: count(1)?, draws: count(2)?, seed: number(3), maps: number(4) != 0 });
         }
         let (baseline, rough) = models.split_at_checked(count(2)?).ok_or_else(bad)?;
         let read = |bytes: &[u8]| ImplicitModel::from_bytes(bytes, "row weights task").map(Box::new);

@@ -10,7 +10,7 @@ use crate::parallel::{self, Threads};
 use crate::states::StateSource;
 use crate::train::fit::{self, Fitted, Fitter};
 use crate::train::refit::output_refit::refitted;
-use crate::train::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check, check_untargeted};
+use crate::train::{Progress, Run, TrainInput, TrainSettings, Trained, check, check_untargeted};
 use crate::{Error, Result};
 
 /// Whole models fitted at most.
@@ -53,7 +53,7 @@ pub fn train_to_max_drop(
         let fitted = fit::fit(&mut fitter, input, settings, strength, false, run)?;
         let fitted = refitted(fitted, input, settings, strength, run)?;
         let sparsity = fitted.model.sparsity().sparsity;
-        path.push((strength, sparsity));
+        path.push(fitted.tried(strength));
         (run.progress)(Progress::Model { strength, sparsity });
         let agreement = agreement(&fitted.model, held_out, run)?;
         let agrees = agreement >= least;
@@ -80,12 +80,8 @@ pub fn train_to_max_drop(
     }
     match best {
         Some((strength, agreement, _, fitted)) => {
-            let Fitted { model, rows, training_error, output_refit, .. } =
-                fit::certified(&mut fitter, input, settings, strength, fitted, run)?;
-            let (bound_refit, allocation, agreement) = (None, None, Some(agreement));
-            let report =
-                TrainReport { rows, strength, training_error, path, output_refit, bound_refit, allocation, agreement };
-            Ok(Trained { model, report })
+            let fitted = fit::certified(&mut fitter, input, settings, strength, fitted, run)?;
+            Ok(fitted.trained(strength, path, Some(agreement)))
         }
         // The loop runs at least once.
         None => Err(Error::shape("models of a search", "at least one", 0)),

@@ -13,7 +13,7 @@ use crate::train::fit::{self, Fitted, Fitter};
 use crate::train::refit::output_refit::refitted;
 use crate::train::search::rough::rough;
 use crate::train::search::survey::Steering;
-use crate::train::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained};
+use crate::train::{Progress, Run, TrainInput, TrainSettings, Trained, TriedModel};
 
 /// Accepted distance from the target, half of the 0.2 points promised.
 pub(in crate::train) const CLOSE: f64 = 0.001;
@@ -103,7 +103,7 @@ pub(in crate::train) struct StagedSearch {
     before: Option<stages::Stage>,
     taken: usize,
     start: Start,
-    path: Vec<(f64, f64)>,
+    path: Vec<TriedModel>,
 }
 
 impl StagedSearch {
@@ -150,12 +150,7 @@ impl StagedSearch {
 
     /// A step's model with everything tried so far.
     pub(in crate::train) fn finish(&self, fitted: Fitted) -> Trained {
-        let Fitted { model, rows, training_error, output_refit, allocation, .. } = fitted;
-        let (strength, path) = (self.start.strength, self.path.clone());
-        let (bound_refit, agreement) = (None, None);
-        let report =
-            TrainReport { rows, strength, training_error, path, output_refit, bound_refit, allocation, agreement };
-        Trained { model, report }
+        fitted.trained(self.start.strength, self.path.clone(), None)
     }
 }
 
@@ -168,7 +163,7 @@ fn to_target(
     target: Option<f64>,
     last: bool,
     run: &mut Run,
-    path: &mut Vec<(f64, f64)>,
+    path: &mut Vec<TriedModel>,
 ) -> Result<Fitted> {
     let mut fitter = Fitter::new(input, settings, run)?;
     let (mut joint, mut allocation) = (None, None);
@@ -201,11 +196,11 @@ fn search_stage(
     target: Option<f64>,
     last: bool,
     run: &mut Run,
-    path: &mut Vec<(f64, f64)>,
+    path: &mut Vec<TriedModel>,
 ) -> Result<Fitted> {
     let Some(target) = target else {
         let fitted = fit::fit(fitter, input, settings, start.strength, true, run)?;
-        path.push((start.strength, sparsity_reported(&fitted, start.strength, run)));
+        reported(&fitted, start.strength, run, path);
         return Ok(fitted);
     };
     let close = if last { CLOSE } else { NEAR };
@@ -222,10 +217,10 @@ fn search_stage(
     // times the factors that layers have.
     if best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
         let first = best.as_ref().map_or(*start, |(_, strength, _)| Start { strength: *strength, ..*start });
-        let tried = seek(target, first, enough, MAX_MODELS, |strength| {
+        seek(target, first, enough, MAX_MODELS, |strength| {
             fitter.steering = allotted.as_ref().map(|prices| prices.held(strength));
             let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
-            let sparsity = sparsity_reported(&fitted, strength, run);
+            let sparsity = reported(&fitted, strength, run, path);
             let distance = (sparsity - target).abs();
             if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
                 best = Some((distance, strength, fitted));
@@ -233,7 +228,6 @@ fn search_stage(
             Ok(sparsity)
         })?;
         fitter.steering = None;
-        path.extend(tried);
     }
     // At least one model was fitted.
     let Some((_, strength, fitted)) = best else {
@@ -252,15 +246,14 @@ fn steered(
     target: f64,
     mut steering: Steering,
     run: &mut Run,
-    path: &mut Vec<(f64, f64)>,
+    path: &mut Vec<TriedModel>,
 ) -> Result<Option<(f64, f64, Fitted)>> {
     let mut best: Option<(f64, f64, Fitted)> = None;
     for _ in 0..MAX_STEERED {
         let strength = steering.common();
         fitter.steering = Some(steering);
         let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
-        let sparsity = sparsity_reported(&fitted, strength, run);
-        path.push((strength, sparsity));
+        let sparsity = reported(&fitted, strength, run, path);
         let distance = (sparsity - target).abs();
         if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
             best = Some((distance, strength, fitted));
@@ -272,10 +265,12 @@ fn steered(
     Ok(best)
 }
 
-fn sparsity_reported(fitted: &Fitted, strength: f64, run: &mut Run) -> f64 {
-    let sparsity = fitted.model.sparsity().sparsity;
-    (run.progress)(Progress::Model { strength, sparsity });
-    sparsity
+/// The sparsity of a model that was fitted, noted and said.
+fn reported(fitted: &Fitted, strength: f64, run: &mut Run, path: &mut Vec<TriedModel>) -> f64 {
+    let tried = fitted.tried(strength);
+    (run.progress)(Progress::Model { strength, sparsity: tried.sparsity });
+    path.push(tried);
+    tried.sparsity
 }
 
 /// Where a search begins, and how fast sparsity grows with log strength if that is known.

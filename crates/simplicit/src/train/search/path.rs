@@ -6,12 +6,12 @@
 //! for one level narrows the search for the next, and statistics that read no state of the model are gathered once.
 
 use crate::states::StateSource;
-use crate::train::fit::{self, Fitted, Fitter};
+use crate::train::fit::{self, Fitter};
 use crate::train::refit::output_refit::refitted;
 use crate::train::search::max_drop::{agreement, require_judge};
 use crate::train::search::stages;
-use crate::train::search::{CLOSE, Found, MAX_MODELS, StagedSearch};
-use crate::train::{Progress, Run, TrainInput, TrainReport, TrainSettings, Trained, check, check_untargeted};
+use crate::train::search::{CLOSE, Found, MAX_MODELS, StagedSearch, reported};
+use crate::train::{Run, TrainInput, TrainSettings, Trained, check, check_untargeted};
 use crate::{Error, Result};
 
 /// One model per level (shares of the baseline's non-zeros to remove, in any order), in ascending order of the level,
@@ -68,6 +68,7 @@ pub fn path(
     }
     let mut fitter = Fitter::new(input, settings, run)?;
     let mut found = Found::default();
+    let mut tried = Vec::new();
     for level in levels {
         let mut strength = found.nearest(level).map_or(settings.strength, |(strength, _)| strength);
         for _ in 0..MAX_MODELS {
@@ -76,21 +77,16 @@ pub fn path(
             }
             strength = found.next(level).unwrap_or(strength);
             let fitted = fit::fit(&mut fitter, input, settings, strength, false, run)?;
-            let sparsity = fitted.model.sparsity().sparsity;
-            (run.progress)(Progress::Model { strength, sparsity });
+            let sparsity = reported(&fitted, strength, run, &mut tried);
             if !found.add(strength, sparsity) {
                 break;
             }
         }
         let strength = found.nearest(level).map_or(strength, |(strength, _)| strength);
         let fitted = fit::fit(&mut fitter, input, settings, strength, true, run)?;
-        let Fitted { model, rows, training_error, output_refit, .. } =
-            refitted(fitted, input, settings, strength, run)?;
-        let agreement = held_out.map(|samples| agreement(&model, samples, run)).transpose()?;
-        let (path, bound_refit, allocation) = (found.in_order(), None, None);
-        let report =
-            TrainReport { rows, strength, training_error, path, output_refit, bound_refit, allocation, agreement };
-        out.push(Trained { model, report });
+        let fitted = refitted(fitted, input, settings, strength, run)?;
+        let agreement = held_out.map(|samples| agreement(&fitted.model, samples, run)).transpose()?;
+        out.push(fitted.trained(strength, tried.clone(), agreement));
     }
     Ok(out)
 }
