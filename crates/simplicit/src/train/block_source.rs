@@ -87,7 +87,7 @@ pub trait BlockSource {
     fn install(&mut self, block: usize, rows: &BlockRows) -> Result<()>;
     /// Puts the original weights back everywhere.
     fn reset(&mut self) -> Result<()>;
-    /// How strongly an error of every row of every block changes the output, as [`importance`](crate::train::evidence::importance) has it;
+    /// How strongly an error of every row of every block changes the output, as [`importance`](crate::train::importance()) has it;
     /// `None` where the source has no gradients.
     fn row_weights(&mut self, run: &mut Run) -> Result<Option<Vec<Vec<f64>>>>;
     /// For every block E(Σ g·e)² and, by row, the mean square of e: g the gradient of the output, e the errors that these
