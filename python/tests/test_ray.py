@@ -118,6 +118,7 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(convolutional, pruned, c
     if not ray.is_initialized():
         ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
     killed = []
+    others = [n for n in ray.nodes() if n["Alive"] and n["NodeID"] != doomed.node_id and n["Resources"].get("CPU", 0) >= 1]
 
     class Watched(simplicit.ray.RayEngine):
         """The node dies once its shards have walked through some layers, with a call of theirs on the way."""
@@ -131,9 +132,10 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(convolutional, pruned, c
             return call
 
         def actor_options(self):
-            """The second worker stands on the doomed node."""
-            on = {"scheduling_strategy": NodeAffinitySchedulingStrategy(doomed.node_id, soft=False)}
-            return {**super().actor_options(), **(on if len(self._actors) == 1 else {})}
+            """The second worker stands on the doomed node, the first one must not."""
+            node = {0: others[0]["NodeID"], 1: doomed.node_id}.get(len(self._actors))
+            on = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
+            return {**super().actor_options(), **on}
 
     engine = Watched(network, U, workers=2, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3, patience=60)
     survived = simplicit.ray.fit_on(SIM(**TO_HALF), network, U, engine)
