@@ -248,7 +248,7 @@ fn on_source(
     let on_gpu = error_on_gpu(settings.train.device, &trained.model, baseline, source, run.threads, run.cancel)?;
     let (output_error, not_converged) = match on_gpu {
         Some(found) => found,
-        None => error_on_states(&trained.model, source, run.threads, run.cancel)?,
+        None => error_on_states(&trained.model, baseline, source, run.threads, run.cancel)?,
     };
     let moved_before = baseline.is_some() && settings.train.kappa.is_some();
     let model = match settings.rescale.filter(|_| !moved_before) {

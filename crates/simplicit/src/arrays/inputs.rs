@@ -57,7 +57,8 @@ impl Inputs {
         self.array.read_rows(rows.clone(), raw, values)?;
         for ((row, values), u) in rows.zip(values.chunks_exact(features)).zip(out.chunks_exact_mut(features)) {
             self.per_feature.apply(values, u);
-            if let Some(column) = u.iter().position(|v| !v.is_finite()) {
+            let finite = u.iter().fold(true, |finite, v| finite & v.is_finite());
+            if !finite && let Some(column) = u.iter().position(|v| !v.is_finite()) {
                 return Err(Error::NotFinite {
                     array: format!("inputs {}", self.array.path().display()),
                     row,

@@ -147,10 +147,13 @@ pub(super) fn fit(
         meter = Some(Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
     }
     let mut prices = Vec::new();
+    let mut new_layer = true;
     for group in plan.groups() {
-        if let Some(steering) = steering.as_ref() {
+        // Groups of one layer have one price: a depthwise convolution has as many as channels.
+        if let Some(steering) = steering.as_ref().filter(|_| new_layer) {
             pass.strength = steering.price();
         }
+        new_layer = group.completes_layer;
         let outputs = group.target == Some(Target::Output);
         pass.group(group, &mut built, &key, settings.cascade && (outputs || !cyclic), run)?;
         if let Some(steering) = steering.as_mut() {

@@ -310,7 +310,9 @@ fn split(whole: &Group, block: &TapBlock) -> Vec<Group> {
                 first_unit: whole.first_unit + first_row * whole.positions,
                 segments,
                 allowed: Mask::from_fn(each, columns.len(), |i, j| whole.allowed.allows(first_row + i, columns[j])),
-                ..whole.clone()
+                target: whole.target,
+                positions: whole.positions,
+                kept: whole.kept,
             }
         })
         .collect()

@@ -32,6 +32,9 @@ pub(in crate::train) const MAX_MODELS: usize = 24;
 /// First factor between two strengths while the target is not yet between two models.
 const STRIDE: f64 = 4.0;
 
+/// Sparsity per unit of log strength, within which a slope is believed.
+pub(in crate::train) const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
+
 /// What has been found out about strength and sparsity, which grows with it, nearly always.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
@@ -64,7 +67,8 @@ impl Found {
         // The tightest bracket: the strongest below, the weakest above.
         let low = below.max_by(|a, b| a.0.total_cmp(&b.0)).copied();
         let high = above.min_by(|a, b| a.0.total_cmp(&b.0)).copied();
-        let step = |from: f64| self.slope.map_or(STRIDE.ln(), |s| ((target - from).abs() / s).min(STRIDE.ln()));
+        let slope = self.slope_near(target);
+        let step = |from: f64| slope.map_or(STRIDE.ln(), |s| ((target - from).abs() / s).min(STRIDE.ln()));
         let log = match (low, high) {
             (Some(l), Some(h)) if h.1 > l.1 && h.0 > l.0 => {
                 // Between the secant and the middle, so that neither end can stay for ever.
@@ -77,6 +81,17 @@ impl Found {
             (None, None) => return None,
         };
         Some(log.exp())
+    }
+
+    /// Sparsity per unit of log strength: of the two points nearest to a target, or what was known beforehand.
+    pub(in crate::train) fn slope_near(&self, target: f64) -> Option<f64> {
+        let mut points = self.points.clone();
+        points.sort_by(|a, b| (a.1 - target).abs().total_cmp(&(b.1 - target).abs()));
+        let slope = match points[..] {
+            [a, b, ..] => (b.1 - a.1) / (b.0 - a.0),
+            _ => f64::NAN,
+        };
+        Some(slope).filter(|s| SLOPES.contains(s)).or(self.slope)
     }
 
     /// (strength, sparsity) in the order found.
@@ -217,7 +232,7 @@ fn search_stage(
     // times the factors that layers have.
     if best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
         let first = best.as_ref().map_or(*start, |(_, strength, _)| Start { strength: *strength, ..*start });
-        seek(target, first, enough, MAX_MODELS, |strength| {
+        let found = seek(target, first, enough, MAX_MODELS, |strength| {
             fitter.steering = allotted.as_ref().map(|prices| prices.held(strength));
             let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
             let sparsity = reported(&fitted, strength, run, path);
@@ -228,6 +243,7 @@ fn search_stage(
             Ok(sparsity)
         })?;
         fitter.steering = None;
+        start.slope = found.slope_near(target);
     }
     // At least one model was fitted.
     let Some((_, strength, fitted)) = best else {
@@ -280,15 +296,14 @@ pub(in crate::train) struct Start {
     pub(in crate::train) slope: Option<f64>,
 }
 
-/// Models at changing strengths until one is close to the target, where what is close may depend on how many there were:
-/// all of them as (strength, sparsity).
+/// Models at changing strengths until one is close to the target, where what is close may depend on how many there were.
 pub(in crate::train) fn seek(
     target: f64,
     start: Start,
     close: impl Fn(usize) -> f64,
     most: usize,
     mut sparsity_at: impl FnMut(f64) -> Result<f64>,
-) -> Result<Vec<(f64, f64)>> {
+) -> Result<Found> {
     let mut found = Found { slope: start.slope, ..Found::default() };
     for models in 1..=most {
         let strength = found.next(target).unwrap_or(start.strength);
@@ -297,7 +312,7 @@ pub(in crate::train) fn seek(
             break;
         }
     }
-    Ok(found.in_order())
+    Ok(found)
 }
 
 #[cfg(test)]

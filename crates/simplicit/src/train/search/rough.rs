@@ -11,7 +11,7 @@ use crate::train::fit::{self, Fitter};
 use crate::train::keep::{self, Fleeting, Remembered};
 use crate::train::search::allocate::{self, Allocation, Exchanged, Judge, Tried};
 use crate::train::search::survey::{Steering, Survey};
-use crate::train::search::{Start, seek};
+use crate::train::search::{SLOPES, Start, seek};
 use crate::train::{Forget, Objective, Progress, Run, TrainInput, TrainSettings, layout, metadata};
 
 /// Accepted distance from the target.
@@ -31,9 +31,6 @@ const MAX_SURVEYS: usize = 4;
 /// Rough models after a survey at most, and the distance from the target at which the first will do.
 const MAX_ROUGH: usize = 2;
 const NEAR: f64 = 0.03;
-/// Sparsity per unit of log strength, within which a slope is believed.
-const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
-
 /// Whoever fits rough models: to the baseline's states of some samples, which are gathered once.
 pub(in crate::train) trait RoughModels {
     /// Non-zeros of the baseline, and those that no price removes.
@@ -270,7 +267,7 @@ fn prices(middle: f64) -> Vec<f64> {
 
 fn rough_search(models: &mut dyn RoughModels, start: Start, target: f64, run: &mut Run) -> Result<Start> {
     let mut nearest = f64::INFINITY;
-    let mut path = seek(
+    let found = seek(
         target,
         start,
         |_| CLOSE,
@@ -285,14 +282,10 @@ fn rough_search(models: &mut dyn RoughModels, start: Start, target: f64, run: &m
             Ok(sparsity)
         },
     )?;
-    path.sort_by(|a, b| (a.1 - target).abs().total_cmp(&(b.1 - target).abs()));
-    let slope = match path[..] {
-        [a, b, ..] if a.0 != b.0 => Some((a.1 - b.1) / (a.0.ln() - b.0.ln())).filter(|s| SLOPES.contains(s)),
-        _ => start.slope,
-    };
-    Ok(match path.first() {
+    let slope = found.slope_near(target);
+    Ok(match found.nearest(target) {
         // The little that is left to the target goes by the slope too.
-        Some(&(strength, sparsity)) => {
+        Some((strength, sparsity)) => {
             let step = slope.map_or(0.0, |s| (target - sparsity) / s);
             Start { strength: strength * step.exp(), slope }
         }

@@ -68,10 +68,14 @@ impl Walks<'_> {
         let mut done = 0;
         for (number, range) in gpu.chunks(walk.samples()).enumerate() {
             run.cancel.check()?;
-            let of = |source| chunk_of(&session, walk.source(), layers, source, (number, range.clone()));
             let places = chosen.places(self.numbered(range.clone()));
             let on_device = session.places(&places)?;
-            let parts = self.parts(&session, group, &of)?;
+            let mut operands = Vec::new();
+            for source in self.sources_of(group) {
+                let chunk = (number, range.clone());
+                operands.push((source, chunk_of(&session, walk.source(), layers, source, chunk)?));
+            }
+            let parts = self.parts(&session, group, &operands)?;
             let targets = targets.get(&session, number)?;
             for first in (0..places.len()).step_by(at_once) {
                 let block = session.block(at_once.min(places.len() - first), d, rows)?;
@@ -98,14 +102,37 @@ impl Walks<'_> {
         }
     }
 
+    /// Everything that a group's features and residual sums are read from, each once.
+    fn sources_of(&self, group: &Group) -> Vec<Source> {
+        let mut sources: Vec<Source> = self.residuals(group).iter().map(|block| block.source).collect();
+        for segment in &group.segments {
+            match segment {
+                Segment::Columns(columns) => sources.extend(by_source(layout(self.input), columns).map(|(s, _)| s)),
+                Segment::Taps { block, .. } => sources.push(self.blocks[*block].source),
+                Segment::Constant => {}
+            }
+        }
+        let mut out = Vec::new();
+        for source in sources {
+            if !out.contains(&source) {
+                out.push(source);
+            }
+        }
+        out
+    }
+
     /// What the features of a group are taken from, and the residual sums that its targets are without, in a chunk.
     fn parts<'c>(
         &self,
         session: &Session,
         group: &Group,
-        of: &dyn Fn(Source) -> Result<Operand<'c>>,
-    ) -> Result<Vec<GroupPart>> {
+        operands: &'c [(Source, Operand<'_>)],
+    ) -> Result<Vec<GroupPart<'c>>> {
         let layout = layout(self.input);
+        let of = |source: Source| match operands.iter().find(|(known, _)| *known == source) {
+            Some((_, operand)) => Ok::<&Values, crate::Error>(operand),
+            None => Err(crate::Error::shape("source of a group", "one that it reads", format!("{source:?}"))),
+        };
         let mut parts = Vec::new();
         let mut column = 0;
         for segment in &group.segments {
@@ -114,14 +141,13 @@ impl Walks<'_> {
                     for (source, units) in by_source(layout, columns) {
                         let units: Vec<i32> = units.map(|unit| unit as i32).collect();
                         let count = units.len();
-                        parts.push(GroupPart::Units(session.copy(&*of(source)?)?, units, column));
+                        parts.push(GroupPart::Units(of(source)?, units, column));
                         column += count;
                     }
                 }
                 Segment::Taps { block, first, columns } => {
                     let block = &self.blocks[*block];
-                    let x = of(block.source)?;
-                    let x = session.copy(&*device_operand(session, block, &x)?)?;
+                    let x = device_operand(session, block, of(block.source)?)?;
                     let window = geometry(block.input, block.output, block.window);
                     let channel = first / block.window.area();
                     parts.push(GroupPart::Taps(x, window, channel, *columns, column));
@@ -134,8 +160,7 @@ impl Walks<'_> {
             }
         }
         for block in self.residuals(group) {
-            let x = of(block.source)?;
-            let x = device_operand(session, block, &x)?;
+            let x = device_operand(session, block, of(block.source)?)?;
             let factors = match &block.weights {
                 TapWeights::Diagonal(factors) => Some(session.hold(factors)?),
                 _ => None,
@@ -147,17 +172,17 @@ impl Walks<'_> {
 }
 
 /// Something that features or targets of a chunk are made from, on the device.
-enum GroupPart {
+enum GroupPart<'a> {
     /// Taps of `columns` from a channel on, into columns from one on.
-    Taps(Values, Geometry, usize, usize, usize),
+    Taps(Operand<'a>, Geometry, usize, usize, usize),
     /// Single units.
-    Units(Values, Vec<i32>, usize),
+    Units(&'a Values, Vec<i32>, usize),
     Constant(usize),
     /// A residual sum, with its factors.
     Residual(Values, Option<Buffer<f32>>),
 }
 
-impl GroupPart {
+impl GroupPart<'_> {
     /// Its part of a block, whose samples are the places from `first` on and whose targets are so many rows from one on.
     fn gather(
         &self,

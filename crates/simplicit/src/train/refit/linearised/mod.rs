@@ -98,6 +98,12 @@ pub(in crate::train) fn gates(layout: &Layout, solution: &EquilibriumSolution) -
     gates
 }
 
+/// The largest change from one sweep to the next, and the largest value, with those of the rows before.
+fn change_of(new: &[f32], old: &[f32], (moved, size): (f32, f32)) -> (f32, f32) {
+    let moved = new.iter().zip(old).fold(moved, |moved, (new, old)| moved.max((new - old).abs()));
+    (moved, new.iter().fold(size, |size, new| size.max(new.abs())))
+}
+
 impl Linearised {
     /// The non-zeros of a model and their values.
     pub(in crate::train) fn of(model: &ImplicitModel) -> (Self, Vec<f64>) {
@@ -217,12 +223,11 @@ impl Linearised {
                     let gates = &at.gates.row(s)[units.clone()];
                     let dz = &mut dz.row_mut(s)[units.clone()];
                     let dx = &mut dx.row_mut(s)[units.clone()];
-                    for (k, &t) in t.row(s).iter().enumerate() {
-                        moved = moved.max((t - dz[k]).abs());
-                        size = size.max(t.abs());
-                        dz[k] = t;
-                        dx[k] = gates[k] * t;
+                    if !self.acyclic {
+                        (moved, size) = change_of(t.row(s), dz, (moved, size));
                     }
+                    dz.copy_from_slice(t.row(s));
+                    dx.iter_mut().zip(gates).zip(t.row(s)).for_each(|((dx, g), t)| *dx = g * t);
                 }
             }
             if self.acyclic || moved <= SETTLED * size {
@@ -308,13 +313,12 @@ impl Linearised {
                 }
                 for s in 0..samples {
                     let (gates, c) = (&at.gates.row(s)[units.clone()], &c.row(s)[units.clone()]);
-                    let r = &mut r.row_mut(s)[units.clone()];
-                    for (k, t) in t.row(s).iter().enumerate() {
-                        let new = c[k] + gates[k] * t;
-                        moved = moved.max((new - r[k]).abs());
-                        size = size.max(new.abs());
-                        r[k] = new;
+                    let (t, r) = (t.row_mut(s), &mut r.row_mut(s)[units.clone()]);
+                    t.iter_mut().zip(gates).zip(c).for_each(|((t, g), c)| *t = c + g * *t);
+                    if !self.acyclic {
+                        (moved, size) = change_of(t, r, (moved, size));
                     }
+                    r.copy_from_slice(t);
                 }
             }
             if self.acyclic || moved <= SETTLED * size {
