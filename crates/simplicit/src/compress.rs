@@ -50,6 +50,8 @@ const MAP_DRAWS: usize = 2;
 /// Share of the samples that are held out where something is judged on them, and how many at least.
 const HELD_OUT_SHARE: usize = 10;
 const HELD_OUT_LEAST: usize = 100;
+/// Bytes of inputs that are held in memory at most.
+const HELD_INPUTS: u64 = 256 << 20;
 
 /// What is made sparse.
 #[derive(Clone, Copy)]
@@ -132,6 +134,8 @@ pub fn compress<'b>(
     run: &mut Run,
 ) -> Result<Compressed> {
     let baseline = baseline.into();
+    let held = held_inputs(&baseline, inputs, settings)?;
+    let inputs = held.as_ref().map_or(inputs, |rows| rows as &dyn InputSource);
     let part = settings.training_part(inputs.samples())?.end;
     let own = match baseline {
         Baseline::Network(network) => ImplicitModel::from_network(network)?,
@@ -176,6 +180,18 @@ pub fn compress<'b>(
             on_source(&Collected::new(&equilibrium, inputs)?, Some(model), weights, settings, run)
         }
     }
+}
+
+/// The inputs as they are used, where that is little: every model of a search over dense layers reads all of them.
+fn held_inputs(baseline: &Baseline, inputs: &dyn InputSource, settings: &Settings) -> Result<Option<Matrix<f32>>> {
+    let layout = match baseline {
+        Baseline::Network(network) => network.layout(),
+        Baseline::Model(model) => model.layout(),
+    };
+    let bytes = 4 * (inputs.samples() * inputs.features()) as u64;
+    let room = settings.train.memory.map_or(HELD_INPUTS, |budget| HELD_INPUTS.min(budget / 8));
+    let walked = layout.has_operators() || layout.layers().iter().any(|layer| layer.map.is_some());
+    if walked || bytes > room { Ok(None) } else { inputs.rows(0..inputs.samples()).map(Some) }
 }
 
 /// The same from states that somebody else computed.

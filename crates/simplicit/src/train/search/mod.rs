@@ -341,5 +341,11 @@ mod tests {
         }
         let mut found = Found::default();
         assert!(found.add(2.0, 0.1) && !found.add(2.0, 0.1));
+        // Two points of a straight line tell where it goes, also beyond them.
+        let line = |strength: f64| 0.5 + 0.08 * strength.ln();
+        let mut found = Found::default();
+        [1.0, 4.0].into_iter().for_each(|strength| assert!(found.add(strength, line(strength))));
+        assert!((line(found.next(0.7).unwrap()) - 0.7).abs() < 1e-12);
+        assert!((line(found.next(0.4).unwrap()) - 0.4).abs() < 1e-12);
     }
 }
