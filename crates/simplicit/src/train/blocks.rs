@@ -17,7 +17,7 @@ use crate::train::block_source::{BlockRows, BlockSource, LinearBlock, check, che
 use crate::train::rows::group::{Rows, Stored, entry_price, for_taps, has_bounds, weighed};
 use crate::train::search::rough::{self, RoughModels};
 use crate::train::search::survey::{self, Survey};
-use crate::train::search::{CLOSE, MAX_MODELS, PROMISED, Start, seek};
+use crate::train::search::{CLOSE, Found, PROMISED, Start, seek};
 use crate::train::{Progress, RowReport, Run, TrainReport, TrainSettings, TriedModel};
 use crate::{Error, Result};
 
@@ -76,17 +76,24 @@ pub fn train_blocks(
             let start = fits.rough_start(target, run)?;
             let mut best: Option<(f64, f64, Fit)> = None;
             let enough = |models: usize| if models >= 2 { PROMISED } else { CLOSE };
-            seek(target, start, enough, MAX_MODELS, |strength| {
-                let found = fits.fit(strength, run)?;
-                path.push(fits.tried(strength, &found));
-                let sparsity = fits.sparsity(&found);
-                (run.progress)(Progress::Model { strength, sparsity });
-                let distance = (sparsity - target).abs();
-                if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
-                    best = Some((distance, strength, found));
-                }
-                Ok(sparsity)
-            })?;
+            let mut tried = Found::with_slope(start.slope);
+            seek(
+                &mut tried,
+                target,
+                start.strength,
+                |tried| tried.is_close(target, enough),
+                |strength| {
+                    let found = fits.fit(strength, run)?;
+                    path.push(fits.tried(strength, &found));
+                    let sparsity = fits.sparsity(&found);
+                    (run.progress)(Progress::Model { strength, sparsity });
+                    let distance = (sparsity - target).abs();
+                    if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
+                        best = Some((distance, strength, found));
+                    }
+                    Ok(sparsity)
+                },
+            )?;
             // At least one model was fitted.
             let Some((_, strength, found)) = best else {
                 return Err(Error::shape("models of a search", "at least one", 0));

@@ -1,7 +1,10 @@
-//! The smallest model whose predictions agree with the baseline's: bisection on the strength, judged on held-out samples.
+//! The smallest model whose predictions agree with the baseline's, judged on held-out samples.
 //!
 //! Strength rather than target sparsity: every model tried is then one fit, and the sparsity that comes with it is what
-//! is made as large as possible.
+//! is made as large as possible. The share of samples that disagree grows with the strength, nearly always, and is sought
+//! as a target sparsity is.
+
+use std::cell::Cell;
 
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::evaluate::predictions;
@@ -10,13 +13,10 @@ use crate::parallel::{self, Threads};
 use crate::states::StateSource;
 use crate::train::fit::{self, Fitted, Fitter};
 use crate::train::refit::output_refit::refitted;
-use crate::train::{Progress, Run, TrainInput, TrainSettings, Trained, check, check_untargeted};
+use crate::train::search::{Found, reported, seek};
+use crate::train::{Run, TrainInput, TrainSettings, Trained, check, check_untargeted};
 use crate::{Error, Result};
 
-/// Whole models fitted at most.
-const MAX_MODELS: usize = 24;
-/// First factor between two strengths while the limit is not yet between two models.
-const STRIDE: f64 = 4.0;
 /// Accepted distance in sparsity between the model returned and one that drops too much.
 const CLOSE: f64 = 0.0025;
 /// Held-out samples judged together.
@@ -44,17 +44,21 @@ pub fn train_to_max_drop(
     let least = 1.0 - max_drop / 100.0;
     let mut fitter = Fitter::new(input, settings, run)?;
     let mut path = Vec::new();
-    let mut strength = settings.strength;
-    // In log strength: the last that agrees and the first that does not.
-    let mut good: Option<(f64, f64)> = None;
-    let mut bad: Option<(f64, f64)> = None;
+    // The sparsest model that agrees and the one with the most weights that does not.
+    let (good, bad) = (Cell::new(None::<f64>), Cell::new(None::<f64>));
+    // Between the two nothing is left to find; and nothing is left to remove where all is gone.
+    let enough = |_: &Found| match (good.get(), bad.get()) {
+        (Some(good), Some(bad)) => bad - good <= CLOSE,
+        (Some(good), None) => good >= 1.0,
+        _ => false,
+    };
     let mut best: Option<(f64, f64, f64, Fitted)> = None;
-    while path.len() < MAX_MODELS {
+    // Half a sample more: who disagrees on just as many as allowed is on the good side.
+    let limit = 1.0 - least + 0.5 / held_out.samples().max(1) as f64;
+    seek(&mut Found::default(), limit, settings.strength, enough, |strength| {
         let fitted = fit::fit(&mut fitter, input, settings, strength, false, run)?;
         let fitted = refitted(fitted, input, settings, strength, run)?;
-        let sparsity = fitted.model.sparsity().sparsity;
-        path.push(fitted.tried(strength));
-        (run.progress)(Progress::Model { strength, sparsity });
+        let sparsity = reported(&fitted, strength, run, &mut path);
         let agreement = agreement(&fitted.model, held_out, run)?;
         let agrees = agreement >= least;
         let better = best.as_ref().is_none_or(|(_, so_far, sparsest, _)| {
@@ -63,27 +67,19 @@ pub fn train_to_max_drop(
         if better {
             best = Some((strength, agreement, sparsity, fitted));
         }
-        let here = Some((strength.ln(), sparsity));
         if agrees {
-            good = here;
+            good.set(Some(good.get().map_or(sparsity, |so_far| so_far.max(sparsity))));
         } else {
-            bad = here;
+            bad.set(Some(bad.get().map_or(sparsity, |so_far| so_far.min(sparsity))));
         }
-        strength = match (good, bad) {
-            (Some(g), Some(b)) if b.1 - g.1 <= CLOSE => break,
-            (Some(g), Some(b)) => f64::midpoint(g.0, b.0).exp(),
-            // Nothing is left to remove, or nothing more can be given back.
-            (Some(g), None) if g.1 >= 1.0 => break,
-            (Some(_), None) => strength * STRIDE,
-            (None, _) => strength / STRIDE,
-        };
-    }
+        Ok(1.0 - agreement)
+    })?;
     match best {
         Some((strength, agreement, _, fitted)) => {
             let fitted = fit::certified(&mut fitter, input, settings, strength, fitted, run)?;
             Ok(fitted.trained(strength, path, Some(agreement)))
         }
-        // The loop runs at least once.
+        // At least one model was fitted.
         None => Err(Error::shape("models of a search", "at least one", 0)),
     }
 }

@@ -27,15 +27,15 @@ const MAX_STEERED: usize = 4;
 const AGAIN: f64 = 0.25;
 /// Accepted distance of a stage that is not the last.
 const NEAR: f64 = 0.02;
-/// Whole models fitted at most for one target.
-pub(in crate::train) const MAX_MODELS: usize = 24;
+/// Whole models fitted at most in one search.
+const MAX_MODELS: usize = 24;
 /// First factor between two strengths while the target is not yet between two models.
 const STRIDE: f64 = 4.0;
 
 /// Sparsity per unit of log strength, within which a slope is believed.
 pub(in crate::train) const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
 
-/// What has been found out about strength and sparsity, which grows with it, nearly always.
+/// What has been found out about strength and sparsity, or something else that nearly always grows with the strength.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     /// (log strength, sparsity) in the order found.
@@ -45,6 +45,21 @@ pub struct Found {
 }
 
 impl Found {
+    /// Nothing yet, but perhaps how fast sparsity grows.
+    pub(in crate::train) fn with_slope(slope: Option<f64>) -> Self {
+        Self { slope, ..Self::default() }
+    }
+
+    /// Number of points.
+    pub(in crate::train) fn count(&self) -> usize {
+        self.points.len()
+    }
+
+    /// Whether a point is as near to a target as asked for, which may depend on how many points there are.
+    pub(in crate::train) fn is_close(&self, target: f64, close: impl Fn(usize) -> f64) -> bool {
+        self.nearest(target).is_some_and(|(_, sparsity)| (sparsity - target).abs() <= close(self.points.len()))
+    }
+
     /// One more. False if that strength was known: there is nothing left to learn by asking again.
     pub fn add(&mut self, strength: f64, sparsity: f64) -> bool {
         let point = strength.ln();
@@ -92,11 +107,6 @@ impl Found {
             _ => f64::NAN,
         };
         Some(slope).filter(|s| SLOPES.contains(s)).or(self.slope)
-    }
-
-    /// (strength, sparsity) in the order found.
-    pub fn in_order(&self) -> Vec<(f64, f64)> {
-        self.points.iter().map(|(log, sparsity)| (log.exp(), *sparsity)).collect()
     }
 }
 
@@ -231,17 +241,24 @@ fn search_stage(
     // Few groups, or a target beyond the surveyed prices, may be out of steering's reach: then one price for all is sought,
     // times the factors that layers have.
     if best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
-        let first = best.as_ref().map_or(*start, |(_, strength, _)| Start { strength: *strength, ..*start });
-        let found = seek(target, first, enough, MAX_MODELS, |strength| {
-            fitter.steering = allotted.as_ref().map(|prices| prices.held(strength));
-            let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
-            let sparsity = reported(&fitted, strength, run, path);
-            let distance = (sparsity - target).abs();
-            if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
-                best = Some((distance, strength, fitted));
-            }
-            Ok(sparsity)
-        })?;
+        let first = best.as_ref().map_or(start.strength, |(_, strength, _)| *strength);
+        let mut found = Found::with_slope(start.slope);
+        seek(
+            &mut found,
+            target,
+            first,
+            |found| found.is_close(target, enough),
+            |strength| {
+                fitter.steering = allotted.as_ref().map(|prices| prices.held(strength));
+                let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
+                let sparsity = reported(&fitted, strength, run, path);
+                let distance = (sparsity - target).abs();
+                if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
+                    best = Some((distance, strength, fitted));
+                }
+                Ok(sparsity)
+            },
+        )?;
         fitter.steering = None;
         start.slope = found.slope_near(target);
     }
@@ -296,23 +313,26 @@ pub(in crate::train) struct Start {
     pub(in crate::train) slope: Option<f64>,
 }
 
-/// Models at changing strengths until one is close to the target, where what is close may depend on how many there were.
+/// Models at changing strengths, from `first` on where nothing is known, until enough is found for a target or a strength
+/// comes again: the one search behind targets, paths and largest drops.
 pub(in crate::train) fn seek(
+    found: &mut Found,
     target: f64,
-    start: Start,
-    close: impl Fn(usize) -> f64,
-    most: usize,
-    mut sparsity_at: impl FnMut(f64) -> Result<f64>,
-) -> Result<Found> {
-    let mut found = Found { slope: start.slope, ..Found::default() };
-    for models in 1..=most {
-        let strength = found.next(target).unwrap_or(start.strength);
-        let sparsity = sparsity_at(strength)?;
-        if !found.add(strength, sparsity) || (sparsity - target).abs() <= close(models) {
+    first: f64,
+    enough: impl Fn(&Found) -> bool,
+    mut measure: impl FnMut(f64) -> Result<f64>,
+) -> Result<()> {
+    for _ in 0..MAX_MODELS {
+        if enough(found) {
+            break;
+        }
+        let strength = found.next(target).unwrap_or(first);
+        let measured = measure(strength)?;
+        if !found.add(strength, measured) {
             break;
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::train::fit::{self, Fitter};
 use crate::train::refit::output_refit::refitted;
 use crate::train::search::max_drop::{agreement, require_judge};
 use crate::train::search::stages;
-use crate::train::search::{CLOSE, Found, MAX_MODELS, StagedSearch, reported};
+use crate::train::search::{CLOSE, Found, StagedSearch, reported, seek};
 use crate::train::{Run, TrainInput, TrainSettings, Trained, check, check_untargeted};
 use crate::{Error, Result};
 
@@ -70,19 +70,17 @@ pub fn path(
     let mut found = Found::default();
     let mut tried = Vec::new();
     for level in levels {
-        let mut strength = found.nearest(level).map_or(settings.strength, |(strength, _)| strength);
-        for _ in 0..MAX_MODELS {
-            if found.nearest(level).is_some_and(|(_, sparsity)| (sparsity - level).abs() <= CLOSE) {
-                break;
-            }
-            strength = found.next(level).unwrap_or(strength);
-            let fitted = fit::fit(&mut fitter, input, settings, strength, false, run)?;
-            let sparsity = reported(&fitted, strength, run, &mut tried);
-            if !found.add(strength, sparsity) {
-                break;
-            }
-        }
-        let strength = found.nearest(level).map_or(strength, |(strength, _)| strength);
+        seek(
+            &mut found,
+            level,
+            settings.strength,
+            |found| found.is_close(level, |_| CLOSE),
+            |strength| {
+                let fitted = fit::fit(&mut fitter, input, settings, strength, false, run)?;
+                Ok(reported(&fitted, strength, run, &mut tried))
+            },
+        )?;
+        let strength = found.nearest(level).map_or(settings.strength, |(strength, _)| strength);
         let fitted = fit::fit(&mut fitter, input, settings, strength, true, run)?;
         let fitted = refitted(fitted, input, settings, strength, run)?;
         let agreement = held_out.map(|samples| agreement(&fitted.model, samples, run)).transpose()?;

@@ -11,7 +11,7 @@ use crate::train::fit::{self, Fitter};
 use crate::train::keep::{self, Fleeting, Remembered};
 use crate::train::search::allocate::{self, Allocation, Exchanged, Judge, Tried};
 use crate::train::search::survey::{Steering, Survey};
-use crate::train::search::{SLOPES, Start, seek};
+use crate::train::search::{Found, SLOPES, Start, seek};
 use crate::train::{Forget, Objective, Progress, Run, TrainInput, TrainSettings, layout, metadata};
 
 /// Accepted distance from the target.
@@ -267,21 +267,17 @@ fn prices(middle: f64) -> Vec<f64> {
 
 fn rough_search(models: &mut dyn RoughModels, start: Start, target: f64, run: &mut Run) -> Result<Start> {
     let mut nearest = f64::INFINITY;
-    let found = seek(
-        target,
-        start,
-        |_| CLOSE,
-        MAX_MODELS,
-        |strength| {
-            let (_, sparsity) = models.fit(strength, run)?;
-            let distance = (sparsity - target).abs();
-            if distance < nearest {
-                nearest = distance;
-                models.keep();
-            }
-            Ok(sparsity)
-        },
-    )?;
+    let mut found = Found::with_slope(start.slope);
+    let enough = |found: &Found| found.count() >= MAX_MODELS || found.is_close(target, |_| CLOSE);
+    seek(&mut found, target, start.strength, enough, |strength| {
+        let (_, sparsity) = models.fit(strength, run)?;
+        let distance = (sparsity - target).abs();
+        if distance < nearest {
+            nearest = distance;
+            models.keep();
+        }
+        Ok(sparsity)
+    })?;
     let slope = found.slope_near(target);
     Ok(match found.nearest(target) {
         // The little that is left to the target goes by the slope too.
