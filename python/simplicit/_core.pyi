@@ -9,6 +9,7 @@ __version__: str
 _F32 = NDArray[np.float32]
 _F64 = NDArray[np.float64]
 _Array = NDArray[Any]
+_Bytes = bytes
 _States = tuple[_Array, _Array, _Array, _Array, str | None, str, int | None]
 
 @final
@@ -210,14 +211,20 @@ def run_statistics(
     preprocessing: str,
     threads: int,
 ) -> bytes: ...
-def run_rows(
-    decided: str, statistics: bytes, features: int, targets: int, tasks: list[bytes], threads: int, device: str
-) -> list[bytes]: ...
 def run_weights(
     task: bytes, baseline: Network | Model, u: _Array, first: int, preprocessing: str, threads: int
 ) -> list[bytes]: ...
 def merge_statistics(parts: list[bytes], features: int, targets: int) -> bytes: ...
 
+def free_memory() -> int | None: ...
+@final
+class Design:
+    bytes: int
+    made: int
+    def __new__(cls, statistics: _Bytes, features: int, targets: int) -> Design: ...
+    def rows(self, decided: str, tasks: list[_Bytes], threads: int, device: str) -> list[_Bytes]: ...
+    def inverse(self, task: _Bytes, number: int, threads: int) -> _Bytes: ...
+    def know(self, task: _Bytes, number: int, inverse: _Bytes) -> None: ...
 @final
 class Shard:
     PIECE: int

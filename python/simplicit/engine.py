@@ -30,6 +30,12 @@ PIECE = _core.Shard.PIECE
 FAN_IN = 4
 #: Statistics that stay with the workers for whoever asks again.
 _KEPT = 4
+#: Groups whose inverses were spread over the workers; those kept them, as far as they had room.
+_SPREAD = 256
+#: An inverse takes longer to make than to send from this many features for every thread of a worker.
+_WORTH_SENDING = 64
+#: Share of a worker's free memory that the designs of groups may fill.
+_DESIGNS = 0.25
 
 
 class WorkerLost(Exception):
@@ -45,13 +51,18 @@ class WorkFailed(RuntimeError):
 
 
 class Worker:
-    """What a worker does, wherever it lives. Calls return a result, its core-seconds and its bytes."""
+    """What a worker does, wherever it lives, one call at a time. Calls return a result, its core-seconds and its bytes."""
 
     def __init__(self, decided: str, preprocessing: str, threads: int, device: str = "cpu", share: float = 1.0) -> None:
         self._decided, self._preprocessing = decided, preprocessing
         self._threads, self._device, self._share = threads, device, share
         self._walk: int | None = None
         self._shards: dict[int, tuple[Any, int]] = {}
+        #: Of groups, the one asked for last at the end; their statistics and inverses stay from call to call.
+        self._designs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._room = _DESIGNS * share * (_core.free_memory() or 0)
+        #: Designs and inverses made so far.
+        self.made: collections.Counter[str] = collections.Counter()
 
     def call(self, method: str, *args: Any) -> tuple[Any, tuple[float, int]]:
         """One of the methods below, by name."""
@@ -99,9 +110,38 @@ class Worker:
         """The sum of some statistics."""
         return _core.merge_statistics(list(parts), features, targets)
 
-    def rows(self, statistics: bytes, features: int, targets: int, *tasks: bytes) -> list[bytes]:
-        """Some blocks of rows over one design, solved or bounded."""
-        return _core.run_rows(self._decided, statistics, features, targets, list(tasks), self._threads, self._device)
+    def rows(self, digest: bytes, statistics: bytes, features: int, targets: int, inverses: int, *parts: bytes) -> list[bytes]:
+        """Some blocks of rows over one design, solved or bounded. Inverses that others made come before them."""
+        tasks = list(parts[inverses:])
+
+        def work(design: Any) -> list[bytes]:
+            for number, inverse in enumerate(parts[:inverses]):
+                design.know(tasks[0], number, inverse)
+            rows: list[bytes] = design.rows(self._decided, tasks, self._threads, self._device)
+            return rows
+
+        return self._on_design(digest, statistics, features, targets, work)
+
+    def inverse(self, digest: bytes, statistics: bytes, features: int, targets: int, task: bytes, number: int) -> bytes:
+        """An inverse that all blocks of a group need."""
+        made: bytes = self._on_design(
+            digest, statistics, features, targets, lambda design: design.inverse(task, number, self._threads)
+        )
+        return made
+
+    def _on_design(self, digest: bytes, statistics: bytes, features: int, targets: int, work: Callable[[Any], Any]) -> Any:
+        """Work on the design of a group, which stays as long as there is room for it."""
+        design = self._designs.pop(digest, None)
+        if design is None:
+            design = _core.Design(statistics, features, targets)
+            self.made["designs"] += 1
+        before = design.made
+        result = work(design)
+        self.made["inverses"] += design.made - before
+        self._designs[digest] = design
+        while self._designs and sum(kept.bytes for kept in self._designs.values()) > self._room:
+            self._designs.popitem(last=False)
+        return result
 
 
 class _Job:
@@ -140,6 +180,9 @@ class Engine:
         self._numbered = len(self.alive)
         self.retries = retries
         self.shard_blocks = shard_blocks
+        #: Of a worker. Of workers that have no use for inverses from elsewhere, infinity.
+        self.threads: float = 1
+        self._spread: collections.OrderedDict[bytes, None] = collections.OrderedDict()
         #: Bytes that travelled, calls, core-seconds of workers and seconds that passed, by kind.
         self.bytes: dict[str, int] = collections.Counter()
         self.calls: dict[str, int] = collections.Counter()
@@ -285,13 +328,16 @@ class Engine:
         """Nobody asks about a walk again; workers forget it when the next one begins."""
         self._task, self._steps, self._hosts = None, [], {}
 
-    def _rows(self, features: int, targets: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
-        """Blocks of rows over one design; the statistics are where they were summed, or travel once."""
+    def _rows(self, features: int, targets: int, inverses: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+        """Blocks of rows over one design; the statistics are where they were summed, or travel once.
+
+        Where the blocks share inverses, each worker makes some of them for all, the first time that it meets the design.
+        """
         statistics, *tasks = parts
         digest = hashlib.blake2b(statistics, digest_size=16).digest()
         self.bytes["tasks"] += sum(map(len, tasks))
         self.blocks += len(tasks)
-        # One call a worker: a design and its inverses are made once a call.
+        # One call a worker: rows are treated together.
         length = -(-len(tasks) // len(self.alive))
         shares = [tasks[first : first + length] for first in range(0, len(tasks), length)]
         begin = time.monotonic()
@@ -301,8 +347,16 @@ class Engine:
                 self.bytes["statistics"] += len(statistics)
             shared = self._known[digest]
             size = len(statistics) + sum(map(len, tasks))
-            jobs = [_Job("rows", _given(shared, features, targets, *part), size) for part in shares]
+            worth = len(shares) > 1 and digest not in self._spread and features >= _WORTH_SENDING * self.threads
+            about = (digest, shared, features, targets)
+            made = [
+                _Job("inverse", _given(*about, tasks[0], number), size, home=number) for number in range(inverses if worth else 0)
+            ]
             try:
+                yield from self._run(made)
+                sent = [job.value for job in made]
+                # Calls stay where they are: whoever made an inverse finds it at home.
+                jobs = [_Job("rows", _given(*about, len(sent), *sent, *part), size, home=k) for k, part in enumerate(shares)]
                 yield from self._run(jobs)
                 results = [self.fetch(job.value) for job in jobs]
                 break
@@ -311,6 +365,9 @@ class Engine:
         else:
             raise WorkFailed(f"rows over {features:,} features: results were lost {self.retries + 1} times; see retries")
         self.wall["rows"] += time.monotonic() - begin
+        self._spread[digest] = None
+        while len(self._spread) > _SPREAD:
+            self._spread.popitem(last=False)
         for blocks in results:
             self.bytes["results"] += sum(map(len, blocks))
             yield from blocks
@@ -395,9 +452,10 @@ class Engine:
                     self._count_loss(job, why)
                     waiting.append(job)
                     continue
-                self.busy[job.method] += seconds
+                # Inverses are made for rows.
+                self.busy["rows" if job.method == "inverse" else job.method] += seconds
                 if job.method not in ("rows", "weights"):
-                    self.bytes["statistics"] += size
+                    self.bytes["inverses" if job.method == "inverse" else "statistics"] += size
                 if job.method == "walk" and job.home is not None and worker in self.alive:
                     self._hosts[job.home] = (worker, len(self._steps))
             # Whatever else they were doing is lost too, and comes back as such.

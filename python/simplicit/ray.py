@@ -34,6 +34,8 @@ class RayEngine(Engine):
         self._cpus, self._gpus = cpus_per_task, gpus_per_task
         self._actors: dict[int, Any] = {}
         super().__init__(baseline, U, workers=workers, shard_blocks=shard_blocks, retries=retries)
+        # A GPU makes its own inverses.
+        self.threads = float("inf") if gpus_per_task else cpus_per_task
 
     def begin(self, decided: str, preprocessing: str) -> None:
         """Starts the workers."""

@@ -1,9 +1,12 @@
 """On real local clusters: the same bits for any number of workers, and with a node that dies in the middle."""
 
+import collections
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -186,9 +189,14 @@ class Pool(Engine):
     def begin(self, decided, preprocessing):
         super().begin(decided, preprocessing)
         self.made = {worker: Worker(decided, preprocessing, 1) for worker in self.alive}
+        self.busy_with = collections.defaultdict(threading.Lock)
 
     def submit(self, worker, method, args):
-        return (worker, self.pool.submit(self.made[worker].call, method, *args))
+        def call():
+            with self.busy_with[worker]:
+                return self.made[worker].call(method, *args)
+
+        return (worker, self.pool.submit(call))
 
     def wait(self, calls):
         self.most = max(self.most, len(calls))
@@ -212,8 +220,6 @@ class Pool(Engine):
 
 def test_an_engine_of_ones_own(problem, convolutional, pruned):
     """The seam: threads of this process, results out of order, workers that are lost and replaced, or only lost."""
-    from concurrent.futures import ThreadPoolExecutor
-
     network, U = problem
     with ThreadPoolExecutor(3) as pool:
         sim = SIM(target_sparsity=0.5)
@@ -233,14 +239,51 @@ def test_an_engine_of_ones_own(problem, convolutional, pruned):
             SIM(**TO_HALF)._fit(network, U, engine)
 
 
+def test_designs_stay_with_their_workers(convolutional, pruned, monkeypatch):
+    """A worker makes the design of a group once, and one worker an inverse for all, however often rows are asked for."""
+    monkeypatch.setattr(simplicit.engine, "_WORTH_SENDING", 1)
+    network, U = convolutional
+    asked = collections.Counter()
+
+    class Counted(Pool):
+        room = None
+
+        def begin(self, decided, preprocessing):
+            super().begin(decided, preprocessing)
+            for worker in self.made.values() if self.room is not None else ():
+                worker._room = self.room
+
+        def submit(self, worker, method, args):
+            if method in ("rows", "inverse"):
+                asked[worker, args[0]] += 1
+            return super().submit(worker, method, args)
+
+    def trained(pool, room=None):
+        engine = Counted(pool, network, U, workers=3, shard_blocks=1)
+        engine.room = room
+        sim = SIM(**TO_HALF)._fit(network, U, engine)
+        assert sim.model_ == pruned.model_ and sim.report_.rows == pruned.report_.rows
+        return engine, sum((worker.made for worker in engine.made.values()), collections.Counter())
+
+    with ThreadPoolExecutor(3) as pool:
+        engine, made = trained(pool)
+        groups = {digest for _, digest in asked}
+        assert made["designs"] == len(asked) < sum(asked.values())
+        # Six values of rho.
+        assert engine.calls["inverse"] > 0 and 0 < made["inverses"] <= 6 * len(groups)
+        assert engine.bytes["inverses"] > 0
+        # Without room for any they are made again in every call, with the same bits.
+        asked.clear()
+        _, again = trained(pool, room=0)
+        assert again["designs"] == sum(asked.values()) and again["inverses"] >= made["inverses"]
+
+
 def test_an_error_on_a_worker_is_raised(convolutional):
     network, U = convolutional
 
     class Broken(Pool):
         def keep(self, call):
             raise RuntimeError("no workers left")
-
-    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no workers left"):
         SIM()._fit(network, U, Broken(pool, network, U, workers=1, shard_blocks=4))

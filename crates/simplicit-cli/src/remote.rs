@@ -117,7 +117,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
         let (d, r) = (statistics.features(), statistics.targets());
         let parts: Vec<Vec<u8>> =
             [statistics.to_bytes()].into_iter().chain(tasks.iter().map(RowsTask::to_bytes)).collect();
-        let call = self.courier.start("rows", &[d, r], &parts)?;
+        let call = self.courier.start("rows", &[d, r, tasks.first().map_or(0, RowsTask::inverses)], &parts)?;
         self.results(call, tasks.len(), |k, bytes| {
             let rows = numbers(bytes)?;
             let expected = tasks[k].length(d);
