@@ -133,7 +133,7 @@ class Runs:
         head = ("cluster", "workers", "seconds", "times one worker", "MB that travel", "calls", *(f"idle in {k}" for k in PHASES))
         last = self.rows[-1]["engine"]
         what = {
-            "shards": "inputs, once", "tasks": "the network, once a walk, and row problems", "steps": "solved rows, to every shard",
+            "shards": "inputs, once", "tasks": "the network, once, and row problems", "steps": "solved rows, to every shard",
             "statistics": "sums of shards on the way to their total", "inverses": "of a group, to those who solve its rows",
             "results": "totals, sums and rows, to the driver",
         }  # fmt: skip

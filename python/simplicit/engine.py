@@ -20,6 +20,7 @@ from simplicit import _core
 from simplicit._arrays import as_array
 from simplicit.errors import SettingError
 from simplicit.estimator import SIM, _baseline
+from simplicit.model import ImplicitModel
 from simplicit.states import States
 
 #: Samples in a leaf of the summation tree, for rows of single units.
@@ -81,8 +82,8 @@ class Worker:
         return _core.run_statistics(task, core, u, states, self._preprocessing, self._threads)
 
     def walk(
-        self, walk: int, number: int, shards: int, task: bytes, shard: dict[str, Any], first: int, samples: int,
-        known: int, group: int, *steps: bytes,
+        self, walk: int, number: int, shards: int, about: bytes, model: bytes, shard: dict[str, Any], first: int,
+        samples: int, known: int, group: int, *steps: bytes,
     ) -> bytes:  # fmt: skip
         """Statistics of a group over a shard, after the steps from number `known` on."""
         if self._walk != walk:
@@ -93,7 +94,7 @@ class Worker:
                 raise RuntimeError(f"shard {number}: expected all steps from the first on, got those from {known} on")
             share = self._share / max(1, shards)
             walking = _core.Shard(
-                task, self._decided, shard["u"][:samples], first, self._preprocessing, self._threads, self._device, share
+                about + model, self._decided, shard["u"][:samples], first, self._preprocessing, self._threads, self._device, share
             )
         for step in steps:
             walking.step(step)
@@ -114,13 +115,13 @@ class Worker:
         """Some blocks of rows over one design, solved or bounded. Inverses that others made come before them."""
         tasks = list(parts[inverses:])
 
-        def work(design: Any) -> list[bytes]:
+        def work(design: _core.Design) -> list[bytes]:
             for number, inverse in enumerate(parts[:inverses]):
                 design.know(tasks[0], number, inverse)
-            rows: list[bytes] = design.rows(self._decided, tasks, self._threads, self._device)
-            return rows
+            return design.rows(self._decided, tasks, self._threads, self._device)
 
-        return self._on_design(digest, statistics, features, targets, work)
+        rows: list[bytes] = self._on_design(digest, statistics, features, targets, work)
+        return rows
 
     def inverse(self, digest: bytes, statistics: bytes, features: int, targets: int, task: bytes, number: int) -> bytes:
         """An inverse that all blocks of a group need."""
@@ -195,9 +196,12 @@ class Engine:
         self._baseline = None if isinstance(baseline, States) else baseline
         self._shards: dict[int, list[tuple[int, int, Any]]] = {}
         self._network: Any = None
+        self._moved: Any = None
         self._started = 0
         self._results: dict[int, Generator[bytes | None, None, None]] = {}
         self._task: Any = None
+        #: The model that shards walk through, by its digest.
+        self._walked: tuple[bytes, Any] | None = None
         self._samples = 0
         self._steps: list[Any] = []
         #: By shard of the present walk: its worker, and how many steps it knows.
@@ -231,15 +235,18 @@ class Engine:
 
     # What the native side calls.
 
-    def begin(self, decided: str, preprocessing: str) -> None:
-        """The settings, once they are known."""
+    def begin(self, decided: str, preprocessing: str, chosen: Sequence[int] | None = None, moved: Any = None) -> None:
+        """The settings, once they are known; which samples; and the baseline in the coordinates of the training, if these are others."""
         self._decided, self._preprocessing = decided, preprocessing
+        if chosen is not None:
+            self._arrays = self._arrays[list(chosen)]
+        self._moved = None if moved is None else self.put(ImplicitModel(moved))
 
     def start(self, method: str, numbers: list[int], parts: list[bytes]) -> int:
         """Begin a call; returns the number that its results are asked for by."""
         self._started += 1
         if method == "begin_walk":
-            self._begin_walk(numbers[1], parts[0])
+            self._begin_walk(numbers[1], *parts)
         elif method == "end_walk":
             self._end_walk()
         else:
@@ -257,7 +264,7 @@ class Engine:
         """The one result is the sum over all shards."""
         (task,) = parts
         shards = self._cut(BLOCK * self.shard_blocks, samples)
-        network = self._sent()
+        network = self._sent() if self._moved is None else self._moved
 
         def jobs() -> list[_Job]:
             size = 8 * features * (features + targets)
@@ -296,11 +303,14 @@ class Engine:
             self.bytes["results"] += sum(map(len, blocks))
             yield from blocks
 
-    def _begin_walk(self, samples: int, task: bytes) -> None:
-        """A walk through the layers begins: the network travels once. Walks do not overlap."""
-        self._task, self._samples = self.put(task), samples
+    def _begin_walk(self, samples: int, about: bytes, model: bytes) -> None:
+        """A walk through the layers begins: the network travels with the first one. Walks do not overlap."""
+        digest = hashlib.blake2b(model, digest_size=16).digest()
+        if self._walked is None or self._walked[0] != digest:
+            self._walked = (digest, self.put(model))
+            self.bytes["tasks"] += len(model)
+        self._task, self._samples = (about, self._walked[1]), samples
         self._steps, self._hosts = [], {}
-        self.bytes["tasks"] += len(task)
 
     def _walk(self, walk: int, group: int, features: int, targets: int, steps: list[bytes]) -> Generator[bytes | None, None, None]:
         """Statistics of a group after these further steps."""
@@ -316,7 +326,7 @@ class Engine:
             first, count, shard = shards[number]
             here = -(-len(shards) // max(1, len(self.alive)))
             steps = self._steps[known:]
-            return (walk, number, here, self._task, shard, first, count, known, group, *steps)
+            return (walk, number, here, *self._task, shard, first, count, known, group, *steps)
 
         def jobs() -> list[_Job]:
             size = 8 * features * (features + targets)
@@ -486,11 +496,6 @@ class Engine:
 
 def prepare(sim: SIM, baseline: Any, U: Any) -> Any:
     """The baseline of a `fit` elsewhere; refuses what only one machine can do."""
-    for name in ("samples", "gamma", "checkpoint"):
-        if getattr(sim, name) is not None:
-            raise SettingError(f"{name}: expected None on a cluster, got {getattr(sim, name)!r}")
-    if sim.rescale:
-        raise SettingError("rescale: expected False on a cluster; rescale the model afterwards")
     if callable(sim.penalty):
-        raise SettingError("penalty: expected a name on a cluster, got a function")
+        raise SettingError("penalty: expected a name on a cluster, got a function, which this process calls")
     return _baseline(baseline, U)

@@ -196,7 +196,20 @@ pub(in crate::train) fn solve(
     };
     match (keep.delegate(), together) {
         (_, Some(blocks)) => blocks.into_iter().enumerate().try_for_each(|(block, rows)| take(block, rows))?,
-        (Some(elsewhere), None) => elsewhere.rows(statistics, &tasks, &mut take)?,
+        (Some(elsewhere), None) => {
+            let found = |block: usize| keep::find(keep, &key(block), tasks[block].length(d));
+            let mut kept = (0..tasks.len()).map(found).collect::<Result<Vec<_>>>()?;
+            let missing: Vec<usize> = (0..tasks.len()).filter(|&block| kept[block].is_none()).collect();
+            let asked: Vec<RowsTask> = missing.iter().map(|&block| tasks[block].clone()).collect();
+            if !asked.is_empty() {
+                elsewhere.rows(statistics, &asked, &mut |k, rows| {
+                    keep::put(keep, &key(missing[k]), &rows)?;
+                    kept[missing[k]] = Some(rows);
+                    Ok(())
+                })?;
+            }
+            kept.into_iter().flatten().enumerate().try_for_each(|(block, rows)| take(block, rows))?;
+        }
         (None, None) => parallel::fold(
             threads,
             tasks.len(),
