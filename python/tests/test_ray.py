@@ -308,8 +308,14 @@ def test_samples_and_coordinates_of_ones_own(problem, settings):
 
 
 def test_feature_maps_in_other_coordinates(convolutional):
-    network, U = convolutional
-    settings = {"gamma": 2.0, "mu": 1e-3, "positions": 7, "samples": 600}
+    rng, U = np.random.default_rng(3), convolutional[1]
+    b = Builder([2, 8, 8])
+    at = 0
+    for channels in (2, 6):
+        weights = (rng.normal(size=(6, 9 * channels)) / 3).astype(np.float32)
+        at = b.activation(b.convolution(at, weights, [3, 3], [1, 1], [1] * 4, [0.1] * 6), "relu", f"of {channels}")
+    network = b.build(b.linear(b.flatten(b.global_average(at)), rng.normal(size=(5, 6)).astype(np.float32), [0.1] * 5))
+    settings = {"rescale": True, "kappa": 0.9, "mu": 1e-3, "positions": 7, "samples": 600}
     here = SIM(network=network, **settings).fit(U)
     with ThreadPoolExecutor(2) as pool:
         engine = Pool(pool, network, U, workers=2, shard_blocks=1)
