@@ -1,6 +1,6 @@
 """One training of a network with feature maps in one process and on local Ray clusters, what travels, and a model of cost.
 
-    python bench/scaling.py [--network net.onnx --inputs images.npy] [--samples 512] [--workers 0 1 2 4] [--page docs/cluster.md]
+    python bench/scaling.py [--network net.onnx --inputs images.npy] [--samples 512] [--workers 0,1,2,4] [--page docs/cluster.md]
     python bench/scaling.py ... --runs runs.json         # the runs alone, on the machine to measure
     python bench/scaling.py --from runs.json --page docs/cluster.md
 
@@ -34,6 +34,8 @@ from simplicit.engine import FAN_IN, PIECE
 #: What is assumed of a cluster that was not measured.
 BANDWIDTH = 10e9 / 8
 THREADS = 0.7
+#: Bytes of a node's object store: the statistics and the inverses of the widest group, several times.
+STORE = 2**31
 PHASES = ("weights", "walk", "merge", "rows")
 #: Cores that this process may use.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -99,10 +101,10 @@ class Runs:
 
         from simplicit.ray import RayEngine, fit_on
 
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": 2**29})
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
         try:
             for _ in range(workers):
-                cluster.add_node(num_cpus=1, object_store_memory=2**29)
+                cluster.add_node(num_cpus=1, object_store_memory=STORE)
             ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
             cluster.wait_for_nodes()
             sim = self.sim()
@@ -131,8 +133,9 @@ class Runs:
         head = ("cluster", "workers", "seconds", "times one worker", "MB that travel", "calls", *(f"idle in {k}" for k in PHASES))
         last = self.rows[-1]["engine"]
         what = {
-            "shards": "inputs, once", "tasks": "the network, once a walk, and row problems", "steps": "solved rows, to every shard",
-            "statistics": "sums of shards on the way to their total", "results": "totals and rows, to the driver",
+            "shards": "inputs, once", "tasks": "the network, once, and row problems", "steps": "solved rows, to every shard",
+            "statistics": "sums of shards on the way to their total", "inverses": "of a group, to those who solve its rows",
+            "results": "totals, sums and rows, to the driver",
         }  # fmt: skip
         kinds = [(k, f"{last.bytes[k]:,}", text) for k, text in what.items()]
         return [page.table(head, lines), f"What travels, with {self.rows[-1]['workers']} workers:", page.table(("", "bytes", ""), kinds)]
@@ -155,7 +158,7 @@ class Cost:
         one = engines[0]
         self.groups = one.calls["walk"] / self.shards(self.images)
         self.rows_at_once = one.blocks / max(1, one.calls["rows"]) * timed[0]["workers"]
-        self.sizes = {k: float(one.bytes[k]) for k in ("statistics", "results", "tasks", "steps")}
+        self.sizes = {k: float(one.bytes[k]) for k in ("statistics", "inverses", "results", "tasks", "steps")}
         left = [sum(r["engine"].wall.values()) - self.arithmetic(r["workers"], 1, self.images) for r in timed]
         design = [[sum(r["engine"].calls.values()), sum(r["engine"].bytes.values())] for r in timed]
         (self.latency, self.per_byte), _ = scipy.optimize.nnls(np.array(design, float), np.maximum(left, 0.0))
@@ -180,7 +183,8 @@ class Cost:
         calls = self.groups * (3 * shards + nodes)
         sums = self.sizes["statistics"] / self.shards(self.images) * FAN_IN * max(1.0, math.log(max(2, shards), FAN_IN))
         spread = math.log2(max(2, nodes))
-        sent = sums + self.sizes["results"] * spread + self.sizes["tasks"] + self.sizes["steps"] * spread
+        shared = self.sizes["inverses"] + self.sizes["results"] + self.sizes["steps"]
+        sent = sums + shared * spread + self.sizes["tasks"]
         return self.driver + self.arithmetic(nodes, cores, images) + self.latency * calls / max(1, nodes) + sent / BANDWIDTH
 
     def tables(self, nodes, cores, images):
@@ -249,7 +253,7 @@ def main():
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--sparsity", type=float, default=0.8)
     parser.add_argument("--mu", type=float, help="one model at this price instead of a target")
-    parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="0: no Ray")
+    parser.add_argument("--workers", type=counts, default=[0, 1, 2, 4], help="0: no Ray; for example 0,1,2,4")
     parser.add_argument("--nodes", type=int, default=64, help="of the cluster to predict")
     parser.add_argument("--cores", type=int, default=64, help="of each of its nodes")
     parser.add_argument("--images", type=int, nargs="+", help="to predict for; by default those of the runs and 50,000")
@@ -268,6 +272,10 @@ def main():
     if args.page:
         (args.page.parent / "scaling.svg").write_text(cost.figure(runs, args.nodes, args.cores, asked), encoding="utf-8")
         page.fill(args.page, "bench/scaling.py", text + "\n\n![predicted speed over one node](scaling.svg)")
+
+
+def counts(text):
+    return [int(count) for count in text.split(",")]
 
 
 def measured(args):

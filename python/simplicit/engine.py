@@ -20,6 +20,7 @@ from simplicit import _core
 from simplicit._arrays import as_array
 from simplicit.errors import SettingError
 from simplicit.estimator import SIM, _baseline
+from simplicit.model import ImplicitModel
 from simplicit.states import States
 
 #: Samples in a leaf of the summation tree, for rows of single units.
@@ -30,6 +31,12 @@ PIECE = _core.Shard.PIECE
 FAN_IN = 4
 #: Statistics that stay with the workers for whoever asks again.
 _KEPT = 4
+#: Groups whose inverses were spread over the workers; those kept them, as far as they had room.
+_SPREAD = 256
+#: An inverse takes longer to make than to send from this many features for every thread of a worker.
+_WORTH_SENDING = 64
+#: Share of a worker's free memory that the designs of groups may fill.
+_DESIGNS = 0.25
 
 
 class WorkerLost(Exception):
@@ -45,13 +52,18 @@ class WorkFailed(RuntimeError):
 
 
 class Worker:
-    """What a worker does, wherever it lives. Calls return a result, its core-seconds and its bytes."""
+    """What a worker does, wherever it lives, one call at a time. Calls return a result, its core-seconds and its bytes."""
 
     def __init__(self, decided: str, preprocessing: str, threads: int, device: str = "cpu", share: float = 1.0) -> None:
         self._decided, self._preprocessing = decided, preprocessing
         self._threads, self._device, self._share = threads, device, share
         self._walk: int | None = None
         self._shards: dict[int, tuple[Any, int]] = {}
+        #: Of groups, the one asked for last at the end; their statistics and inverses stay from call to call.
+        self._designs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        self._room = _DESIGNS * share * (_core.free_memory() or 0)
+        #: Designs and inverses made so far.
+        self.made: collections.Counter[str] = collections.Counter()
 
     def call(self, method: str, *args: Any) -> tuple[Any, tuple[float, int]]:
         """One of the methods below, by name."""
@@ -70,8 +82,8 @@ class Worker:
         return _core.run_statistics(task, core, u, states, self._preprocessing, self._threads)
 
     def walk(
-        self, walk: int, number: int, shards: int, task: bytes, shard: dict[str, Any], first: int, samples: int,
-        known: int, group: int, *steps: bytes,
+        self, walk: int, number: int, shards: int, about: bytes, model: bytes, shard: dict[str, Any], first: int,
+        samples: int, known: int, group: int, *steps: bytes,
     ) -> bytes:  # fmt: skip
         """Statistics of a group over a shard, after the steps from number `known` on."""
         if self._walk != walk:
@@ -82,7 +94,7 @@ class Worker:
                 raise RuntimeError(f"shard {number}: expected all steps from the first on, got those from {known} on")
             share = self._share / max(1, shards)
             walking = _core.Shard(
-                task, self._decided, shard["u"][:samples], first, self._preprocessing, self._threads, self._device, share
+                about + model, self._decided, shard["u"][:samples], first, self._preprocessing, self._threads, self._device, share
             )
         for step in steps:
             walking.step(step)
@@ -99,9 +111,38 @@ class Worker:
         """The sum of some statistics."""
         return _core.merge_statistics(list(parts), features, targets)
 
-    def rows(self, statistics: bytes, features: int, targets: int, *tasks: bytes) -> list[bytes]:
-        """Some blocks of rows over one design, solved or bounded."""
-        return _core.run_rows(self._decided, statistics, features, targets, list(tasks), self._threads, self._device)
+    def rows(self, digest: bytes, statistics: bytes, features: int, targets: int, inverses: int, *parts: bytes) -> list[bytes]:
+        """Some blocks of rows over one design, solved or bounded. Inverses that others made come before them."""
+        tasks = list(parts[inverses:])
+
+        def work(design: _core.Design) -> list[bytes]:
+            for number, inverse in enumerate(parts[:inverses]):
+                design.know(tasks[0], number, inverse)
+            return design.rows(self._decided, tasks, self._threads, self._device)
+
+        rows: list[bytes] = self._on_design(digest, statistics, features, targets, work)
+        return rows
+
+    def inverse(self, digest: bytes, statistics: bytes, features: int, targets: int, task: bytes, number: int) -> bytes:
+        """An inverse that all blocks of a group need."""
+        made: bytes = self._on_design(
+            digest, statistics, features, targets, lambda design: design.inverse(task, number, self._threads)
+        )
+        return made
+
+    def _on_design(self, digest: bytes, statistics: bytes, features: int, targets: int, work: Callable[[Any], Any]) -> Any:
+        """Work on the design of a group, which stays as long as there is room for it."""
+        design = self._designs.pop(digest, None)
+        if design is None:
+            design = _core.Design(statistics, features, targets)
+            self.made["designs"] += 1
+        before = design.made
+        result = work(design)
+        self.made["inverses"] += design.made - before
+        self._designs[digest] = design
+        while self._designs and sum(kept.bytes for kept in self._designs.values()) > self._room:
+            self._designs.popitem(last=False)
+        return result
 
 
 class _Job:
@@ -140,6 +181,9 @@ class Engine:
         self._numbered = len(self.alive)
         self.retries = retries
         self.shard_blocks = shard_blocks
+        #: Of a worker. Of workers that have no use for inverses from elsewhere, infinity.
+        self.threads: float = 1
+        self._spread: collections.OrderedDict[bytes, None] = collections.OrderedDict()
         #: Bytes that travelled, calls, core-seconds of workers and seconds that passed, by kind.
         self.bytes: dict[str, int] = collections.Counter()
         self.calls: dict[str, int] = collections.Counter()
@@ -152,9 +196,12 @@ class Engine:
         self._baseline = None if isinstance(baseline, States) else baseline
         self._shards: dict[int, list[tuple[int, int, Any]]] = {}
         self._network: Any = None
+        self._moved: Any = None
         self._started = 0
         self._results: dict[int, Generator[bytes | None, None, None]] = {}
         self._task: Any = None
+        #: The model that shards walk through, by its digest.
+        self._walked: tuple[bytes, Any] | None = None
         self._samples = 0
         self._steps: list[Any] = []
         #: By shard of the present walk: its worker, and how many steps it knows.
@@ -188,15 +235,18 @@ class Engine:
 
     # What the native side calls.
 
-    def begin(self, decided: str, preprocessing: str) -> None:
-        """The settings, once they are known."""
+    def begin(self, decided: str, preprocessing: str, chosen: Sequence[int] | None = None, moved: Any = None) -> None:
+        """The settings, once they are known; which samples; and the baseline in the coordinates of the training, if these are others."""
         self._decided, self._preprocessing = decided, preprocessing
+        if chosen is not None:
+            self._arrays = self._arrays[list(chosen)]
+        self._moved = None if moved is None else self.put(ImplicitModel(moved))
 
     def start(self, method: str, numbers: list[int], parts: list[bytes]) -> int:
         """Begin a call; returns the number that its results are asked for by."""
         self._started += 1
         if method == "begin_walk":
-            self._begin_walk(numbers[1], parts[0])
+            self._begin_walk(numbers[1], *parts)
         elif method == "end_walk":
             self._end_walk()
         else:
@@ -214,7 +264,7 @@ class Engine:
         """The one result is the sum over all shards."""
         (task,) = parts
         shards = self._cut(BLOCK * self.shard_blocks, samples)
-        network = self._sent()
+        network = self._sent() if self._moved is None else self._moved
 
         def jobs() -> list[_Job]:
             size = 8 * features * (features + targets)
@@ -253,11 +303,14 @@ class Engine:
             self.bytes["results"] += sum(map(len, blocks))
             yield from blocks
 
-    def _begin_walk(self, samples: int, task: bytes) -> None:
-        """A walk through the layers begins: the network travels once. Walks do not overlap."""
-        self._task, self._samples = self.put(task), samples
+    def _begin_walk(self, samples: int, about: bytes, model: bytes) -> None:
+        """A walk through the layers begins: the network travels with the first one. Walks do not overlap."""
+        digest = hashlib.blake2b(model, digest_size=16).digest()
+        if self._walked is None or self._walked[0] != digest:
+            self._walked = (digest, self.put(model))
+            self.bytes["tasks"] += len(model)
+        self._task, self._samples = (about, self._walked[1]), samples
         self._steps, self._hosts = [], {}
-        self.bytes["tasks"] += len(task)
 
     def _walk(self, walk: int, group: int, features: int, targets: int, steps: list[bytes]) -> Generator[bytes | None, None, None]:
         """Statistics of a group after these further steps."""
@@ -273,7 +326,7 @@ class Engine:
             first, count, shard = shards[number]
             here = -(-len(shards) // max(1, len(self.alive)))
             steps = self._steps[known:]
-            return (walk, number, here, self._task, shard, first, count, known, group, *steps)
+            return (walk, number, here, *self._task, shard, first, count, known, group, *steps)
 
         def jobs() -> list[_Job]:
             size = 8 * features * (features + targets)
@@ -285,13 +338,16 @@ class Engine:
         """Nobody asks about a walk again; workers forget it when the next one begins."""
         self._task, self._steps, self._hosts = None, [], {}
 
-    def _rows(self, features: int, targets: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
-        """Blocks of rows over one design; the statistics are where they were summed, or travel once."""
+    def _rows(self, features: int, targets: int, inverses: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+        """Blocks of rows over one design; the statistics are where they were summed, or travel once.
+
+        Where the blocks share inverses, each worker makes some of them for all, the first time that it meets the design.
+        """
         statistics, *tasks = parts
         digest = hashlib.blake2b(statistics, digest_size=16).digest()
         self.bytes["tasks"] += sum(map(len, tasks))
         self.blocks += len(tasks)
-        # One call a worker: a design and its inverses are made once a call.
+        # One call a worker: rows are treated together.
         length = -(-len(tasks) // len(self.alive))
         shares = [tasks[first : first + length] for first in range(0, len(tasks), length)]
         begin = time.monotonic()
@@ -301,8 +357,16 @@ class Engine:
                 self.bytes["statistics"] += len(statistics)
             shared = self._known[digest]
             size = len(statistics) + sum(map(len, tasks))
-            jobs = [_Job("rows", _given(shared, features, targets, *part), size) for part in shares]
+            worth = len(shares) > 1 and digest not in self._spread and features >= _WORTH_SENDING * self.threads
+            about = (digest, shared, features, targets)
+            made = [
+                _Job("inverse", _given(*about, tasks[0], number), size, home=number) for number in range(inverses if worth else 0)
+            ]
             try:
+                yield from self._run(made)
+                sent = [job.value for job in made]
+                # Calls stay where they are: whoever made an inverse finds it at home.
+                jobs = [_Job("rows", _given(*about, len(sent), *sent, *part), size, home=k) for k, part in enumerate(shares)]
                 yield from self._run(jobs)
                 results = [self.fetch(job.value) for job in jobs]
                 break
@@ -311,6 +375,9 @@ class Engine:
         else:
             raise WorkFailed(f"rows over {features:,} features: results were lost {self.retries + 1} times; see retries")
         self.wall["rows"] += time.monotonic() - begin
+        self._spread[digest] = None
+        while len(self._spread) > _SPREAD:
+            self._spread.popitem(last=False)
         for blocks in results:
             self.bytes["results"] += sum(map(len, blocks))
             yield from blocks
@@ -395,9 +462,10 @@ class Engine:
                     self._count_loss(job, why)
                     waiting.append(job)
                     continue
-                self.busy[job.method] += seconds
+                # Inverses are made for rows.
+                self.busy["rows" if job.method == "inverse" else job.method] += seconds
                 if job.method not in ("rows", "weights"):
-                    self.bytes["statistics"] += size
+                    self.bytes["inverses" if job.method == "inverse" else "statistics"] += size
                 if job.method == "walk" and job.home is not None and worker in self.alive:
                     self._hosts[job.home] = (worker, len(self._steps))
             # Whatever else they were doing is lost too, and comes back as such.
@@ -428,11 +496,6 @@ class Engine:
 
 def prepare(sim: SIM, baseline: Any, U: Any) -> Any:
     """The baseline of a `fit` elsewhere; refuses what only one machine can do."""
-    for name in ("samples", "gamma", "checkpoint"):
-        if getattr(sim, name) is not None:
-            raise SettingError(f"{name}: expected None on a cluster, got {getattr(sim, name)!r}")
-    if sim.rescale:
-        raise SettingError("rescale: expected False on a cluster; rescale the model afterwards")
     if callable(sim.penalty):
-        raise SettingError("penalty: expected a name on a cluster, got a function")
+        raise SettingError("penalty: expected a name on a cluster, got a function, which this process calls")
     return _baseline(baseline, U)

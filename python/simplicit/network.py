@@ -37,17 +37,19 @@ class Network(Shaped):
         self._recipe = recipe
 
     @classmethod
-    def from_onnx(cls, path: str | os.PathLike[str]) -> Network:
+    def from_onnx(cls, path: str | os.PathLike[str], input: str | None = None, output: str | None = None) -> Network:
         """Read an ONNX file.
 
         Parameters
         ----------
         path : path-like
             Linear, convolution, sum, activation and pooling nodes; batch norm is folded.
+        input, output : str, optional
+            Which of several inputs and outputs, by name.
         """
-        core = CoreNetwork.from_onnx(os.fspath(path))
+        core = CoreNetwork.from_onnx(os.fspath(path), input, output)
         with open(path, "rb") as file:
-            return cls(core, ("onnx", file.read()))
+            return cls(core, ("onnx", (file.read(), input, output)))
 
     @classmethod
     def from_layers(
@@ -161,7 +163,7 @@ class Builder:
 
 def _again(kind: str, recipe: Any) -> Network:
     if kind == "onnx":
-        return Network(CoreNetwork.from_onnx_bytes(recipe), (kind, recipe))
+        return Network(CoreNetwork.from_onnx_bytes(*recipe), (kind, recipe))
     shape, calls, at = recipe
     builder = Builder(shape)
     for name, args in calls:

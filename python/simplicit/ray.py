@@ -13,9 +13,11 @@ from typing import Any
 
 import ray
 
+from simplicit import _core
 from simplicit.engine import Engine, ResultLost, Worker, WorkerLost, prepare
 from simplicit.errors import SettingError
 from simplicit.estimator import SIM, _baseline
+from simplicit.network import Network
 
 _PATIENCE = 0.2
 
@@ -34,10 +36,12 @@ class RayEngine(Engine):
         self._cpus, self._gpus = cpus_per_task, gpus_per_task
         self._actors: dict[int, Any] = {}
         super().__init__(baseline, U, workers=workers, shard_blocks=shard_blocks, retries=retries)
+        # A GPU makes its own inverses.
+        self.threads = float("inf") if gpus_per_task else cpus_per_task
 
-    def begin(self, decided: str, preprocessing: str) -> None:
+    def begin(self, decided: str, preprocessing: str, chosen: Sequence[int] | None = None, moved: Any = None) -> None:
         """Starts the workers."""
-        super().begin(decided, preprocessing)
+        super().begin(decided, preprocessing, chosen, moved)
         for worker in self.alive:
             self._actors[worker] = self._actor()
         ready = {actor.__ray_ready__.remote(): worker for worker, actor in self._actors.items()}
@@ -221,11 +225,13 @@ def _serve() -> None:
                 if engine is None:
                     ray.init(address=asked["address"], log_to_driver=False, logging_level=logging.ERROR)
                     U = np.load(asked["inputs"], mmap_mode="r") if "inputs" in asked else None
-                    baseline = _baseline(asked.get("network", asked.get("states")), U)
+                    given, names = asked.get("network", asked.get("states")), asked.get("names")
+                    baseline = Network.from_onnx(given, **names) if names else _baseline(given, U)
+                    moved = _core.Model.load(asked["moved"]) if "moved" in asked else None
                     engine = RayEngine(
                         baseline, U, workers=None, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3, patience=60.0
                     )  # fmt: skip
-                    engine.begin(asked["decided"], asked["preprocessing"])
+                    engine.begin(asked["decided"], asked["preprocessing"], moved=moved)
                     answer({"workers": len(engine.alive)})
                 elif "method" in asked:
                     answer({"call": engine.start(asked["method"], asked["numbers"], parts)})

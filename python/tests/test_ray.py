@@ -1,9 +1,12 @@
 """On real local clusters: the same bits for any number of workers, and with a node that dies in the middle."""
 
+import collections
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -107,6 +110,7 @@ def test_feature_maps_have_the_same_bits_for_any_number_of_workers(convolutional
         there = simplicit.ray.fit(sim, network, U, address=cluster.address, workers=workers, shard_blocks=blocks)
         assert there.model_ == pruned.model_, f"{workers} workers"
         assert there.report_.rows == pruned.report_.rows
+        # Samples and network travel once, however many walks there are.
         assert there.travelled_["shards"] == U.nbytes
         assert there.work_["calls"]["walk"] > 0 and there.work_["calls"]["rows"] > 0
 
@@ -125,7 +129,7 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(convolutional, pruned, c
 
         def submit(self, worker, method, args):
             call = super().submit(worker, method, args)
-            known = args[7] if method == "walk" else 0
+            known = args[8] if method == "walk" else 0
             if known >= 2 and worker == 1 and not killed:
                 killed.append(known)
                 cluster.remove_node(doomed, allow_graceful=False)
@@ -168,12 +172,53 @@ def test_the_command_line_does_the_same(convolutional, cluster, tmp_path):
     assert not (tmp_path / "missing.safetensors").exists()
 
 
+def test_the_command_line_with_a_choice_of_outputs_other_coordinates_and_a_checkpoint(cluster, tmp_path):
+    program = ROOT / "target/release/simplicit"
+    if not program.exists() and os.environ.get("CI") != "true":
+        pytest.skip("the program is not built")
+    onnx = needs("onnx")
+    rng = np.random.default_rng(2)
+    weights = [(rng.normal(size=s) / np.sqrt(s[1])).astype(np.float32) for s in ((20, 12), (4, 20), (3, 20))]
+    node, value, kind = onnx.helper.make_node, onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    names = ("w", "v", "x")
+    nodes = [node("Gemm", ["u", "w"], ["z"], transB=1), node("Relu", ["z"], ["h"])]
+    nodes += [node("Gemm", ["h", name], [output], transB=1) for name, output in (("v", "first"), ("x", "second"))]
+    outputs = [value("first", kind, [None, 4]), value("second", kind, [None, 3])]
+    constants = [onnx.numpy_helper.from_array(w, name) for w, name in zip(weights, names, strict=True)]
+    graph = onnx.helper.make_graph(nodes, "two", [value("u", kind, [None, 12])], outputs, constants)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)]), tmp_path / "two.onnx")
+    np.save(tmp_path / "u.npy", rng.normal(size=(1_500, 12)).astype(np.float32))
+
+    def train(out, *more):
+        asked = ["--output", "second", "--rescale", "--kappa", "0.9", "--penalty", "l1", "--samples", "1200"]
+        command = [program, "train", "two.onnx", "--inputs", "u.npy", *asked, "--out", out, *more]
+        environment = {**os.environ, "SIMPLICIT_PYTHON": sys.executable}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return (tmp_path / out).read_bytes()
+
+    here = train("here.safetensors")
+    assert train("there.safetensors", "--ray", cluster.address, "--checkpoint", "kept") == here
+    assert any((tmp_path / "kept").iterdir())
+    # What the cluster finished serves a training without it.
+    assert train("again.safetensors", "--checkpoint", "kept") == here
+
+
 def test_what_a_cluster_refuses(problem):
     network, U = problem
-    with pytest.raises(simplicit.SettingError, match="samples: expected None on a cluster"):
-        simplicit.engine.prepare(SIM(samples=10), network, U)
-    with pytest.raises(simplicit.SettingError, match="rescale"):
-        simplicit.engine.prepare(SIM(rescale=True), network, U)
+    with pytest.raises(simplicit.SettingError, match="penalty: expected a name on a cluster"):
+        simplicit.engine.prepare(SIM(penalty=lambda w: w), network, U)
+
+
+def test_out_of_memory_is_a_lost_worker_and_says_why(monkeypatch):
+    engine = object.__new__(simplicit.ray.RayEngine)
+
+    def get(_):
+        raise ray.exceptions.OutOfMemoryError("the node ran out of memory")
+
+    monkeypatch.setattr(ray, "get", get)
+    with pytest.raises(WorkerLost, match="ran out of memory"):
+        engine.fetch(None)
 
 
 class Pool(Engine):
@@ -183,12 +228,17 @@ class Pool(Engine):
         self.pool, self.lose, self.most = pool, list(lose), 0
         super().__init__(*args, **kwargs)
 
-    def begin(self, decided, preprocessing):
-        super().begin(decided, preprocessing)
+    def begin(self, decided, preprocessing, *more):
+        super().begin(decided, preprocessing, *more)
         self.made = {worker: Worker(decided, preprocessing, 1) for worker in self.alive}
+        self.busy_with = collections.defaultdict(threading.Lock)
 
     def submit(self, worker, method, args):
-        return (worker, self.pool.submit(self.made[worker].call, method, *args))
+        def call():
+            with self.busy_with[worker]:
+                return self.made[worker].call(method, *args)
+
+        return (worker, self.pool.submit(call))
 
     def wait(self, calls):
         self.most = max(self.most, len(calls))
@@ -212,8 +262,6 @@ class Pool(Engine):
 
 def test_an_engine_of_ones_own(problem, convolutional, pruned):
     """The seam: threads of this process, results out of order, workers that are lost and replaced, or only lost."""
-    from concurrent.futures import ThreadPoolExecutor
-
     network, U = problem
     with ThreadPoolExecutor(3) as pool:
         sim = SIM(target_sparsity=0.5)
@@ -224,13 +272,129 @@ def test_an_engine_of_ones_own(problem, convolutional, pruned):
 
         network, U = convolutional
         engine = Pool(pool, network, U, workers=3, shard_blocks=1, lose=[8, 33])
+        put = []
+        engine.put = lambda value: put.append(value) or value
         sim = SIM(**TO_HALF)._fit(network, U, engine)
         assert sim.model_ == pruned.model_ and not engine.lose and len(engine.alive) == 2
+        # The network is put once for all walks, and once as itself, for the weights of rows.
+        model = network.to_implicit().to_bytes()
+        assert sum(isinstance(value, bytes) and len(value) == len(model) for value in put) == 1
+        assert sum(isinstance(value, Network) for value in put) == 1
 
         # Bounded: what is lost again and again is an error that says how large it was.
         engine = Pool(pool, network, U, workers=4, shard_blocks=1, retries=1, lose=[0] * 50)
         with pytest.raises(WorkFailed, match=r"walk: its worker was lost 2 times.*pulled the plug.*MB"):
             SIM(**TO_HALF)._fit(network, U, engine)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"samples": 2_000, "mu": 1e-3, "output_refit": 0},
+        {"gamma": 2.0, "mu": 1e-3, "output_refit": 0},
+        {"rescale": True, "kappa": 0.9, "mu": 1e-3, "output_refit": 0},
+        {"rescale": True, "mu": 1e-3, "output_refit": 0},
+    ],
+)
+def test_samples_and_coordinates_of_ones_own(problem, settings):
+    """Workers get the samples that were chosen, and the baseline in the coordinates of the training."""
+    network, U = problem[0], problem[1][:2_500]
+    here = SIM(network=network, **settings).fit(U)
+    with ThreadPoolExecutor(2) as pool:
+        engine = Pool(pool, network, U, workers=2, shard_blocks=1)
+        there = SIM(**settings)._fit(network, U, engine)
+    assert there.model_ == here.model_ and there.report_.rows == here.report_.rows
+    assert engine.bytes["shards"] == settings.get("samples", len(U)) * U[0].nbytes
+
+
+def test_feature_maps_in_other_coordinates(convolutional):
+    rng, U = np.random.default_rng(3), convolutional[1]
+    b = Builder([2, 8, 8])
+    at = 0
+    for channels in (2, 6):
+        weights = (rng.normal(size=(6, 9 * channels)) / 3).astype(np.float32)
+        at = b.activation(b.convolution(at, weights, [3, 3], [1, 1], [1] * 4, [0.1] * 6), "relu", f"of {channels}")
+    network = b.build(b.linear(b.flatten(b.global_average(at)), rng.normal(size=(5, 6)).astype(np.float32), [0.1] * 5))
+    settings = {"rescale": True, "kappa": 0.9, "mu": 1e-3, "positions": 7, "samples": 600}
+    here = SIM(network=network, **settings).fit(U)
+    with ThreadPoolExecutor(2) as pool:
+        engine = Pool(pool, network, U, workers=2, shard_blocks=1)
+        there = SIM(**settings)._fit(network, U, engine)
+    assert there.model_ == here.model_ and there.report_.rows == here.report_.rows
+
+
+def test_a_driver_that_dies_goes_on_from_its_checkpoint(convolutional, pruned, tmp_path):
+    """What workers finished is asked for once: the second driver needs only what the first one did not come to."""
+    network, U = convolutional
+
+    class Ends(Exception):
+        pass
+
+    class Ending(Pool):
+        ends = None
+
+        def submit(self, worker, method, args):
+            if self.ends is not None and self.calls["rows"] > self.ends:
+                raise Ends
+            return super().submit(worker, method, args)
+
+    def trained(pool, ends=None):
+        engine = Ending(pool, network, U, workers=2, shard_blocks=1)
+        engine.ends = ends
+        try:
+            sim = SIM(checkpoint=tmp_path / "kept", **TO_HALF)._fit(network, U, engine)
+        except Ends:
+            return None, engine
+        return sim, engine
+
+    with ThreadPoolExecutor(2) as pool:
+        stopped, first = trained(pool, ends=14)
+        assert stopped is None and first.calls["rows"] == 15
+        sim, second = trained(pool)
+        assert sim.model_ == pruned.model_ and sim.report_.rows == pruned.report_.rows
+        # Nothing is left to do but the bounds, which are not kept.
+        again, third = trained(pool)
+        assert again.model_ == pruned.model_
+    assert third.calls["rows"] < second.calls["rows"] and third.calls["walk"] < second.calls["walk"]
+
+
+def test_designs_stay_with_their_workers(convolutional, pruned, monkeypatch):
+    """A worker makes the design of a group once, and one worker an inverse for all, however often rows are asked for."""
+    monkeypatch.setattr(simplicit.engine, "_WORTH_SENDING", 1)
+    network, U = convolutional
+    asked = collections.Counter()
+
+    class Counted(Pool):
+        room = None
+
+        def begin(self, *about):
+            super().begin(*about)
+            for worker in self.made.values() if self.room is not None else ():
+                worker._room = self.room
+
+        def submit(self, worker, method, args):
+            if method in ("rows", "inverse"):
+                asked[worker, args[0]] += 1
+            return super().submit(worker, method, args)
+
+    def trained(pool, room=None):
+        engine = Counted(pool, network, U, workers=3, shard_blocks=1)
+        engine.room = room
+        sim = SIM(**TO_HALF)._fit(network, U, engine)
+        assert sim.model_ == pruned.model_ and sim.report_.rows == pruned.report_.rows
+        return engine, sum((worker.made for worker in engine.made.values()), collections.Counter())
+
+    with ThreadPoolExecutor(3) as pool:
+        engine, made = trained(pool)
+        groups = {digest for _, digest in asked}
+        assert made["designs"] == len(asked) < sum(asked.values())
+        # Six values of rho.
+        assert engine.calls["inverse"] > 0 and 0 < made["inverses"] <= 6 * len(groups)
+        assert engine.bytes["inverses"] > 0
+        # Without room for any they are made again in every call, with the same bits.
+        asked.clear()
+        _, again = trained(pool, room=0)
+        assert again["designs"] == sum(asked.values()) and again["inverses"] >= made["inverses"]
 
 
 def test_an_error_on_a_worker_is_raised(convolutional):
@@ -239,8 +403,6 @@ def test_an_error_on_a_worker_is_raised(convolutional):
     class Broken(Pool):
         def keep(self, call):
             raise RuntimeError("no workers left")
-
-    from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="no workers left"):
         SIM()._fit(network, U, Broken(pool, network, U, workers=1, shard_blocks=4))

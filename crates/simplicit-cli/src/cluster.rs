@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use simplicit::arrays::{Preprocessing, write_npy};
+use simplicit::model::ImplicitModel;
 use simplicit::states::InputSource;
 use simplicit::{Error, Result};
 
@@ -34,7 +35,14 @@ struct Process {
 /// What is trained on, as files.
 pub(crate) enum Trained<'a> {
     /// A network or a model, and its inputs.
-    Network(&'a Path, &'a dyn InputSource),
+    Network {
+        network: &'a Path,
+        /// Which of its inputs and outputs.
+        names: Vec<(&'static str, &'a str)>,
+        /// The same in the coordinates of the training, where these are others.
+        moved: Option<&'a ImplicitModel>,
+        inputs: &'a dyn InputSource,
+    },
     /// States.
     States(&'a Path),
 }
@@ -51,7 +59,13 @@ impl Cluster {
             "preprocessing": serde_json::to_string(&Preprocessing::identity())?,
         });
         match trained {
-            Trained::Network(network, inputs) => {
+            Trained::Network { network, names, moved, inputs } => {
+                if let Some(moved) = moved {
+                    let path = folder.path().join("moved.safetensors");
+                    std::fs::write(&path, moved.to_bytes())?;
+                    about["moved"] = json!(path);
+                }
+                about["names"] = names.iter().map(|(name, value)| (*name, json!(value))).collect();
                 let path = folder.path().join("inputs.npy");
                 write_npy(&path, &inputs.rows(0..inputs.samples())?)?;
                 about["network"] = json!(network);

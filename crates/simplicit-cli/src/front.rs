@@ -22,7 +22,7 @@ use crate::program::usage;
 use crate::progress::Watcher;
 use crate::results::{Results, Stopwatch};
 use crate::settings::{Effective, Facts, resolve};
-use crate::training::Job;
+use crate::training::{Job, moved};
 
 #[derive(Parser)]
 #[command(name = "train", disable_help_flag = true)]
@@ -150,6 +150,11 @@ impl Training {
     /// How copies of images are changed, where there are copies.
     pub fn augment(&self) -> Option<(Augment, u64)> {
         self.effective.augment.map(|augment| (augment, self.effective.seed))
+    }
+
+    /// The baseline in the coordinates of the training, where these are not its own.
+    pub fn moved(&self, baseline: &Baseline) -> anyhow::Result<Option<ImplicitModel>> {
+        moved(baseline, &self.effective)
     }
 
     /// Everything that was decided, as JSON under the names of the flags.

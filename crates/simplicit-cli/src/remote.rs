@@ -19,13 +19,15 @@ pub trait Courier: Sync {
 pub struct Remote<'a, C> {
     courier: C,
     cancel: &'a Cancel,
+    /// Where the driver keeps statistics and rows that came back.
+    store: &'a dyn Keep,
     walks: AtomicUsize,
 }
 
 impl<'a, C: Courier> Remote<'a, C> {
     /// Nothing has begun.
-    pub fn new(courier: C, cancel: &'a Cancel) -> Self {
-        Self { courier, cancel, walks: AtomicUsize::new(0) }
+    pub fn new(courier: C, cancel: &'a Cancel, store: &'a dyn Keep) -> Self {
+        Self { courier, cancel, store, walks: AtomicUsize::new(0) }
     }
 
     /// Whoever carries the calls.
@@ -71,12 +73,20 @@ fn numbers(bytes: &[u8]) -> Result<Vec<f64>> {
 }
 
 impl<C: Courier> Keep for Remote<'_, C> {
-    fn get(&self, _: &str) -> Result<Option<Vec<u8>>> {
-        Ok(None)
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.store.get(key)
     }
 
-    fn put(&self, _: &str, _: &[u8]) -> Result<()> {
-        Ok(())
+    fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.put(key, value)
+    }
+
+    fn keeps(&self) -> bool {
+        self.store.keeps()
+    }
+
+    fn folder(&self) -> Option<&std::path::Path> {
+        self.store.folder()
     }
 
     fn delegate(&self) -> Option<&dyn Delegate> {
@@ -93,7 +103,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
 
     fn begin_walk(&self, task: &WalkTask) -> Result<usize> {
         let walk = self.walks.fetch_add(1, Ordering::Relaxed);
-        self.courier.start("begin_walk", &[walk, task.samples()], &[task.to_bytes()])?;
+        self.courier.start("begin_walk", &[walk, task.samples()], &task.parts())?;
         Ok(walk)
     }
 
@@ -117,7 +127,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
         let (d, r) = (statistics.features(), statistics.targets());
         let parts: Vec<Vec<u8>> =
             [statistics.to_bytes()].into_iter().chain(tasks.iter().map(RowsTask::to_bytes)).collect();
-        let call = self.courier.start("rows", &[d, r], &parts)?;
+        let call = self.courier.start("rows", &[d, r, tasks.first().map_or(0, RowsTask::inverses)], &parts)?;
         self.results(call, tasks.len(), |k, bytes| {
             let rows = numbers(bytes)?;
             let expected = tasks[k].length(d);

@@ -40,15 +40,7 @@ pub(crate) struct Job<'a> {
 impl Job<'_> {
     /// Trains, measures, puts the provenance in.
     pub(crate) fn run(self, samples: &Samples, stopwatch: &mut Stopwatch) -> anyhow::Result<Compressed> {
-        let effective = self.effective;
-        let settings = compress::Settings {
-            train: effective.settings(self.mask.clone())?,
-            max_drop: effective.max_drop,
-            row_weights: effective.output_aware.is_on(),
-            rescale: effective.rescale.then_some(effective.kappa.unwrap_or(KAPPA)),
-            gamma: effective.gamma,
-            preprocessing: self.preprocessing.clone(),
-        };
+        let settings = asked(self.effective, self.mask.clone(), &self.preprocessing)?;
         let mut progress = |p| match p {
             Progress::Phase(Phase::Training { groups }) => {
                 stopwatch.lap("prepare");
@@ -91,4 +83,29 @@ impl Job<'_> {
             again: effective.robust.unwrap_or(0),
         }
     }
+}
+
+/// The library's settings.
+fn asked(
+    effective: &Effective,
+    mask: Option<Mask>,
+    preprocessing: &Preprocessing,
+) -> anyhow::Result<compress::Settings> {
+    Ok(compress::Settings {
+        train: effective.settings(mask)?,
+        max_drop: effective.max_drop,
+        row_weights: effective.output_aware.is_on(),
+        rescale: effective.rescale.then_some(effective.kappa.unwrap_or(KAPPA)),
+        gamma: effective.gamma,
+        preprocessing: preprocessing.clone(),
+    })
+}
+
+/// The baseline in the coordinates of the training, where these are not its own; for workers, who compute its states.
+pub(crate) fn moved(baseline: &Baseline, effective: &Effective) -> anyhow::Result<Option<ImplicitModel>> {
+    let settings = asked(effective, None, &Preprocessing::identity())?;
+    Ok(match &baseline.kind {
+        Kind::Network(network) => compress::moved(network.as_ref(), &settings)?,
+        Kind::Model(model, _) => compress::moved(model.as_ref(), &settings)?,
+    })
 }

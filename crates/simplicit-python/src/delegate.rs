@@ -1,12 +1,13 @@
 //! Training's heavy steps on an engine that Python runs (Ray, processes): the driver's side and the workers' side.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use simplicit::backend::Device;
+use simplicit::backend::{Device, Inverses};
+use simplicit::memory;
 use simplicit::parallel::Threads;
-use simplicit::solver::Design;
+use simplicit::solver;
 use simplicit::states::{Collected, InputSource, StateMap, StateSource};
 use simplicit::statistics::Tree;
 use simplicit::train::{self, RowsTask, StatisticsTask, Step, TrainSettings, WalkTask, WeightsTask};
@@ -83,28 +84,74 @@ pub(crate) fn run_statistics<'py>(
     Ok(PyBytes::new(py, &bytes))
 }
 
-/// A worker's rows: consecutive blocks over one design, each as bytes. `decided` is what the driver's settings came to.
+/// What the rows of a group share on a worker, kept from call to call.
+#[pyclass(module = "simplicit._core", frozen)]
+pub(crate) struct Design {
+    design: solver::Design<'static>,
+}
+
+#[pymethods]
+impl Design {
+    #[new]
+    fn new(py: Python<'_>, statistics: &[u8], features: usize, targets: usize) -> PyResult<Self> {
+        enter(py, None, |_| {
+            let statistics = read_statistics(statistics, features, targets)?;
+            Ok(Self { design: solver::Design::kept(Arc::new(statistics))? })
+        })
+    }
+
+    /// Bytes that it holds by now.
+    #[getter]
+    fn bytes(&self) -> u64 {
+        self.design.bytes()
+    }
+
+    /// Inverses of cardinality rows that were made here.
+    #[getter]
+    fn made(&self) -> usize {
+        self.design.inverses().map_or(0, Inverses::made)
+    }
+
+    /// Consecutive blocks of rows, each as bytes. `decided` is what the driver's settings came to.
+    fn rows<'py>(
+        &self,
+        py: Python<'py>,
+        decided: &str,
+        tasks: Vec<Vec<u8>>,
+        threads: usize,
+        device: &str,
+    ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+        let rows = enter(py, None, |inside| {
+            let settings = settings_of(decided, device)?;
+            let tasks = tasks.iter().map(|task| RowsTask::from_bytes(task)).collect::<Result<Vec<_>>>()?;
+            Ok(RowsTask::run_all(&tasks, &self.design, &settings, Threads::new(threads), inside.cancel)?)
+        })?;
+        Ok(rows.iter().map(|block| PyBytes::new(py, &bytes_of(block))).collect())
+    }
+
+    /// One of the inverses that the rows of a task need, for other workers.
+    fn inverse<'py>(
+        &self,
+        py: Python<'py>,
+        task: &[u8],
+        number: usize,
+        threads: usize,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let inverse = || RowsTask::from_bytes(task)?.inverse(&self.design, number, Threads::new(threads));
+        let bytes = enter(py, None, |_| Ok(inverse()?))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// One that another worker made.
+    fn know(&self, py: Python<'_>, task: &[u8], number: usize, inverse: &[u8]) -> PyResult<()> {
+        enter(py, None, |_| Ok(RowsTask::from_bytes(task)?.know(&self.design, number, inverse)?))
+    }
+}
+
+/// Bytes of memory that are free now, where the system says.
 #[pyfunction]
-#[pyo3(signature = (decided, statistics, features, targets, tasks, threads, device))]
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn run_rows<'py>(
-    py: Python<'py>,
-    decided: &str,
-    statistics: &[u8],
-    features: usize,
-    targets: usize,
-    tasks: Vec<Vec<u8>>,
-    threads: usize,
-    device: &str,
-) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let rows = enter(py, None, |inside| {
-        let settings = settings_of(decided, device)?;
-        let statistics = read_statistics(statistics, features, targets)?;
-        let design = Design::new(&statistics)?;
-        let tasks = tasks.iter().map(|task| RowsTask::from_bytes(task)).collect::<Result<Vec<_>>>()?;
-        Ok(RowsTask::run_all(&tasks, &design, &settings, Threads::new(threads), inside.cancel)?)
-    })?;
-    Ok(rows.iter().map(|block| PyBytes::new(py, &bytes_of(block))).collect())
+pub(crate) fn free_memory() -> Option<u64> {
+    memory::free()
 }
 
 /// A worker's part of row weights: the sums of every block of its samples, each as bytes.

@@ -20,7 +20,7 @@ mod _core {
     #[pymodule_export]
     use super::blocks::train_blocks;
     #[pymodule_export]
-    use super::delegate::{Shard, merge_statistics, run_rows, run_statistics, run_weights};
+    use super::delegate::{Design, Shard, free_memory, merge_statistics, run_statistics, run_weights};
     #[pymodule_export]
     use super::model::Model;
     #[pymodule_export]

@@ -10,6 +10,7 @@ use simplicit::layout::Activation;
 use simplicit::linalg::{Matrix, Scalar};
 use simplicit::model::ImplicitModel;
 use simplicit::network::{self, BatchNorm, NetworkBuilder, NodeId, Shape, Window};
+use simplicit::onnx::OnnxSelection;
 use simplicit::parallel;
 use simplicit::states::{InputSource, StateMap, StateShape};
 use simplicit::{Error, Result};
@@ -63,15 +64,19 @@ fn stacked<T: Element + Scalar>(
 #[pymethods]
 impl Network {
     #[staticmethod]
-    fn from_onnx(path: PathBuf) -> PyResult<Self> {
-        let network = network::Network::from_onnx(&path).map_err(|e| of_library(&e))?;
+    #[pyo3(signature = (path, input=None, output=None))]
+    fn from_onnx(path: PathBuf, input: Option<String>, output: Option<String>) -> PyResult<Self> {
+        let selection = OnnxSelection { input, output };
+        let network = network::Network::from_onnx_selected(&path, &selection).map_err(|e| of_library(&e))?;
         let bytes = std::fs::metadata(&path).map(|about| about.len()).ok();
         Ok(Self { network: Arc::new(network), bytes })
     }
 
     #[staticmethod]
-    fn from_onnx_bytes(bytes: &[u8]) -> PyResult<Self> {
-        let network = network::Network::from_onnx_bytes(bytes).map_err(|e| of_library(&e))?;
+    #[pyo3(signature = (bytes, input=None, output=None))]
+    fn from_onnx_bytes(bytes: &[u8], input: Option<String>, output: Option<String>) -> PyResult<Self> {
+        let selection = OnnxSelection { input, output };
+        let network = network::Network::from_onnx_bytes_selected(bytes, &selection).map_err(|e| of_library(&e))?;
         Ok(Self { network: Arc::new(network), bytes: Some(bytes.len() as u64) })
     }
 

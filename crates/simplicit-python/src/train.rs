@@ -94,10 +94,12 @@ pub(crate) fn train<'py>(
         _ => return Err(of_library(&Error::setting("fit", "a baseline with inputs, or states", "something else"))),
     };
     let training = Training::new(&flags, baseline.as_ref(), units, own.as_ref(), mask).map_err(|e| of_any(&e))?;
+    let mut chosen = None;
     let inputs = match &u {
         Some(u) => {
             let numbers = u.numbers();
             let indices = training.selection().indices(numbers.samples()).map_err(|e| of_library(&e))?;
+            chosen.clone_from(&indices);
             let inputs = ViewInputs::new(numbers, training.preprocessing(), indices).map_err(|e| of_library(&e))?;
             Some(augmented(inputs, training.augment()).map_err(|e| of_library(&e))?)
         }
@@ -120,7 +122,8 @@ pub(crate) fn train<'py>(
         Some(engine) => {
             let decided = training.decided().map_err(|e| of_any(&e))?;
             let preprocessing = serde_json::to_string(training.preprocessing()).map_err(|e| of_any(&e.into()))?;
-            engine.call_method1("begin", (decided, preprocessing))?;
+            let moved = baseline.as_ref().map(|b| training.moved(b)).transpose().map_err(|e| of_any(&e))?.flatten();
+            engine.call_method1("begin", (decided, preprocessing, chosen, moved.map(Model::of)))?;
             Some(engine.clone().unbind())
         }
         None => None,
@@ -135,12 +138,9 @@ pub(crate) fn train<'py>(
             }
             None => None,
         };
-        let elsewhere = engine.map(|object| Remote::new(Engine { object, raised: &raised }, inside.cancel));
-        let keep: &dyn Keep = match (&elsewhere, &kept) {
-            (Some(engine), _) => engine,
-            (None, Some(checkpoint)) => checkpoint,
-            (None, None) => &Forget,
-        };
+        let store: &dyn Keep = kept.as_ref().map_or(&Forget, |checkpoint| checkpoint);
+        let elsewhere = engine.map(|object| Remote::new(Engine { object, raised: &raised }, inside.cancel, store));
+        let keep = elsewhere.as_ref().map_or(store, |engine| engine);
         training.run(&samples, &hashes, &Run { threads, cancel: inside.cancel, keep, listener: inside.tell })
     });
     if let Some(error) = raised.into_inner().unwrap_or_else(PoisonError::into_inner) {

@@ -141,18 +141,7 @@ pub fn compress<'b>(
         Baseline::Network(network) => ImplicitModel::from_network(network)?,
         Baseline::Model(model) => model.clone(),
     };
-    // In other coordinates than the baseline's own the states are those of the baseline moved there.
-    let moved = match (settings.gamma, settings.rescale, baseline) {
-        (Some(_), Some(kappa), _) => {
-            return Err(Error::setting("rescale", "nothing beside gamma: both choose the coordinates", kappa));
-        }
-        (Some(gamma), None, Baseline::Network(network)) => Some(ImplicitModel::from_network_scaled(network, gamma)?),
-        (Some(gamma), None, Baseline::Model(_)) => {
-            return Err(Error::setting("gamma", "a network, whose layers are scaled", gamma));
-        }
-        (None, Some(kappa), _) if settings.train.kappa.is_some() => Some(own.rescale(kappa)?.model),
-        _ => None,
-    };
+    let moved = moved_from(baseline, &own, settings)?;
     let weights = match baseline {
         Baseline::Network(network) if settings.row_weights => {
             if settings.train.memory.is_some() {
@@ -192,6 +181,30 @@ fn held_inputs(baseline: &Baseline, inputs: &dyn InputSource, settings: &Setting
     let room = settings.train.memory.map_or(HELD_INPUTS, |budget| HELD_INPUTS.min(budget / 8));
     let walked = layout.has_operators() || layout.layers().iter().any(|layer| layer.map.is_some());
     if walked || bytes > room { Ok(None) } else { inputs.rows(0..inputs.samples()).map(Some) }
+}
+
+/// The model whose states are matched, where these are not the baseline's own: the baseline in other coordinates, for gamma, or for
+/// rescaling before a training with κ.
+pub fn moved<'b>(baseline: impl Into<Baseline<'b>>, settings: &Settings) -> Result<Option<ImplicitModel>> {
+    match baseline.into() {
+        _ if settings.gamma.is_none() && settings.rescale.is_none() => Ok(None),
+        Baseline::Network(network) => moved_from(network.into(), &ImplicitModel::from_network(network)?, settings),
+        Baseline::Model(model) => moved_from(model.into(), model, settings),
+    }
+}
+
+fn moved_from(baseline: Baseline, own: &ImplicitModel, settings: &Settings) -> Result<Option<ImplicitModel>> {
+    Ok(match (settings.gamma, settings.rescale, baseline) {
+        (Some(_), Some(kappa), _) => {
+            return Err(Error::setting("rescale", "nothing beside gamma: both choose the coordinates", kappa));
+        }
+        (Some(gamma), None, Baseline::Network(network)) => Some(ImplicitModel::from_network_scaled(network, gamma)?),
+        (Some(gamma), None, Baseline::Model(_)) => {
+            return Err(Error::setting("gamma", "a network, whose layers are scaled", gamma));
+        }
+        (None, Some(kappa), _) if settings.train.kappa.is_some() => Some(own.rescale(kappa)?.model),
+        _ => None,
+    })
 }
 
 /// The same from states that somebody else computed.

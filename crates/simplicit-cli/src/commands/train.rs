@@ -31,7 +31,7 @@ use crate::remote::Remote;
 use crate::results::{Results, Staged, Stopwatch, require_writable};
 use crate::settings::{BoundsKind, ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
 use crate::summary::summary;
-use crate::training::{Job, Samples};
+use crate::training::{Job, Samples, moved};
 
 /// Distance from a target that a script must see.
 const MISSED: f64 = 0.002;
@@ -218,7 +218,7 @@ pub(crate) struct TrainArgs {
     pub(crate) memory: Option<u64>,
     /// Do the heavy steps on the Ray cluster at this address, auto or HOST:PORT, with the same bits; needs the Python package
     /// with Ray (pip install 'simplicit[ray]') for SIMPLICIT_PYTHON [default: python3]
-    #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["checkpoint", "rescale", "gamma"], help_heading = "Running")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Running")]
     pub(crate) ray: Option<String>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
@@ -269,15 +269,12 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         }
         None => None,
     };
+    let store: &dyn Keep = checkpoint.as_ref().map_or(&Forget, |checkpoint| checkpoint);
     let cluster = match &args.ray {
-        Some(address) => Some(Remote::new(origin.join(address, args, &effective)?, cancel)),
+        Some(address) => Some(Remote::new(origin.join(address, args, &effective)?, cancel, store)),
         None => None,
     };
-    let keep: &dyn Keep = match (&cluster, &checkpoint) {
-        (Some(cluster), _) => cluster,
-        (None, Some(checkpoint)) => checkpoint,
-        (None, None) => &Forget,
-    };
+    let keep = cluster.as_ref().map_or(store, |cluster| cluster);
     stopwatch.lap("load");
     let job = Job {
         effective: &effective,
@@ -439,11 +436,11 @@ impl Origin {
     fn join(&self, address: &str, args: &TrainArgs, effective: &Effective) -> anyhow::Result<Cluster> {
         let decided = serde_json::to_string(effective)?;
         match (self, &args.network, &args.states) {
-            (Origin::Network(_, inputs, _), Some(network), _) => {
-                if let Some((name, _)) = args.names.given().first() {
-                    return Err(not_yet(&format!("--ray with --{name}")));
-                }
-                Cluster::join(address, &Trained::Network(network, inputs.as_ref()), &decided)
+            (Origin::Network(baseline, inputs, _), Some(network), _) => {
+                let moved = moved(baseline, effective)?;
+                let names = args.names.given();
+                let trained = Trained::Network { network, names, moved: moved.as_ref(), inputs: inputs.as_ref() };
+                Cluster::join(address, &trained, &decided)
             }
             (Origin::States(..), _, Some(states)) => Cluster::join(address, &Trained::States(states), &decided),
             _ => bail!("--ray: expected a network with --inputs, or --states"),

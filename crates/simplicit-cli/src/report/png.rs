@@ -1,9 +1,6 @@
 //! Images with a palette, as PNG inside the page.
 
-use std::io::Write;
-
-use flate2::write::ZlibEncoder;
-use flate2::{Compression, Crc};
+use png::{ColorType, Compression, Encoder, Filter};
 
 /// One byte a pixel, an index into the palette.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,37 +22,17 @@ impl Image {
     }
 
     fn png(&self) -> Vec<u8> {
-        let mut out = b"\x89PNG\r\n\x1a\n".to_vec();
-        let mut header = Vec::with_capacity(13);
-        header.extend((self.width as u32).to_be_bytes());
-        header.extend((self.height as u32).to_be_bytes());
-        // Eight bits, palette, deflate, adaptive filters, not interlaced.
-        header.extend([8, 3, 0, 0, 0]);
-        chunk(&mut out, b"IHDR", &header);
-        chunk(&mut out, b"PLTE", self.palette.as_flattened());
-        let mut rows = Vec::with_capacity(self.height * (self.width + 1));
-        for row in self.pixels.chunks(self.width) {
-            // Filter 0: a palette gains nothing from the others.
-            rows.push(0);
-            rows.extend_from_slice(row);
-        }
-        let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
+        let mut out = Vec::new();
+        let mut encoder = Encoder::new(&mut out, self.width as u32, self.height as u32);
+        encoder.set_color(ColorType::Indexed);
+        encoder.set_palette(self.palette.as_flattened());
+        encoder.set_compression(Compression::High);
+        // A palette gains nothing from the others.
+        encoder.set_filter(Filter::NoFilter);
         // Writing to memory does not fail; an empty image would show if it did.
-        let packed = encoder.write_all(&rows).and_then(|()| encoder.finish()).unwrap_or_default();
-        chunk(&mut out, b"IDAT", &packed);
-        chunk(&mut out, b"IEND", &[]);
-        out
+        let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(&self.pixels));
+        if written.is_ok() { out } else { Vec::new() }
     }
-}
-
-fn chunk(out: &mut Vec<u8>, kind: &[u8; 4], data: &[u8]) {
-    out.extend((data.len() as u32).to_be_bytes());
-    let start = out.len();
-    out.extend_from_slice(kind);
-    out.extend_from_slice(data);
-    let mut crc = Crc::new();
-    crc.update(&out[start..]);
-    out.extend(crc.sum().to_be_bytes());
 }
 
 fn base64(bytes: &[u8]) -> String {

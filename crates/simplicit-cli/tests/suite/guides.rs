@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 
 use crate::program::{data, run};
 
-/// Commands of a page: lines in `sh` blocks that begin with the program's name.
+/// Commands of a page: lines in `sh` blocks that begin with the program's name. A backslash goes on in the next line.
 fn commands(page: &str) -> Vec<String> {
     let mut inside = false;
     let mut out = Vec::new();
-    for line in page.lines() {
+    for line in page.replace("\\\n", "").lines() {
         match line.trim() {
             "```sh" => inside = true,
             "```" => inside = false,

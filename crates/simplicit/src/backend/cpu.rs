@@ -1,14 +1,15 @@
 //! The group solver on the processor: a ladder of inverses in f64, splitting in f32 for a block of rows at a time, single
 //! moves and the last fit in f64.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::moves::{fit, settle};
+use super::projection::Projection;
 use super::reduced::{Hints, settle_reduced};
 use super::{CardinalityGroup, GroupBackend, Quadratic};
-use crate::linalg::{Cholesky, Matrix, View, gemm, shifted_inverse};
+use crate::Result;
+use crate::linalg::Matrix;
 use crate::parallel::{self, Cancel, Threads};
-use crate::{Error, Result};
 
 /// Supports up to this size are settled entry by entry over all features; larger ones among their likeliest moves.
 const SMALL: usize = 320;
@@ -16,72 +17,6 @@ const SMALL: usize = 320;
 /// This machine's processor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cpu;
-
-/// What a step multiplies with: ρ(Ĝ + ρI)⁻¹.
-enum Projection {
-    /// The matrix itself, d × d.
-    Whole(Matrix<f32>),
-    /// I − F̂ᵀB with B = (F̂F̂ᵀ + ρI)⁻¹F̂, both m × d.
-    Factors(Matrix<f32>, Matrix<f32>),
-}
-
-impl Projection {
-    fn new(quadratic: Quadratic, rho: f64, threads: Threads) -> Result<Self> {
-        match quadratic {
-            Quadratic::Gram(gram) => Ok(Self::Whole(shifted_inverse(gram, rho, rho, threads)?)),
-            Quadratic::Samples(f) => {
-                let m = f.rows();
-                let mut kernel = Matrix::zeros(m, m);
-                gemm(kernel.as_mut_slice(), m, false, 1.0, f.view(), f.view().t());
-                let mut factor = Cholesky::with_capacity(m);
-                let filled = factor.factor(m, |a| {
-                    a.copy_from_slice(kernel.as_slice());
-                    (0..m).for_each(|i| a[i * m + i] += rho);
-                });
-                if !filled {
-                    return Err(Error::shape("samples", "finite features", "a NaN"));
-                }
-                let mut solved = f.clone();
-                factor.solve(solved.as_mut_slice(), f.cols());
-                Ok(Self::Factors(f.cast(), solved.cast()))
-            }
-        }
-    }
-
-    /// out = rows of `x` times the projection; `room` is for what lies between.
-    fn apply(&self, x: &[f32], rows: usize, out: &mut [f32], room: &mut Vec<f32>) {
-        match self {
-            Self::Whole(p) => {
-                let d = p.cols();
-                gemm(out, d, false, 1.0, View::new(x, rows, d, d), p.view());
-            }
-            Self::Factors(f, b) => {
-                let (m, d) = (f.rows(), f.cols());
-                room.resize(rows * m, 0.0);
-                gemm(room, m, false, 1.0, View::new(x, rows, d, d), f.view().t());
-                out.copy_from_slice(x);
-                gemm(out, d, true, -1.0, View::new(room, rows, m, m), b.view());
-            }
-        }
-    }
-
-    /// The diagonal of (Ĝ + ρI)⁻¹.
-    fn inverse_diagonal(&self, rho: f64) -> Vec<f64> {
-        match self {
-            Self::Whole(p) => (0..p.rows()).map(|j| f64::from(p[(j, j)]) / rho).collect(),
-            Self::Factors(f, b) => {
-                let mut out = vec![1.0f64; f.cols()];
-                for s in 0..f.rows() {
-                    for ((out, f), b) in out.iter_mut().zip(f.row(s)).zip(b.row(s)) {
-                        *out -= f64::from(f * b);
-                    }
-                }
-                // The difference may round to nothing, or below.
-                out.iter().map(|v| v.max(1e-6) / rho).collect()
-            }
-        }
-    }
-}
 
 /// A block of rows on its way through the ladder, in single precision.
 struct Block {
@@ -147,7 +82,10 @@ impl GroupBackend for Cpu {
         let mut before = None;
         for (rung, &(rho, steps)) in schedule.iter().enumerate() {
             cancel.check()?;
-            let projection = Projection::new(group.quadratic, rho, threads)?;
+            let projection = match group.inverses {
+                Some(kept) => kept.at(group.quadratic, rho, threads)?,
+                None => Arc::new(Projection::new(group.quadratic, rho, threads)?),
+            };
             if rung == 0 {
                 diagonal = projection.inverse_diagonal(rho);
             }

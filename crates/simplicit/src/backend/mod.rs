@@ -8,6 +8,7 @@ mod cpu;
 pub mod cuda;
 mod device;
 mod moves;
+mod projection;
 mod reduced;
 
 use std::fmt::Debug;
@@ -16,6 +17,7 @@ use std::sync::OnceLock;
 pub use cpu::Cpu;
 pub use device::Device;
 pub(crate) use moves::fit;
+pub use projection::Inverses;
 
 use cuda::Cuda;
 
@@ -108,6 +110,9 @@ pub struct CardinalityGroup<'a> {
     pub start: &'a Matrix,
     /// Of the splitting.
     pub ladder: Ladder,
+    /// Where its inverses are kept for other groups over the same quadratic; `None`: each is dropped after its steps. For
+    /// backends that have a use for them.
+    pub inverses: Option<&'a Inverses>,
     /// Added to the diagonal when weights are fitted to their support.
     pub ridge: f64,
     /// Single moves and the last fit; without them the splitting's own weights are the answer.

@@ -82,8 +82,13 @@ impl Network {
 
     /// As [`Network::from_onnx`], from the bytes of a file.
     pub fn from_onnx_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::from_onnx_bytes_selected(bytes, &OnnxSelection::default())
+    }
+
+    /// As [`Network::from_onnx_bytes`], one of several inputs or outputs chosen.
+    pub fn from_onnx_bytes_selected(bytes: &[u8], selection: &OnnxSelection) -> Result<Self> {
         let path = Path::new("ONNX bytes");
-        let (_, network, refused) = import(bytes, path, None, &OnnxSelection::default())?;
+        let (_, network, refused) = import(bytes, path, None, selection)?;
         network.ok_or_else(|| all_at_once(path, refused))
     }
 }

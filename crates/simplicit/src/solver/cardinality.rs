@@ -39,6 +39,13 @@ impl Default for CardinalitySettings {
     }
 }
 
+impl CardinalitySettings {
+    /// How the splitting goes.
+    pub(crate) fn ladder(&self) -> Ladder {
+        Ladder { steps: self.steps, rungs: self.rungs, first_rho: self.first_rho, span: self.span }
+    }
+}
+
 /// Weights of every row with few non-zeros: `level` is the price μ of one, in the units of the row's objective.
 /// Entry weights scale the price (0: free, ∞: forbidden); bounds are not supported. Rows are treated together in blocks
 /// of [`block_rows`]; a piece of a larger group gives the same bits if it is one of the group's blocks.
@@ -114,14 +121,13 @@ pub(crate) fn solve_in_blocks(
             Ok(())
         },
     )?;
-    let ladder =
-        Ladder { steps: settings.steps, rungs: settings.rungs, first_rho: settings.first_rho, span: settings.span };
     let group = CardinalityGroup {
         quadratic: design.quadratic(),
         linear: &linear,
         prices: &prices,
         start: &start,
-        ladder,
+        ladder: settings.ladder(),
+        inverses: design.inverses(),
         ridge: settings.ridge,
         moves: settings.moves,
         block,

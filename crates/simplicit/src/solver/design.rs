@@ -1,8 +1,9 @@
 //! What all rows share: the normalised Gram matrix and its regularised inverses, made once.
 
-use std::sync::OnceLock;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
-use crate::backend::Quadratic;
+use crate::backend::{Inverses, Quadratic};
 use crate::linalg::{Cholesky, Matrix};
 use crate::problem::Units;
 use crate::statistics::Statistics;
@@ -39,10 +40,28 @@ impl Scaling {
     }
 }
 
+/// Statistics that somebody else holds, or that a design keeps alive.
+#[derive(Debug, Clone)]
+enum Held<'a> {
+    Lent(&'a Statistics),
+    Shared(Arc<Statistics>),
+}
+
+impl Deref for Held<'_> {
+    type Target = Statistics;
+
+    fn deref(&self) -> &Statistics {
+        match self {
+            Self::Lent(statistics) => statistics,
+            Self::Shared(statistics) => statistics,
+        }
+    }
+}
+
 /// Ĝ in one scaling, and its regularised inverses.
 #[derive(Debug)]
 pub(crate) struct Coordinates<'a> {
-    statistics: &'a Statistics,
+    statistics: Held<'a>,
     columns: Vec<usize>,
     scales: Vec<f64>,
     diagonal: Vec<f64>,
@@ -53,7 +72,7 @@ pub(crate) struct Coordinates<'a> {
 }
 
 impl<'a> Coordinates<'a> {
-    fn new(statistics: &'a Statistics, columns: Vec<usize>, scaling: Scaling) -> Self {
+    fn new(statistics: Held<'a>, columns: Vec<usize>, scaling: Scaling) -> Self {
         let rms: Vec<f64> = columns.iter().map(|&j| statistics.rms(j)).collect();
         let mean = rms.iter().sum::<f64>() / rms.len().max(1) as f64;
         // The diagonal of Ĝ; kept within three decades so that no feature drowns in ε.
@@ -72,6 +91,14 @@ impl<'a> Coordinates<'a> {
             inverses: std::array::from_fn(|_| OnceLock::new()),
             projections: std::array::from_fn(|_| OnceLock::new()),
         }
+    }
+
+    /// Bytes of what was made by now.
+    fn bytes(&self) -> u64 {
+        let whole = self.gram.get().into_iter().chain(self.inverses.iter().filter_map(|i| i.get()?.as_ref()));
+        let single = self.projections.iter().filter_map(|p| p.get()?.as_ref());
+        let numbers = 2 * whole.map(|m| m.as_slice().len()).sum::<usize>();
+        4 * (numbers + single.map(|m| m.as_slice().len()).sum::<usize>()) as u64
     }
 
     /// s of every live feature.
@@ -144,13 +171,15 @@ impl<'a> Coordinates<'a> {
 /// The design of some rows: statistics restricted to the features those rows may use.
 #[derive(Debug)]
 pub struct Design<'a> {
-    statistics: &'a Statistics,
+    statistics: Held<'a>,
     /// Column of the statistics for every feature.
     features: Vec<usize>,
     /// Features that are not always zero (indices into `features`).
     live: Vec<usize>,
     coordinates: [OnceLock<Coordinates<'a>>; 2],
     few_samples: OnceLock<Option<Matrix>>,
+    /// Of the splitting of cardinality rows, where they are kept.
+    inverses: Option<Inverses>,
 }
 
 impl<'a> Design<'a> {
@@ -161,6 +190,10 @@ impl<'a> Design<'a> {
 
     /// Over some features, in the order given.
     pub fn with_features(statistics: &'a Statistics, features: Vec<usize>) -> Result<Self> {
+        Self::over(Held::Lent(statistics), features, None)
+    }
+
+    fn over(statistics: Held<'a>, features: Vec<usize>, inverses: Option<Inverses>) -> Result<Self> {
         if statistics.samples() == 0 {
             return Err(Error::shape("samples", "at least one", 0));
         }
@@ -175,6 +208,7 @@ impl<'a> Design<'a> {
             live,
             coordinates: std::array::from_fn(|_| OnceLock::new()),
             few_samples: OnceLock::new(),
+            inverses,
         })
     }
 
@@ -218,7 +252,7 @@ impl<'a> Design<'a> {
     pub(crate) fn coordinates(&self, scaling: Scaling) -> &Coordinates<'a> {
         self.coordinates[scaling as usize].get_or_init(|| {
             let columns: Vec<usize> = self.live.iter().map(|&k| self.features[k]).collect();
-            Coordinates::new(self.statistics, columns, scaling)
+            Coordinates::new(self.statistics.clone(), columns, scaling)
         })
     }
 
@@ -242,11 +276,33 @@ impl<'a> Design<'a> {
         self.features.iter().map(|&j| row[j]).collect()
     }
 
+    /// Those of cardinality rows, if they are kept.
+    pub fn inverses(&self) -> Option<&Inverses> {
+        self.inverses.as_ref()
+    }
+
+    /// Bytes that are held by now: statistics, Ĝ and inverses.
+    pub fn bytes(&self) -> u64 {
+        let coordinates = self.coordinates.iter().filter_map(OnceLock::get);
+        let made = coordinates.map(Coordinates::bytes).sum::<u64>() + self.inverses().map_or(0, Inverses::bytes);
+        let few = self.few_samples.get().and_then(Option::as_ref).map_or(0, |f| 8 * f.as_slice().len() as u64);
+        self.statistics.bytes() + few + made
+    }
+
     /// Ĝ of unit-RMS features in the form that is cheaper to compute with.
     pub(crate) fn quadratic(&self) -> Quadratic<'_> {
         match self.few_samples.get_or_init(|| self.coordinates(Scaling::Rms).few_samples()) {
             Some(features) => Quadratic::Samples(features),
             None => Quadratic::Gram(self.gram()),
         }
+    }
+}
+
+impl Design<'static> {
+    /// Over all features of statistics that it keeps alive, with all inverses that it comes to make: for rows that come in
+    /// several calls.
+    pub fn kept(statistics: Arc<Statistics>) -> Result<Self> {
+        let features = (0..statistics.features()).collect();
+        Self::over(Held::Shared(statistics), features, Some(Inverses::default()))
     }
 }

@@ -173,6 +173,8 @@ pub struct RowsTask {
     pub(super) problems: Vec<RowProblem>,
     /// A row of weights per problem, whose distance from a lower bound is asked for.
     pub(super) answers: Option<Vec<Vec<f64>>>,
+    /// Inverses that the blocks of its group share and that can travel; none is known after a journey.
+    pub(super) inverses: usize,
 }
 
 impl RowsTask {
@@ -214,6 +216,29 @@ impl RowsTask {
             rows.flat_map(|b| [b.value, b.bound, f64::from(u8::from(b.proven))]).collect()
         };
         Ok(blocks.iter().map(|block| block.len()).map(numbers).collect())
+    }
+
+    /// Inverses that all blocks of its group need, and that one process can make for others.
+    pub fn inverses(&self) -> usize {
+        self.inverses
+    }
+
+    fn rho(&self, number: usize) -> Result<f64> {
+        let schedule = self.cardinality.ladder().schedule();
+        let missing = || Error::shape("number of an inverse", format!("below {}", schedule.len()), number);
+        schedule.get(number).map(|rung| rung.0).ok_or_else(missing)
+    }
+
+    /// One of the inverses that its group shares, for other processes. The design must be one that keeps them.
+    pub fn inverse(&self, design: &Design, number: usize, threads: Threads) -> Result<Vec<u8>> {
+        let kept = design.inverses().ok_or_else(|| Error::shape("design", "one that keeps its inverses", "another"))?;
+        kept.to_bytes(design.quadratic(), self.rho(number)?, threads)
+    }
+
+    /// Hands a design what [`RowsTask::inverse`] said in another process.
+    pub fn know(&self, design: &Design, number: usize, inverse: &[u8]) -> Result<()> {
+        let kept = design.inverses().ok_or_else(|| Error::shape("design", "one that keeps its inverses", "another"))?;
+        kept.know(self.rho(number)?, design.quadratic().features(), inverse)
     }
 
     /// Numbers in the result, for d features.
@@ -278,7 +303,7 @@ impl RowsTask {
             }
         }
         let cardinality = CardinalitySettings { steps, rungs, first_rho, span, ridge, moves };
-        Some(Self { strength, cardinality, problems, answers: answered.then_some(answers) })
+        Some(Self { strength, cardinality, problems, answers: answered.then_some(answers), inverses: 0 })
     }
 }
 
@@ -588,7 +613,7 @@ mod tests {
         assert!(StatisticsTask::from_bytes(&[255; 40]).is_err());
         let cardinality = CardinalitySettings { moves: false, ..Default::default() };
         let (problems, answers) = (vec![RowProblem::new(0, 1.0)], Some(vec![vec![1.0, 2.0]]));
-        let rows = RowsTask { strength: 1.0, cardinality: cardinality.clone(), problems, answers };
+        let rows = RowsTask { strength: 1.0, cardinality: cardinality.clone(), problems, answers, inverses: 0 };
         let bytes = rows.to_bytes();
         let read = RowsTask::from_bytes(&bytes).unwrap();
         assert_eq!((read.cardinality, &read.answers), (cardinality, &rows.answers));

@@ -43,8 +43,13 @@ impl WalkTask {
 
     /// Serialises the task for another process.
     pub fn to_bytes(&self) -> Vec<u8> {
+        self.parts().concat()
+    }
+
+    /// [`WalkTask::to_bytes`] in two parts, of which the second, the model, is the same for all walks of a training.
+    pub fn parts(&self) -> [Vec<u8>; 2] {
         let numbers = [self.samples as u64, u64::from(self.cascade)];
-        [numbers.map(u64::to_le_bytes).concat(), self.model.to_bytes()].concat()
+        [numbers.map(u64::to_le_bytes).concat(), self.model.to_bytes()]
     }
 
     /// The inverse of [`WalkTask::to_bytes`].

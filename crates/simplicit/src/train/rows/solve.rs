@@ -47,6 +47,7 @@ pub(in crate::train) fn bound(
         cardinality: settings.cardinality.clone(),
         problems: vec![problem.clone()],
         answers: Some(vec![answer.clone()]),
+        inverses: 0,
     };
     let tasks: Vec<RowsTask> = problems.iter().zip(answers).map(task).collect();
     let mut out = Vec::with_capacity(total);
@@ -93,7 +94,7 @@ pub(in crate::train) fn cardinality(
         None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut told)?.0,
         Some(elsewhere) => {
             let mut out = Vec::with_capacity(total);
-            let tasks = row_tasks(settings, strength, problems, block);
+            let tasks = row_tasks(statistics, settings, strength, problems, block);
             elsewhere.rows(statistics, &tasks, &mut |_, rows| {
                 out.extend(rows.chunks_exact(design.features() + ROW_EXTRAS).map(<[f64]>::to_vec));
                 told(out.len());
@@ -107,12 +108,22 @@ pub(in crate::train) fn cardinality(
 }
 
 /// Blocks of rows for other processes.
-fn row_tasks(settings: &TrainSettings, strength: f64, problems: &[RowProblem], block: usize) -> Vec<RowsTask> {
+fn row_tasks(
+    statistics: &Statistics,
+    settings: &TrainSettings,
+    strength: f64,
+    problems: &[RowProblem],
+    block: usize,
+) -> Vec<RowsTask> {
+    // Over few samples an inverse costs less than its journey.
+    let shared = matches!(settings.objective, Objective::Cardinality) && statistics.few_samples().is_none();
+    let inverses = if shared { settings.cardinality.ladder().schedule().len() } else { 0 };
     let task = |block: &[RowProblem]| RowsTask {
         strength,
         cardinality: settings.cardinality.clone(),
         problems: block.to_vec(),
         answers: None,
+        inverses,
     };
     problems.chunks(block).map(task).collect()
 }
@@ -138,7 +149,7 @@ pub(in crate::train) fn solve(
     let mut out = Vec::with_capacity(total);
     let whole = matches!(settings.objective, Objective::Cardinality);
     let size = if whole { block_rows(total) } else { ROW_BLOCK };
-    let tasks = row_tasks(settings, strength, problems, size);
+    let tasks = row_tasks(statistics, settings, strength, problems, size);
     let key = |block: usize| format!("{key} rows {block}");
     // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
     let mut together = None;
@@ -185,7 +196,20 @@ pub(in crate::train) fn solve(
     };
     match (keep.delegate(), together) {
         (_, Some(blocks)) => blocks.into_iter().enumerate().try_for_each(|(block, rows)| take(block, rows))?,
-        (Some(elsewhere), None) => elsewhere.rows(statistics, &tasks, &mut take)?,
+        (Some(elsewhere), None) => {
+            let found = |block: usize| keep::find(keep, &key(block), tasks[block].length(d));
+            let mut kept = (0..tasks.len()).map(found).collect::<Result<Vec<_>>>()?;
+            let missing: Vec<usize> = (0..tasks.len()).filter(|&block| kept[block].is_none()).collect();
+            let asked: Vec<RowsTask> = missing.iter().map(|&block| tasks[block].clone()).collect();
+            if !asked.is_empty() {
+                elsewhere.rows(statistics, &asked, &mut |k, rows| {
+                    keep::put(keep, &key(missing[k]), &rows)?;
+                    kept[missing[k]] = Some(rows);
+                    Ok(())
+                })?;
+            }
+            kept.into_iter().flatten().enumerate().try_for_each(|(block, rows)| take(block, rows))?;
+        }
         (None, None) => parallel::fold(
             threads,
             tasks.len(),
