@@ -45,6 +45,11 @@ def panel(left, title, ticks, lines):
     return svg
 
 
+def page(panels):
+    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 300" font-family="sans-serif" font-size="12">'
+    return f'{head}<rect width="760" height="300" fill="#ffffff"/>{panels}</svg>\n'
+
+
 def main():
     out = pathlib.Path(sys.argv[1])
     dense, attack = read(out / "dense.certify.json"), read(out / "dense.attack.json")
@@ -73,8 +78,8 @@ def main():
     lines = [("clean", CLEAN, clean), ("attacked", ATTACKED, attacked), ("certified", CERTIFIED, certified)]
     ticks = [0, 20, 40, 60, 80]
     svg += panel(420, "at ε = 1/255, over sparsity in %", ticks, [line for line in lines if line[2]])
-    head = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 300" font-family="sans-serif" font-size="12">'
-    (out / "certificates.svg").write_text(f'{head}<rect width="760" height="300" fill="#ffffff"/>{svg}</svg>\n')
+    (out / "certificates.svg").write_text(page(svg))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -3,7 +3,8 @@
 
     cargo build --release && python3 bench/robustness.py OUT [--samples N] [--only NAME,NAME]
 
-OUT/NAME.* holds every model with its recipe and results; tables.md and robustness.svg are docs/experiments/robustness.md's.
+OUT/NAME.* holds every model with its recipe and results; tables.md, robustness.svg (accuracy over ε) and sparsity.svg (accuracy over
+sparsity, of the default at several targets) are docs/experiments/robustness.md's.
 Needs nothing but Python. Models that are there already are not trained again.
 """
 
@@ -11,6 +12,8 @@ import argparse
 import json
 import pathlib
 import subprocess
+
+import certificates
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DATA = ROOT / "data"
@@ -41,6 +44,9 @@ MODELS = [
 ]
 # Strength of l1 instead of equal sparsity.
 MODELS += [(f"l1-beta-{beta}", f"--penalty l1 --rounds 1 --refit off --beta {beta}") for beta in ["1e-4", "1e-2"]]
+# The default at other targets, for the figure over sparsity.
+LEVELS = [("sparse-50", 0.5), ("sparse-65", 0.65), ("default", 0.8), ("sparse-90", 0.9), ("sparse-95", 0.95)]
+MODELS += [(name, f"--target-sparsity {target}") for name, target in LEVELS if name != "default"]
 
 
 def run(program, *words):
@@ -130,6 +136,25 @@ def curves(found, names):
     return svg + "</svg>\n"
 
 
+def over_sparsity(found):
+    """Clean, attacked and certified accuracy of the baseline and the default at several targets, at 1/255 and 4/255."""
+    by_name = {name: r for name, _, r in found}
+    models = [by_name[name] for name in ["baseline", *(name for name, _ in LEVELS)] if name in by_name]
+
+    def line(kind, values):
+        return [(100 * m["certify"]["sparsity"], values(m[kind])) for m in models]
+
+    svg = ""
+    for left, e, at in [(46, "1/255", 1), (420, "4/255", 3)]:
+        clean = line("certify", lambda r: r["clean_accuracy"])
+        attacked = line("attack", lambda r, at=at: r["attacked_accuracy"][at])
+        certified = line("certify", lambda r, at=at: r["certified_accuracy"][at])
+        lines = [("clean", certificates.CLEAN, clean), ("attacked", certificates.ATTACKED, attacked)]
+        lines.append(("certified", certificates.CERTIFIED, certified))
+        svg += certificates.panel(left, f"at ε = {e}, over sparsity in %", [0, 25, 50, 75, 100], lines)
+    return certificates.page(svg)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
@@ -146,6 +171,7 @@ def main():
             found.append((name, flags, measure(args.program, args.out, name, flags, args.samples)))
     (args.out / "tables.md").write_text(tables(found))
     (args.out / "robustness.svg").write_text(curves(found, ["baseline", "cardinality-robust-3", "l1", "l1-robust-1", "cyclic-kappa-0.5"]))
+    (args.out / "sparsity.svg").write_text(over_sparsity(found))
 
 
 main()

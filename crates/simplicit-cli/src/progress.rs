@@ -14,6 +14,8 @@ use simplicit::train::{Phase, Progress};
 use crate::exit::{complain, is_quiet};
 use crate::overall::{Overall, Plan};
 
+/// Of linear bounds on one core, about.
+const MULTIPLY_ADDS_PER_MINUTE: f64 = 1e12;
 /// Steps of a bar that stands for the whole.
 const STEPS: u64 = 1000;
 
@@ -204,12 +206,21 @@ fn step(progress: &Progress) -> (String, usize, usize) {
         Progress::Group { share } => ("a model".to_string(), (share * STEPS as f64) as usize, STEPS as usize),
         Progress::Memory { needed, least, budget } => (memory_words(*needed, *least, *budget), 0, 1),
         Progress::OutputRefit { round, rounds, .. } => ("refit in the output metric".to_string(), *round, *rounds),
-        Progress::BoundRefit { pass, passes, certified } => (
+        Progress::BoundRefitBegins { samples, of, multiply_adds } => {
+            (bound_refit_words(*samples, *of, *multiply_adds), 0, 1)
+        }
+        Progress::BoundRefit { round, rounds, certified } => (
             format!("refit by linear bounds, {:.1} % of held-out samples certified", 100.0 * certified),
-            *pass,
-            *passes,
+            *round,
+            *rounds,
         ),
     }
+}
+
+/// What a refit by linear bounds takes, before it begins.
+fn bound_refit_words(samples: usize, of: usize, multiply_adds: u64) -> String {
+    let minutes = multiply_adds as f64 / MULTIPLY_ADDS_PER_MINUTE;
+    format!("refit by linear bounds of {samples} of {of} samples, some {minutes:.0} min of one core")
 }
 
 /// What a training needs, before it begins.
@@ -257,8 +268,11 @@ fn line(progress: &Progress) -> serde_json::Value {
         Progress::OutputRefit { round, rounds, objective } => {
             json!({ "event": "output-refit", "done": round, "total": rounds, "objective": objective })
         }
-        Progress::BoundRefit { pass, passes, certified } => {
-            json!({ "event": "bound-refit", "done": pass, "total": passes, "certified": certified })
+        Progress::BoundRefitBegins { samples, of, multiply_adds } => {
+            json!({ "event": "bound-refit-begins", "samples": samples, "of": of, "multiply_adds": multiply_adds })
+        }
+        Progress::BoundRefit { round, rounds, certified } => {
+            json!({ "event": "bound-refit", "done": round, "total": rounds, "certified": certified })
         }
     }
 }

@@ -99,8 +99,11 @@ fn words(event: Event) -> (String, usize, usize) {
         Event::Training(Progress::OutputRefit { round, rounds, .. }) => {
             ("refit in the output metric".to_string(), round, rounds)
         }
-        Event::Training(Progress::BoundRefit { pass, passes, .. }) => {
-            ("refit by linear bounds".to_string(), pass, passes)
+        Event::Training(Progress::BoundRefitBegins { samples, of, .. }) => {
+            (format!("refit by linear bounds of {samples} of {of} samples"), 0, 1)
+        }
+        Event::Training(Progress::BoundRefit { round, rounds, .. }) => {
+            ("refit by linear bounds".to_string(), round, rounds)
         }
     }
 }

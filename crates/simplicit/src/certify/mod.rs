@@ -40,6 +40,7 @@ mod sample;
 mod slopes;
 mod substitution;
 
+pub(crate) use lowest::Spread;
 pub use price::{Sensitivity, sensitivity};
 
 use std::borrow::Cow;
@@ -295,6 +296,11 @@ impl<'a> Certifier<'a> {
         Ok(Self { layout: model.layout(), per_feature, settings, equilibrium, graph, cycle })
     }
 
+    /// The layers of the model.
+    pub(crate) fn layout(&self) -> &Layout {
+        self.layout
+    }
+
     fn block(&self, u: &Matrix<f32>, labels: &[u32], ascending: &[f64], cancel: &Cancel) -> Result<Vec<Verdict>> {
         // Only cycles need their states.
         let (y, x, diagnostics) = if self.cycle.is_some() {
@@ -325,6 +331,7 @@ impl<'a> Certifier<'a> {
                     states,
                     cancel,
                     given_up: false,
+                    spent: 0,
                 };
                 verdict.reached = sample.reached(ascending)?;
                 verdict.given_up = sample.given_up;
@@ -340,4 +347,4 @@ fn one_thread() -> EquilibriumSettings {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

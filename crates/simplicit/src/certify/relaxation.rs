@@ -33,7 +33,7 @@ impl Lines {
         }
         // The chord above; below the branch that leaves the smaller triangle. The offset is that of the rounded slope.
         let bent = f64::from(slope);
-        let upper = (((high - bent * low) / (high - low)) as f32).min(1.0);
+        let upper = (((high - bent * low) / (high - low)) as f32).clamp(slope, 1.0);
         let above = (bent * low - f64::from(upper) * low).max(high - f64::from(upper) * high);
         let lower = if high > -low { 1.0 } else { slope };
         Self { lower, below: 0.0, upper, above: above + 8.0 * f64::EPSILON * (high - low) }

@@ -21,6 +21,8 @@ pub(super) struct Sample<'a, 'g> {
     pub(super) cancel: &'a Cancel,
     /// Whether narrowing its intervals would have cost more than the settings allow, at some ε.
     pub(super) given_up: bool,
+    /// Multiply-adds that narrowing its intervals has cost.
+    pub(super) spent: u64,
 }
 
 /// Stable units are narrowed, too, where one unit of so many looks unstable by intervals,
@@ -100,7 +102,7 @@ impl Sample<'_, '_> {
     }
 
     /// The smallest difference of the label's output and every other, each as far as the bound proves.
-    fn margins(&mut self, all: &[Bounds], input: &InputSet, until: Until) -> Vec<(usize, f64)> {
+    pub(super) fn margins(&mut self, all: &[Bounds], input: &InputSet, until: Until) -> Vec<(usize, f64)> {
         let graph = &self.certifier.graph;
         let others: Vec<usize> = (0..graph.outputs).filter(|j| *j != self.label).collect();
         let mut out = Vec::with_capacity(others.len());
@@ -144,7 +146,9 @@ impl Sample<'_, '_> {
     ) -> Result<Option<Vec<Bounds>>> {
         let graph = &self.certifier.graph;
         let mut all: Vec<Bounds> = Vec::with_capacity(graph.nodes.len());
-        let mut spent = 0;
+        let before = self.spent;
+        let mut tight = vec![false; graph.nodes.len()];
+        tight[0] = true;
         let mut error = Vec::new();
         for (k, node) in graph.nodes.iter().enumerate() {
             self.cancel.check()?;
@@ -163,7 +167,7 @@ impl Sample<'_, '_> {
                 }
                 Kind::Sum if narrow == Narrow::Unstable && (turn.is_none() || last) => {
                     let mut bounds = Bounds::sum(graph, k, &all, &mut self.substitution.packed);
-                    if !self.narrow(k, &mut bounds, &mut all, input, &mut spent)? {
+                    if !self.narrow(k, &mut bounds, &mut all, input, (before, &mut tight))? {
                         return Ok(None);
                     }
                     bounds.activate(node, rule);
@@ -187,43 +191,89 @@ impl Sample<'_, '_> {
         Ok(Some(all))
     }
 
-    /// Narrows the intervals of the units of node k that gain by it; false where that would cost too much.
+    /// Narrows the intervals of the units of node k that gain by it; false where that would cost too much. `tight` are the nodes
+    /// before it all of whose intervals are by linear bounds.
     fn narrow(
         &mut self,
         k: usize,
         bounds: &mut Bounds,
         all: &mut Vec<Bounds>,
         input: &InputSet,
-        spent: &mut u64,
+        (before, tight): (u64, &mut Vec<bool>),
     ) -> Result<bool> {
         let graph = &self.certifier.graph;
         let node = &graph.nodes[k];
         // Over a box the first layer's intervals are as narrow as can be.
         if k == graph.output() || (node.first && input.is_box()) {
+            tight[k] = true;
             return Ok(true);
         }
-        let most = self.certifier.settings.work;
-        let cost = |units: usize| units as u64 * 2 * node.work;
-        let open = open(node, bounds);
-        *spent += cost(open.len());
-        if *spent > most {
+        let most = before + self.certifier.settings.work;
+        let cost = |units: usize, lanes: u64| units as u64 * lanes * node.work;
+        let mut open = open(node, bounds);
+        // Most units are shown to be stable from the boxes of a node shortly before, where these are narrow.
+        if let Some(stop) = self.near(k, tight) {
+            self.spent += open.len() as u64 * 2 * (node.work - graph.nodes[stop].work);
+            self.narrow_units(k, &open, bounds, all, input, Until::Node(stop))?;
+            open = self::open(node, bounds);
+        }
+        // Both ends at once cost half. Where that settles most of a few units, it is tried for all.
+        let both = open.len() > LANES / 2 && graph.nodes[..k].iter().all(|n| !matches!(n.kind, Kind::Maximum { .. }));
+        let mut left = open.clone();
+        if both {
+            let probed: Vec<usize> = open.iter().copied().step_by(open.len().div_ceil(LANES)).collect();
+            self.narrow_both(k, &probed, bounds, all, input)?;
+            let settled = open.len() - self::open(node, bounds).len();
+            if 2 * settled >= probed.len() {
+                self.spent += cost(open.len(), 1);
+                if self.spent > most {
+                    self.given_up = true;
+                    return Ok(false);
+                }
+                self.narrow_both(k, &open, bounds, all, input)?;
+            }
+            left = self::open(node, bounds);
+        }
+        self.spent += cost(left.len(), 2);
+        if self.spent > most {
             self.given_up = true;
             return Ok(false);
         }
-        self.narrow_units(k, &open, bounds, all, input)?;
+        self.narrow_units(k, &left, bounds, all, input, Until::Input)?;
         // Where intervals are much wider than linear bounds, those of stable units would make all later ones wide: one node with
         // narrow intervals throughout costs less than narrowing every unit behind it.
         let bent = self::open(node, bounds).len();
-        let rest = cost(node.size - open.len());
-        if MANY * open.len() >= node.size && FEW_LEFT * bent <= open.len() && *spent + rest <= most {
+        let lanes = if both { 1 } else { 2 };
+        let rest = cost(node.size - open.len(), lanes);
+        if MANY * open.len() >= node.size && FEW_LEFT * bent <= open.len() && self.spent + rest <= most {
             let mut is_open = vec![false; node.size];
             open.iter().for_each(|&i| is_open[i] = true);
             let others: Vec<usize> =
                 (0..node.size).filter(|&i| !is_open[i] && bounds.high[i] > bounds.low[i]).collect();
-            *spent += cost(others.len());
-            self.narrow_units(k, &others, bounds, all, input)?;
+            self.spent += cost(others.len(), lanes);
+            if both {
+                self.narrow_both(k, &others, bounds, all, input)?;
+            } else {
+                self.narrow_units(k, &others, bounds, all, input, Until::Input)?;
+            }
+            tight[k] = true;
         }
         Ok(true)
+    }
+
+    /// The last node at which a substitution from node k meets nothing but nodes with narrow intervals, if that is less than half
+    /// of the way to the input.
+    fn near(&self, k: usize, tight: &[bool]) -> Option<usize> {
+        let nodes = &self.certifier.graph.nodes;
+        let reads = |j: usize| {
+            let maximum = match nodes[j].kind {
+                Kind::Maximum { source, .. } => Some(source),
+                _ => None,
+            };
+            nodes[j].terms.iter().map(|t| t.source).chain(maximum)
+        };
+        let closed = |stop: usize| (stop + 1..=k).flat_map(reads).all(|s| s > stop || tight[s]);
+        (1..k).rev().find(|&stop| tight[stop] && closed(stop)).filter(|&stop| 2 * nodes[stop].work > nodes[k].work)
     }
 
     /// Intervals of some units of node k by linear bounds, where these are narrower.
@@ -234,6 +284,7 @@ impl Sample<'_, '_> {
         bounds: &mut Bounds,
         all: &mut Vec<Bounds>,
         input: &InputSet,
+        until: Until,
     ) -> Result<()> {
         // The substitution starts at the node itself, which needs its slacks.
         all.push(bounds.clone());
@@ -241,10 +292,32 @@ impl Sample<'_, '_> {
             self.cancel.check()?;
             let functions: Vec<Vec<(usize, f32)>> =
                 part.iter().flat_map(|&i| [vec![(i, 1.0)], vec![(i, -1.0)]]).collect();
-            let least = self.substitution.lower(k, &functions, all, input, Until::Input, None);
+            let least = self.substitution.lower(k, &functions, all, input, until, None);
             for (r, &i) in part.iter().enumerate() {
                 bounds.low[i] = bounds.low[i].max(least[2 * r]);
                 bounds.high[i] = bounds.high[i].min(-least[2 * r + 1]);
+            }
+        }
+        all.pop();
+        Ok(())
+    }
+
+    /// The same in half the time, less narrow.
+    fn narrow_both(
+        &mut self,
+        k: usize,
+        units: &[usize],
+        bounds: &mut Bounds,
+        all: &mut Vec<Bounds>,
+        input: &InputSet,
+    ) -> Result<()> {
+        all.push(bounds.clone());
+        for part in units.chunks(LANES) {
+            self.cancel.check()?;
+            let (low, high) = self.substitution.both(k, part, all, input, Until::Input);
+            for (r, &i) in part.iter().enumerate() {
+                bounds.low[i] = bounds.low[i].max(low[r]);
+                bounds.high[i] = bounds.high[i].min(high[r]);
             }
         }
         all.pop();

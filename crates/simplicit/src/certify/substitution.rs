@@ -25,16 +25,30 @@ pub(super) struct Substitution<'a> {
     coefficients: Vec<Vec<f32>>,
     touched: Vec<bool>,
     pub(super) constant: Lane,
+    /// Where functions are bounded from above, too: their largest values.
+    upper: Option<Lane>,
     pub(super) packed: Packed,
 }
 
 /// Where a substitution ends.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 pub(super) enum Until {
     /// At the values that the first node reads, bounded by their boxes.
     Next,
+    /// At the first values that this node or an earlier one has, bounded by their boxes.
+    Node(usize),
     /// At the input.
     Input,
+}
+
+impl Until {
+    fn ends_at(self, k: usize) -> bool {
+        match self {
+            Until::Next => true,
+            Until::Node(last) => k <= last,
+            Until::Input => false,
+        }
+    }
 }
 
 impl<'a> Substitution<'a> {
@@ -45,8 +59,25 @@ impl<'a> Substitution<'a> {
             coefficients: vec![Vec::new(); count],
             touched: vec![false; count],
             constant: [0.0; LANES],
+            upper: None,
             packed: Packed::default(),
         }
+    }
+
+    /// Lower and upper bounds of some pre-activations of node `top`, one per lane, in one substitution: both lines of an activation
+    /// have the slope of the upper one. They are wider than those of [`Self::lower`], and cost half.
+    pub(super) fn both(
+        &mut self,
+        top: usize,
+        units: &[usize],
+        all: &[Bounds],
+        input: &InputSet,
+        until: Until,
+    ) -> (Lane, Lane) {
+        self.upper = Some([0.0; LANES]);
+        let functions: Vec<Vec<(usize, f32)>> = units.iter().map(|&i| vec![(i, 1.0)]).collect();
+        let lower = self.lower(top, &functions, all, input, until, None);
+        (lower, self.upper.take().unwrap_or([f64::INFINITY; LANES]))
     }
 
     /// Lower bounds of `functions` (unit, coefficient of it) of the pre-activations of node `top`, one per lane.
@@ -76,9 +107,9 @@ impl<'a> Substitution<'a> {
             }
             let mut own = std::mem::take(&mut self.coefficients[k]);
             match &self.graph.nodes[k].kind {
-                Kind::Input => input.close(&mut self.constant, &own),
-                _ if until == Until::Next => close(&mut self.constant, &own, &all[k]),
-                Kind::Free => close(&mut self.constant, &own, &all[k]),
+                Kind::Input => self.end(&own, |constant, own| input.close(constant, own)),
+                _ if until.ends_at(k) => self.end(&own, |constant, own| close(constant, own, &all[k])),
+                Kind::Free => self.end(&own, |constant, own| close(constant, own, &all[k])),
                 Kind::Sum => {
                     if let Some(slopes) = slopes.as_deref_mut() {
                         slopes.keep(k, &own);
@@ -96,6 +127,16 @@ impl<'a> Substitution<'a> {
             self.coefficients[k] = own;
         }
         self.constant
+    }
+
+    /// The smallest values of what is left go to the constants, the largest to the upper ones.
+    fn end(&mut self, own: &[f32], smallest: impl Fn(&mut Lane, &[f32])) {
+        smallest(&mut self.constant, own);
+        if let Some(upper) = &mut self.upper {
+            let (mut least, minus) = ([0.0; LANES], own.iter().map(|v| -v).collect::<Vec<f32>>());
+            smallest(&mut least, &minus);
+            upper.iter_mut().zip(least).for_each(|(u, l)| *u -= l);
+        }
     }
 
     /// One step of the slopes, at the input coefficients of the last substitution.
@@ -133,6 +174,7 @@ impl<'a> Substitution<'a> {
         let graph = self.graph;
         let node = &graph.nodes[k];
         let (constant, slack) = (&mut self.constant, &all[k].slack);
+        let mut upper = self.upper.as_mut();
         vectorised(
             #[inline(always)]
             || {
@@ -144,6 +186,12 @@ impl<'a> Substitution<'a> {
                     for l in 0..LANES {
                         let v = f64::from(row[l]);
                         constant[l] += v * bias - v.abs() * slack;
+                    }
+                    if let Some(upper) = upper.as_deref_mut() {
+                        for l in 0..LANES {
+                            let v = f64::from(row[l]);
+                            upper[l] += v * bias + v.abs() * slack;
+                        }
                     }
                 }
             },
@@ -158,6 +206,7 @@ impl<'a> Substitution<'a> {
     /// Coefficients of values become those of pre-activations: each takes the line that bounds its product from below.
     fn through_activation(&mut self, k: usize, own: &mut [f32], bounds: &Bounds, slopes: Option<&Slopes>) {
         let constant = &mut self.constant;
+        let mut largest = self.upper.as_mut();
         let moved = |i: usize| bounds.moved.get(i).copied().unwrap_or(0.0);
         vectorised(
             #[inline(always)]
@@ -172,6 +221,18 @@ impl<'a> Substitution<'a> {
                         continue;
                     }
                     if row.iter().all(|v| *v == 0.0) {
+                        continue;
+                    }
+                    if let Some(largest) = largest.as_deref_mut() {
+                        // Where slopes differ the unit is an unstable ReLU, leaky or not, and any slope in between goes through zero.
+                        let below = if lines.lower == lines.upper { lines.below } else { 0.0 };
+                        for l in 0..LANES {
+                            let wide = f64::from(row[l]);
+                            let (down, up) = if wide >= 0.0 { (below, lines.above) } else { (lines.above, below) };
+                            constant[l] += wide * down - wide.abs() * moved;
+                            largest[l] += wide * up + wide.abs() * moved;
+                            row[l] *= lines.upper;
+                        }
                         continue;
                     }
                     let lower: [f32; LANES] = match slopes.and_then(|s| s.of_unit(k, i)) {

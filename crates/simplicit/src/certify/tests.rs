@@ -7,13 +7,13 @@ use crate::model::ModelParts;
 use crate::network::{Network, Shape, Window};
 use crate::random::Random;
 
-pub(super) const SMALL: usize = INPUTS;
+pub(crate) const SMALL: usize = INPUTS;
 const INPUTS: usize = 10;
 const STATES: usize = 14;
 const CLASSES: usize = 3;
 
 /// Three layers of two activations; `cycles` allows A everywhere, otherwise only from earlier layers (with skips).
-pub(super) fn random_model(r: &mut Random, cycles: bool, size: f64) -> ImplicitModel {
+pub(crate) fn random_model(r: &mut Random, cycles: bool, size: f64) -> ImplicitModel {
     let layer = |i: usize| {
         if i < 4 {
             0
@@ -642,4 +642,64 @@ fn activations_that_prove_nothing_are_refused_by_the_name_of_their_layer() {
     assert!(message.contains("cycle through layer \"middle\" with activation gelu"), "{message}");
     let clip = Activation::Clip { low: 0.0, high: 6.0 };
     assert!(sensitivity(&with(random_model(&mut r, true, 0.05), clip).unwrap(), &[1.0; INPUTS]).is_ok());
+}
+
+/// Bounds of both ends at once, and those that end at a node on the way, hold at random points; where everything is stable they are
+/// what two substitutions give.
+#[test]
+fn both_ends_at_once_hold() {
+    use super::boxes::Rule;
+    use super::sample::Narrow;
+    use super::substitution::Until;
+    let (mut r, mut wider, mut as_wide) = (Random::new(53), 0, 0);
+    for _ in 0..12 {
+        let model = random_model(&mut r, false, 0.8);
+        let features = PerFeature { scale: 1.0, mean: vec![0.0; INPUTS], std: vec![0.5; INPUTS] };
+        let settings = CertifySettings::default();
+        let certifier = Certifier::new(&model, &features, &settings).unwrap();
+        let u: Vec<f32> = (0..INPUTS).map(|_| r.uniform() as f32).collect();
+        let mut substitution = Substitution::new(&certifier.graph);
+        let (cancel, epsilon) = (Cancel::new(), 0.05);
+        let mut sample = Sample {
+            certifier: &certifier,
+            substitution: &mut substitution,
+            u: &u,
+            label: 0,
+            states: None,
+            cancel: &cancel,
+            given_up: false,
+            spent: 0,
+        };
+        let input = sample.input(epsilon);
+        let all = sample.boxes(&input, epsilon, Rule::Interval, Narrow::Unstable).unwrap().unwrap();
+        let mut points = Matrix::<f32>::zeros(200, INPUTS);
+        for s in 0..200 {
+            for k in 0..INPUTS {
+                let (low, high) = (input.low[k], input.high[k]);
+                let at = if s % 2 == 0 { r.uniform() } else { f64::from(u8::from(r.uniform() < 0.5)) };
+                points[(s, k)] = (low + at * (high - low)).clamp(low, high) as f32;
+            }
+        }
+        let z = certifier.equilibrium.run(&points).unwrap().z;
+        for (layer, &node) in certifier.graph.layers.iter().enumerate() {
+            let range = certifier.layout.range(layer);
+            let units: Vec<usize> = (0..range.len()).collect();
+            let signed: Vec<Vec<(usize, f32)>> =
+                units.iter().flat_map(|&i| [vec![(i, 1.0)], vec![(i, -1.0)]]).collect();
+            let least = substitution.lower(node, &signed, &all, &input, Until::Input, None);
+            for until in [Until::Input, Until::Node(node.saturating_sub(2))] {
+                let (low, high) = substitution.both(node, &units, &all, &input, until);
+                for &i in &units {
+                    let seen = (0..200).map(|s| f64::from(z[(s, range.start + i)]));
+                    assert!(seen.clone().all(|z| low[i] <= z && z <= high[i]), "{layer} {i}: {} {}", low[i], high[i]);
+                    let (tight, wide) = (-least[2 * i + 1] - least[2 * i], high[i] - low[i]);
+                    if matches!(until, Until::Input) {
+                        wider += usize::from(wide > 1.001 * tight);
+                        as_wide += usize::from((wide - tight).abs() < 1e-4 * tight);
+                    }
+                }
+            }
+        }
+    }
+    assert!(wider > 5 && as_wide > 50, "{wider} {as_wide}");
 }

@@ -248,12 +248,21 @@ pub enum Progress {
         /// What it minimises, now.
         objective: f64,
     },
-    /// A pass of the refit by linear bounds is done.
+    /// The refit by linear bounds begins.
+    BoundRefitBegins {
+        /// Samples that it takes.
+        samples: usize,
+        /// Samples that there are.
+        of: usize,
+        /// What their intervals cost in all rounds, by the first samples.
+        multiply_adds: u64,
+    },
+    /// A round of the refit by linear bounds is done.
     BoundRefit {
-        /// Passes so far.
-        pass: usize,
-        /// Passes in all.
-        passes: usize,
+        /// Rounds so far.
+        round: usize,
+        /// Rounds in all.
+        rounds: usize,
         /// Share of held-out samples that are certified now.
         certified: f64,
     },

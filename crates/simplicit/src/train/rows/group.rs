@@ -271,3 +271,42 @@ pub(in crate::train) fn entry_price(settings: &TrainSettings, strength: f64) -> 
         Objective::Cardinality | Objective::Method(_) => 1.0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bound takes no longer than training unless asked: multiply-adds of bounds and of three solves, counted here again.
+    #[test]
+    fn bounds_cost_no_more_than_solving_three_times() {
+        let settings = TrainSettings::default();
+        let (rungs, steps) = (settings.cardinality.rungs as f64, settings.cardinality.steps as f64);
+        let (mut all, mut some, mut one) = (0, 0, 0);
+        for features in [16usize, 64, 144, 577, 1153, 2048] {
+            for rows in [1usize, 10, 64, 512] {
+                for share in [0.02, 0.2, 0.6] {
+                    let nonzeros = ((share * features as f64) as usize).max(1);
+                    let answer: Vec<f64> = (0..features).map(|j| f64::from(u8::from(j < nonzeros))).collect();
+                    let chosen = affordable(&settings, features, &vec![answer; rows]);
+                    let (d, r, k, s) = (features as f64, rows as f64, nonzeros as f64, features as f64 / 4.0);
+                    let splitting = rungs * d * d * d + steps * r * d * d;
+                    let moves = 2.0 * r * s * s * (s / 6.0 + s.min(320.0));
+                    let allowed = (3.0 * (splitting + moves)).max(1e9);
+                    let bounds = |n: usize| 8.0 * d * d * d + n as f64 * 240.0 * (k * k * k / 3.0 + 4.0 * d * k);
+                    assert!((1..=rows).contains(&chosen), "{features} {rows} {nonzeros}: {chosen}");
+                    assert!(chosen == 1 || bounds(chosen) <= allowed, "{features} {rows} {nonzeros}: {chosen}");
+                    // As many as are allowed: one more would be too much, or there is none.
+                    assert!(chosen == rows || bounds(chosen + 1) > allowed, "{features} {rows} {nonzeros}: {chosen}");
+                    all += usize::from(chosen == rows && rows > 1);
+                    some += usize::from(chosen > 1 && chosen < rows);
+                    one += usize::from(chosen == 1 && rows > 1);
+                }
+            }
+        }
+        assert!(all > 0 && some > 0 && one > 0, "{all} {some} {one}");
+        let asked =
+            |bounds: Option<Bounds>, features| has_bounds(&TrainSettings { bounds, ..settings.clone() }, features);
+        assert!(asked(None, 2048) && !asked(None, 2049), "the default");
+        assert!(asked(Some(Bounds::All), 2049) && !asked(Some(Bounds::Off), 16), "what was asked");
+    }
+}

@@ -150,7 +150,7 @@ fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &Trai
             run.cancel.check()?;
             let u: Matrix<f32> = input.source.block(block * BLOCK..((block + 1) * BLOCK).min(samples))?.u.cast();
             let solution = equilibrium.run(&u)?;
-            let gates = gates(model.layout(), &solution);
+            let gates = gates(model.layout(), &solution.z);
             let at = Samples { u: &u, x: &solution.x, gates: &gates };
             let logits = Matrix::from_fn(u.rows(), shape.outputs, |s, k| scale * solution.y[(s, k)]);
             let probabilities = softmax(&logits);

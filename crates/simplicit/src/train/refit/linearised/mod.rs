@@ -17,7 +17,6 @@ use std::ops::Range;
 
 use block::{Block, Columns};
 
-use crate::equilibrium::EquilibriumSolution;
 use crate::layout::{Layout, Operator};
 use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -87,8 +86,8 @@ pub(in crate::train) struct Samples<'a> {
 }
 
 /// φ′ at every pre-activation.
-pub(in crate::train) fn gates(layout: &Layout, solution: &EquilibriumSolution) -> Matrix<f32> {
-    let mut gates = solution.z.clone();
+pub(in crate::train) fn gates(layout: &Layout, z: &Matrix<f32>) -> Matrix<f32> {
+    let mut gates = z.clone();
     for (k, layer) in layout.layers().iter().enumerate() {
         let range = layout.range(k);
         for sample in 0..gates.rows() {
@@ -377,6 +376,17 @@ impl Linearised {
             }
         }
         self.entries.iter().map(|entry| f64::from(dense[entry.matrix].as_slice()[entry.at])).collect()
+    }
+
+    /// Adds derivatives by the magnitudes of weights to those by the weights; constants have no magnitude here.
+    pub(in crate::train) fn add_signed(&self, weights: &Weights, by_magnitude: &[f64], total: &mut [f64]) {
+        let is_constant: Vec<bool> =
+            (0..self.shapes.len()).map(|m| self.sums.iter().any(|sum| sum.constants == m)).collect();
+        for ((entry, d), t) in self.entries.iter().zip(by_magnitude).zip(total) {
+            if !is_constant[entry.matrix] {
+                *t += d * f64::from(weights[entry.matrix].as_slice()[entry.at].signum());
+            }
+        }
     }
 
     /// The targets that have entries: their entries, number of features, and positions of a sample.

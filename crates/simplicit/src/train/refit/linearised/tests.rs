@@ -102,7 +102,7 @@ fn products_match_differences_and_each_other_with_and_without_cycles() {
         let places = places(&support, &model);
         let u = Matrix::from_fn(SAMPLES, 6, |_, _| random.normal() as f32);
         let solution = Equilibrium::new(&model, EquilibriumSettings::default()).unwrap().run(&u).unwrap();
-        let gates = gates(model.layout(), &solution);
+        let gates = gates(model.layout(), &solution.z);
         let at = Samples { u: &u, x: &solution.x, gates: &gates };
         let change: Vec<f64> = w.iter().map(|_| random.normal()).collect();
         let m = support.dense(&w);
@@ -215,7 +215,7 @@ fn products_of_convolutions_poolings_residuals_and_operators_match_differences_a
         let run =
             |model: &ImplicitModel| Equilibrium::new(model, EquilibriumSettings::default()).unwrap().run(&u).unwrap();
         let solution = run(&model);
-        let gates = gates(model.layout(), &solution);
+        let gates = gates(model.layout(), &solution.z);
         let at = Samples { u: &u, x: &solution.x, gates: &gates };
         transposes(&support, &w, &at, &mut random);
         let m = support.dense(&w);

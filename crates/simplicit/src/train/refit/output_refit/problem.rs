@@ -275,7 +275,7 @@ impl<'a> Problem<'a> {
     fn solved(&self, at: &At, k: usize) -> Result<(Point, Matrix<f32>)> {
         let u = self.inputs(k)?.into_owned();
         let solution = at.equilibrium.run(&u)?;
-        let gates = gates(&at.layout, &solution);
+        let gates = gates(&at.layout, &solution.z);
         let p = self.metric.gradient(&solution.y, &solution.y).0;
         Ok((Point { u, x: solution.x, gates, p }, solution.y))
     }
