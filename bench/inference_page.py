@@ -84,11 +84,19 @@ for (name, batch), curve in curves.items():
     points, aims = dict(curve), AIMS.get((name, batch), "–")
     speeds = " | ".join(f"{points[share]:.2f}" for share in shares)
     summary.append(f"| {name}, batch {batch} | {speeds} | {break_even(curve)} | {aims} |")
+below = []
+for (name, batch), curve in curves.items():
+    aims = [float(aim) for aim in AIMS.get((name, batch), "").split(" · ") if aim]
+    points = dict(curve)
+    short = [f"{points[s]:.2f} at {s:.0f} % (aim {aim:g})" for s, aim in zip(shares, aims, strict=False) if points[s] < aim]
+    below += [f"{name}, batch {batch}: {', '.join(short)}"] if short else []
+slower = [f"{name}, batch {batch}, {s:.0f} %: {v:.2f}" for (name, batch), curve in curves.items() for s, v in curve if s > 0 and v < 1]
 if trained:
     summary += ["", "Trained to its sparsity, not pruned at random: " + "; ".join(trained) + "."]
 sections |= {
     "machine": machine.strip(),
     "summary": "\n".join(summary),
+    "shortfalls": f"Below the aims: {'; '.join(below) or 'nothing'}.\n\nSlower than the faster dense pass: {'; '.join(slower) or 'nothing'}.",
     "measurements": sections["convolutions"] + "\n" + "\n".join(sections["dense"].splitlines()[2:]),
 }
 page = (DOCS / "inference.md").read_text()

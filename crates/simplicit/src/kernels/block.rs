@@ -115,6 +115,13 @@ impl Task<'_> {
         let (mut at, end, items) = (part.numbers.start, part.numbers.end, &part.items);
         while at < end {
             let vectors = (end - at) / T::LEN;
+            // A single row: twice as many vectors, so that a sparse row does not wait for its own sums.
+            if part.rows.len() == 1 && vectors >= 8 {
+                // SAFETY: the block lies inside height × run.
+                unsafe { self.block::<T, 1, 8, APART, false>(Place { y: part.rows.start, at, count: T::LEN }, items) };
+                at += 8 * T::LEN;
+                continue;
+            }
             let mut y = part.rows.start;
             while y < part.rows.end {
                 let rows = part.rows.end - y;
@@ -166,7 +173,22 @@ impl Task<'_> {
                         self.sparse::<T, R, N, APART, PART>(item, place, first, last);
                     } else if item.kind == Kind::Bundle {
                         for r in 0..R {
-                            self.bundle::<T, N, APART, PART>(item, Place { y: place.y + r, ..place }, first, last);
+                            let place = Place { y: place.y + r, ..place };
+                            // As many sums as stay in registers.
+                            if N <= 2 {
+                                self.bundle::<T, ROWS_PER_BUNDLE, N, APART, PART>(item, place, first, last);
+                            } else {
+                                self.bundle::<T, 2, N, APART, PART>(item, place, first, last);
+                            }
+                        }
+                    } else if N == 8 {
+                        for at in [place.at, place.at + 4 * T::LEN] {
+                            let half = Place { at, ..place };
+                            if T::SUMS == 16 {
+                                self.dense::<T, 4, 1, 4, APART, PART>(item, half, R, first, last);
+                            } else {
+                                self.dense::<T, 2, 1, 4, APART, PART>(item, half, R, first, last);
+                            }
                         }
                     } else if T::SUMS == 16 {
                         match (R, N) {
@@ -297,9 +319,9 @@ impl Task<'_> {
         }
     }
 
-    /// Sparse rows in turn, a tap of each.
+    /// Sparse rows in turn, a tap of each: `B` of the bundle's rows at a time.
     #[inline(always)]
-    unsafe fn bundle<T: Vector, const N: usize, const APART: bool, const PART: bool>(
+    unsafe fn bundle<T: Vector, const B: usize, const N: usize, const APART: bool, const PART: bool>(
         &self,
         item: &Item,
         Place { y, at, count }: Place,
@@ -307,31 +329,38 @@ impl Task<'_> {
         last: bool,
     ) {
         let rows = &self.bundled[item.row as usize..(item.row + item.rows) as usize];
-        // SAFETY: the block lies inside the extents of the task; items lie inside the taps by construction, and bundled rows
-        // are rows of weights.
-        unsafe {
-            let mut sums = [[T::splat(0.0); N]; ROWS_PER_BUNDLE];
-            for (sums, row) in sums.iter_mut().zip(rows) {
-                for v in 0..N {
-                    sums[v] = self.start::<T, PART>(*row as usize, y, at + v * T::LEN, count, first);
-                }
-            }
-            let column = if APART { at / POSITION * self.step } else { at };
-            let source = self.source.add(y * self.source_row + column);
-            for taps in self.taps.get_unchecked(item.start as usize..item.end as usize).as_chunks::<ROWS_PER_BUNDLE>().0
-            {
-                for i in 0..ROWS_PER_BUNDLE {
-                    let x = source.add(taps[i].offset as usize * self.lanes);
-                    let value = T::splat(taps[i].value);
+        for (begin, rows) in (0..ROWS_PER_BUNDLE).step_by(B).zip(rows.chunks(B)) {
+            // SAFETY: the block lies inside the extents of the task; items lie inside the taps by construction, and bundled
+            // rows are rows of weights.
+            unsafe {
+                let mut sums = [[T::splat(0.0); N]; B];
+                // Rows past the last of a short bundle repeat it and are dropped.
+                for i in 0..B {
+                    let row = rows[i.min(rows.len() - 1)] as usize;
                     for v in 0..N {
-                        let x = load::<T, PART>(x.add(place_of::<T, APART>(v, self.step)), count);
-                        sums[i][v] = sums[i][v].multiply_add(value, x);
+                        sums[i][v] = self.start::<T, PART>(row, y, at + v * T::LEN, count, first);
                     }
                 }
-            }
-            for (sums, row) in sums.iter().zip(rows) {
-                for v in 0..N {
-                    self.finish::<T, PART>(sums[v], *row as usize, y, at + v * T::LEN, count, last);
+                let column = if APART { at / POSITION * self.step } else { at };
+                let source = self.source.add(y * self.source_row + column);
+                let taps = self.taps.get_unchecked(item.start as usize..item.end as usize);
+                for taps in taps.as_chunks::<ROWS_PER_BUNDLE>().0 {
+                    for i in 0..B {
+                        let tap = taps.get_unchecked(begin + i);
+                        let x = source.add(tap.offset as usize * self.lanes);
+                        let value = T::splat(tap.value);
+                        for v in 0..N {
+                            let x = load::<T, PART>(x.add(place_of::<T, APART>(v, self.step)), count);
+                            sums[i][v] = sums[i][v].multiply_add(value, x);
+                        }
+                    }
+                }
+                for i in 0..B {
+                    if let Some(&row) = rows.get(i) {
+                        for v in 0..N {
+                            self.finish::<T, PART>(sums[i][v], row as usize, y, at + v * T::LEN, count, last);
+                        }
+                    }
                 }
             }
         }

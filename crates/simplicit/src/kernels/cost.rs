@@ -20,6 +20,8 @@ pub struct Cost {
     pub taps_per_chunk: f64,
     /// Sparse rows run in bundles: where a result is so few vectors that a row would wait for its own sum.
     pub bundles: bool,
+    /// Rows of weights that a dense panel multiplies at a time; fewer take as long.
+    pub rows_at_a_time: usize,
 }
 
 impl Cost {
@@ -34,56 +36,101 @@ impl Cost {
 
     /// The faster for `rows` rows that read `union` taps between them, `nonzeros` weights in all.
     pub fn choose(&self, rows: usize, union: usize, nonzeros: usize) -> Choice {
-        if self.ratio * nonzeros as f64 > (rows * union) as f64 { Choice::Dense } else { Choice::Sparse }
+        if self.ratio * nonzeros as f64 > self.multiplied(rows, union) { Choice::Dense } else { Choice::Sparse }
+    }
+
+    /// Weights that a dense panel of so many rows and taps multiplies.
+    pub(super) fn multiplied(&self, rows: usize, union: usize) -> f64 {
+        (rows.next_multiple_of(self.rows_at_a_time) * union) as f64
     }
 }
 
 impl Default for Cost {
     fn default() -> Self {
-        Self { ratio: 1.2, cache: 24 << 10, taps_per_chunk: 8.0, bundles: false }
+        Self { ratio: 1.2, cache: 24 << 10, taps_per_chunk: 8.0, bundles: false, rows_at_a_time: 4 }
     }
 }
 
-/// Time of one sample through dense panels over that through sparse slices, of so many weights, zeros and filling included.
-pub(super) fn dense_over_slices(instructions: super::Instructions, dense: usize, sparse: usize) -> f64 {
-    let each = match instructions {
-        super::Instructions::Avx512 => 1.5,
-        super::Instructions::Avx2 | super::Instructions::Portable => 7.0,
-    };
-    dense as f64 / (each * sparse as f64).max(1e-9)
+/// Time of dense panels of 64 rows (the last one of 16, 32 or 48): `each` for a vector of 16 weights, and at least `wait`
+/// for a column, because the next one waits for its sums.
+fn panels(rows: usize, columns: usize, each: f64, wait: f64) -> f64 {
+    let panel =
+        |rows: usize| columns as f64 * (rows.div_ceil(16) as f64 * each).max(if rows == 0 { 0.0 } else { wait });
+    (rows / 64) as f64 * panel(64) + panel(rows % 64)
 }
 
-/// Time of a few samples through dense panels of so many weights over that of sparse bundles, at most 8.
+/// Time of one sample through dense panels over that through slices of so many weights, filling included.
+pub(super) fn dense_over_slices(instructions: super::Instructions, rows: usize, columns: usize, sparse: usize) -> f64 {
+    // In units of a vector of 16 dense weights from the second-level cache.
+    let cached = rows.next_multiple_of(16) * columns * size_of::<f32>() <= 24 << 10;
+    let dense = panels(rows, columns, if cached { 0.8 } else { 1.0 }, 2.1);
+    let (each, start) = match instructions {
+        super::Instructions::Avx512 => (1.43, 35.0),
+        // A gather takes its numbers one by one.
+        super::Instructions::Avx2 | super::Instructions::Portable => (8.6, 0.0),
+    };
+    dense / (each * sparse as f64 / 16.0 + start * rows.div_ceil(64) as f64).max(1e-9)
+}
+
+/// Time of two to eight samples through dense panels over that of sparse bundles.
 pub(super) fn dense_over_bundles(
     instructions: super::Instructions,
     samples: usize,
-    dense: usize,
+    rows: usize,
+    columns: usize,
     nonzeros: usize,
 ) -> f64 {
-    // A bundle takes as long for one sample as for eight.
+    // In units of a tap of a bundle, which takes as long for one sample as for eight.
     let each = match instructions {
-        super::Instructions::Avx512 => [17.0, 17.0, 13.0, 7.3, 5.4, 4.7, 4.0, 3.4, 2.8][samples.min(8)],
+        // Two samples do so little with a weight that its cache counts.
+        super::Instructions::Avx512 if samples == 2 => {
+            if rows * columns <= 100_000 {
+                0.098
+            } else {
+                0.112
+            }
+        }
+        super::Instructions::Avx512 => [0.06, 0.06, 0.1, 0.131, 0.185, 0.218, 0.26, 0.3, 0.362][samples.min(8)],
         // Eight samples are a whole vector: the panels of a grid are faster.
-        _ => [12.0, 12.0, 6.9, 4.7, 4.6, 3.9, 3.5, 3.0, 0.0][samples.min(8)],
+        _ if samples >= 8 => f64::INFINITY,
+        _ => [0.08, 0.08, 0.09, 0.135, 0.179, 0.22, 0.27, 0.317][samples],
     };
-    dense as f64 / (each * nonzeros as f64).max(1e-9)
+    // Results of dense panels are turned; a sparse row is started and finished, and bundles are filled with rows of zeros.
+    let dense = panels(rows, columns, 16.0 * each, 3.0) + 1.4 * (rows * samples) as f64;
+    let filled = rows.next_multiple_of(super::grid::ROWS_PER_BUNDLE) as f64 / rows.max(1) as f64;
+    dense / (filled * nonzeros as f64 + 5.0 * rows as f64).max(1e-9)
 }
 
 impl Cost {
     /// For a grid of `positions` results with so many samples side by side.
     pub fn of_grid(instructions: super::Instructions, lanes: usize, positions: usize) -> Self {
-        let _ = instructions;
-        // `cargo bench -p simplicit --bench inference -- calibrate`. A row of few vectors waits for its own sums, which a
-        // panel of eight rows does not; beside one another, sparse rows load an operand for every multiply-add.
-        let ratio = match (positions, lanes) {
-            (1, 0..=16) => 2.4,
-            (1, 17..=32) => 1.85,
-            (1, _) => 1.6,
-            (_, 8) => 1.35,
-            _ if lanes.is_multiple_of(16) => 1.3,
+        // As `block::Task::block` takes them: eight where a result is so few vectors that fewer would wait for their sums.
+        let rows_at_a_time = match (instructions, positions, lanes) {
+            (super::Instructions::Avx512, 1, ..=63) => 8,
+            (super::Instructions::Avx512, ..) => 4,
+            (_, 1, ..=15) => 8,
+            (_, 1, ..=31) => 4,
+            _ => 2,
+        };
+        // `cargo bench -p simplicit --bench inference -- calibrate`. Beside one another, sparse rows load an operand for every
+        // multiply-add, and along a row of the map operands straddle cache lines.
+        let ratio = match (instructions, positions, lanes) {
+            (super::Instructions::Avx512, 1, ..=16) => 2.15,
+            (super::Instructions::Avx512, 1, ..=32) => 1.54,
+            (super::Instructions::Avx512, 1, _) => 1.5,
+            (_, 1, ..=8) => 2.3,
+            (_, 1, ..=16) => 1.75,
+            (_, 1, ..=32) => 1.5,
+            (_, 1, _) => 1.3,
+            (_, _, 8) => 1.38,
+            (_, _, lanes) if lanes.is_multiple_of(16) => 1.38,
+            (_, _, 4) => 1.53,
+            (_, _, 2 | 6) => 1.75,
             _ => 1.8,
         };
-        Self { ratio, bundles: positions == 1 && lanes <= 16, ..Self::default() }
+        // Rows of more vectors have sums enough of their own.
+        let bundles = positions == 1 && lanes <= if instructions == super::Instructions::Avx512 { 32 } else { 16 };
+        Self { ratio, bundles, rows_at_a_time, ..Self::default() }
     }
 }
 

@@ -188,7 +188,7 @@ impl GridWeights {
             dense_rows: 0,
             dense_over_sparse: 1.0,
         };
-        let mut multiplied = 0;
+        let mut multiplied = 0.0;
         let mut panels = Vec::new();
         for first in (0..rows.len()).step_by(WEIGHTS_PER_PANEL) {
             let panel = first..(first + WEIGHTS_PER_PANEL).min(rows.len());
@@ -198,10 +198,10 @@ impl GridWeights {
             union.dedup();
             let dense = cost.choose(panel.len(), union.len(), nonzeros) == Choice::Dense;
             out.dense_rows += if dense { panel.len() } else { 0 };
-            multiplied += panel.len() * union.len();
+            multiplied += cost.multiplied(panel.len(), union.len());
             panels.push((panel, union, dense));
         }
-        out.dense_over_sparse = multiplied as f64 / (cost.ratio * nonzeros as f64).max(1e-9);
+        out.dense_over_sparse = multiplied / (cost.ratio * nonzeros as f64).max(1e-9);
         if cost.bundles {
             let single = panels.iter().filter(|(_, _, dense)| !dense).flat_map(|(panel, _, _)| panel.clone());
             out.bundled = single.map(|row| row as u32).collect();

@@ -9,6 +9,7 @@
 
 #![allow(unsafe_code)]
 
+mod aligned;
 mod block;
 mod clock;
 mod cost;
@@ -18,6 +19,7 @@ mod pool;
 mod slices;
 mod vector;
 
+pub use aligned::Aligned;
 pub use clock::thread_seconds;
 pub use cost::{Choice, Cost, register_peak};
 pub use grid::{Borders, Finish, Grid, GridWeights, Residual};

@@ -1,15 +1,15 @@
 //! A few samples: rows of weights side by side in lanes, so that no sum crosses a register.
 //!
-//! Dense panels hold 64 (or 16) rows column by column; every column is multiplied by the broadcast input of every sample, so
+//! Dense panels hold 64 rows (the last one 16, 32 or 48) column by column; every column is multiplied by the broadcast input of every sample, so
 //! that weights are read once for all of them. Sparse slices are for one sample and hold
 //! 32 rows: in every step a window of 32 inputs lies in registers, every row takes its next weight if it lies in the
 //! window, and a permutation of registers picks each row's input. The window starts where the row that is furthest behind
 //! reads next; rows that are too far ahead take a zero. Every step is the same, so nothing is left to guess for the
 //! processor.
 
-use super::Instructions;
 use super::cost;
 use super::pool::Crew;
+use super::{Aligned, Instructions};
 
 /// Rows of a slice.
 const ROWS: usize = 32;
@@ -32,43 +32,61 @@ pub struct RowWeights {
 
 #[derive(Debug, Clone)]
 enum Layout {
-    /// Panels of 64 rows, then of 16; column by column.
-    Dense(Vec<f32>),
+    /// Panels of 64 rows, the last one of as many vectors of 16 as it needs; column by column.
+    Dense(Aligned<f32>),
     Sparse(Slices),
 }
 
 /// Sparse rows, 32 at a time.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Slices {
     /// Where the steps of every slice end.
     ends: Vec<u32>,
     /// Where the window of a step starts.
     windows: Vec<u32>,
     /// 32 of each per step.
-    values: Vec<f32>,
-    places: Vec<u8>,
+    values: Aligned<f32>,
+    places: Aligned<u8>,
 }
 
 impl Slices {
     fn new(rows: &[Vec<(usize, f32)>], columns: usize) -> Self {
-        let mut out = Self::default();
+        let (mut ends, mut windows, mut values, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for slice in rows.chunks(ROWS) {
             let mut next = [0usize; ROWS];
             let of = |lane: usize, next: &[usize; ROWS]| slice.get(lane).and_then(|row| row.get(next[lane])).copied();
             while let Some(behind) = (0..ROWS).filter_map(|lane| of(lane, &next)).map(|(j, _)| j).min() {
                 // From a whole vector on, unless the inputs end before the window does.
                 let start = (behind / 16 * 16).min(columns.saturating_sub(WINDOW));
-                out.windows.push(start as u32);
+                windows.push(start as u32);
                 for lane in 0..ROWS {
                     let entry = of(lane, &next).filter(|(j, _)| *j < start + WINDOW);
-                    out.values.push(entry.map_or(0.0, |(_, v)| v));
-                    out.places.push(entry.map_or(0, |(j, _)| (j - start) as u8));
+                    values.push(entry.map_or(0.0, |(_, v)| v));
+                    places.push(entry.map_or(0, |(j, _)| (j - start) as u8));
                     next[lane] += usize::from(entry.is_some());
                 }
             }
-            out.ends.push(out.windows.len() as u32);
+            ends.push(windows.len() as u32);
         }
-        out
+        Self { ends, windows, values: Aligned::from(&values[..]), places: Aligned::from(&places[..]) }
+    }
+}
+
+/// The steps of one slice: 32 values and places for every window.
+#[derive(Clone, Copy)]
+struct Steps<'a> {
+    windows: &'a [u32],
+    values: &'a [f32],
+    places: &'a [u8],
+}
+
+impl Slices {
+    /// The steps of slice k; none behind the last slice.
+    fn steps(&self, k: usize) -> Steps<'_> {
+        let end = |k: usize| self.ends[k.min(self.ends.len() - 1)] as usize;
+        let range = if k == 0 { 0 } else { end(k - 1) }..end(k);
+        let weights = range.start * ROWS..range.end * ROWS;
+        Steps { windows: &self.windows[range], values: &self.values[weights.clone()], places: &self.places[weights] }
     }
 }
 
@@ -77,16 +95,13 @@ impl RowWeights {
     /// one sample, as dense panels for more. None where [`super::GridWeights`] is faster, which leaves zeros out, and with
     /// more than [`FEW`] samples.
     pub fn new(rows: &[Vec<(usize, f32)>], columns: usize, samples: usize, instructions: Instructions) -> Option<Self> {
-        let padded = padded_rows(rows.len()) * columns;
         if samples == 1 {
             let slices = Slices::new(rows, columns);
-            // A panel of 16 rows waits for its own sum: it takes half the time of one of 64.
-            let narrow = (padded_rows(rows.len()) % 64) * columns;
-            let over = cost::dense_over_slices(instructions, padded + narrow * 4 / 5, slices.values.len());
+            let over = cost::dense_over_slices(instructions, rows.len(), columns, slices.values.len());
             return Some(Self::with(rows, columns, 1, instructions, (over > 1.0).then_some(slices), over));
         }
         let nonzeros = rows.iter().map(Vec::len).sum();
-        let over = cost::dense_over_bundles(instructions, samples, padded, nonzeros);
+        let over = cost::dense_over_bundles(instructions, samples, rows.len(), columns, nonzeros);
         ((2..=FEW).contains(&samples) && over <= 1.0)
             .then(|| Self::with(rows, columns, samples, instructions, None, over))
     }
@@ -120,16 +135,13 @@ impl RowWeights {
         let layout = match slices {
             Some(slices) => Layout::Sparse(slices),
             None => {
-                let mut values = vec![0.0; padded_rows(rows.len()) * columns];
-                for (i, row) in rows.iter().enumerate() {
-                    let wide = rows.len() / 64 * 64;
-                    let (base, lane, width) = if i < wide {
-                        (i / 64 * 64 * columns, i % 64, 64)
-                    } else {
-                        (wide * columns + (i - wide) / 16 * 16 * columns, (i - wide) % 16, 16)
-                    };
-                    for (j, v) in row {
-                        values[base + j * width + lane] = *v;
+                let mut values = Aligned::zeros(rows.len().next_multiple_of(16) * columns);
+                for (first, panel) in rows.chunks(64).enumerate() {
+                    let (base, width) = (first * 64 * columns, panel.len().next_multiple_of(16));
+                    for (lane, row) in panel.iter().enumerate() {
+                        for (j, v) in row {
+                            values[base + j * width + lane] = *v;
+                        }
                     }
                 }
                 Layout::Dense(values)
@@ -184,13 +196,13 @@ impl RowWeights {
         } else {
             x
         };
-        let panels = self.panels();
+        let panels = self.rows.div_ceil(64);
         let parts = (self.weights() / WORTH_A_PART).min(crew.threads()).min(panels).max(1);
         let to = Results(out.as_mut_ptr());
         crew.split(parts, &|k| {
             let mut sums = [0.0f32; 64 * FEW];
             for panel in panels * k / parts..panels * (k + 1) / parts {
-                let rows = self.panel_rows(panel);
+                let rows = panel * 64..(panel * 64 + 64).min(self.rows);
                 // SAFETY: panels have no row in common and all rows lie in `out`.
                 let own = unsafe { std::slice::from_raw_parts_mut(to.at(rows.start * samples), rows.len() * samples) };
                 // Sums are a sample after the other, 64 rows each.
@@ -211,26 +223,8 @@ impl RowWeights {
         });
     }
 
-    /// Panels of 64 rows and then of 16, or slices of 32.
-    fn panels(&self) -> usize {
-        match self.layout {
-            Layout::Dense(_) => self.rows / 64 + (self.rows % 64).div_ceil(16),
-            Layout::Sparse(_) => self.rows.div_ceil(ROWS),
-        }
-    }
-
-    fn panel_rows(&self, panel: usize) -> std::ops::Range<usize> {
-        let wide = self.rows / 64;
-        let (start, rows) = match self.layout {
-            Layout::Dense(_) if panel < wide => (panel * 64, 64),
-            Layout::Dense(_) => (wide * 64 + (panel - wide) * 16, 16),
-            Layout::Sparse(_) => (panel * ROWS, ROWS),
-        };
-        start..(start + rows).min(self.rows)
-    }
-
     fn dense(&self, values: &[f32], rows: &std::ops::Range<usize>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
-        let width = if rows.len() == 64 { 64 } else { 16 };
+        let width = rows.len().next_multiple_of(16);
         let panel = &values[rows.start * self.columns..][..width * self.columns];
         // SAFETY: the panel has `width` weights per column, `x` the samples of every column, and the instructions were found.
         unsafe {
@@ -245,20 +239,20 @@ impl RowWeights {
     }
 
     fn sparse(&self, slices: &Slices, panel: usize, x: &[f32], sums: &mut [f32; 64 * FEW]) {
-        let start = if panel == 0 { 0 } else { slices.ends[panel - 1] as usize };
-        let range = start..slices.ends[panel] as usize;
-        let windows = &slices.windows[range.clone()];
-        let values = &slices.values[range.start * ROWS..range.end * ROWS];
-        let places = &slices.places[range.start * ROWS..range.end * ROWS];
+        let pair = [slices.steps(2 * panel), slices.steps(2 * panel + 1)];
         match self.instructions {
             // SAFETY: there are 32 weights and places per step, places lie inside the window and windows inside the
             // inputs by construction (`x` has the columns they were made for), and the instructions were found.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512 => unsafe { x86::slice_avx512(windows, values, places, x, sums) },
+            Instructions::Avx512 => unsafe { x86::pair_avx512(pair, x, sums) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2 => unsafe { x86::slice_avx2(windows, values, places, x, sums) },
-            _ => slice(windows, values, places, x, sums),
+            Instructions::Avx2 => unsafe { x86::pair_avx2(pair, x, sums) },
+            _ => {
+                for (steps, sums) in pair.into_iter().zip(sums.chunks_exact_mut(ROWS)) {
+                    slice(steps, x, sums);
+                }
+            }
         }
     }
 }
@@ -278,10 +272,6 @@ impl Results {
     }
 }
 
-fn padded_rows(rows: usize) -> usize {
-    rows / 64 * 64 + (rows % 64).next_multiple_of(16)
-}
-
 /// Visits results, samples side by side, with their place among the sums, a sample after the other.
 #[inline(always)]
 fn turned(out: &mut [f32], samples: usize, mut visit: impl FnMut(usize, &mut f32)) {
@@ -299,7 +289,7 @@ fn turned(out: &mut [f32], samples: usize, mut visit: impl FnMut(usize, &mut f32
 /// All rows of a panel for some samples.
 ///
 /// # Safety
-/// `weights` has `width` (64 or 16) per input, `x` that many samples of each, and the instructions of `T` are there.
+/// `weights` has `width` (16, 32, 48 or 64) per input, `x` that many samples of each, and the instructions of `T` are there.
 #[inline(always)]
 unsafe fn panel<T: super::vector::Vector>(
     weights: &[f32],
@@ -308,41 +298,50 @@ unsafe fn panel<T: super::vector::Vector>(
     samples: usize,
     sums: &mut [f32; 64 * FEW],
 ) {
-    // As many vectors of rows as leave room for weights: sums that wait for nobody.
     // SAFETY: the caller's sizes.
     unsafe {
-        if T::SUMS == 16 {
-            match (width, samples) {
-                (64, 1) => strip::<T, 4, 1>(weights, width, x, sums),
-                (64, 2) => strip::<T, 4, 2>(weights, width, x, sums),
-                (64, 3) => strip::<T, 4, 3>(weights, width, x, sums),
-                (64, 4) => strip::<T, 4, 4>(weights, width, x, sums),
-                (64, 5) => strip::<T, 2, 5>(weights, width, x, sums),
-                (64, 6) => strip::<T, 2, 6>(weights, width, x, sums),
-                (64, 7) => strip::<T, 2, 7>(weights, width, x, sums),
-                (64, _) => strip::<T, 2, 8>(weights, width, x, sums),
-                (_, 1) => strip::<T, 1, 1>(weights, width, x, sums),
-                (_, 2) => strip::<T, 1, 2>(weights, width, x, sums),
-                (_, 3) => strip::<T, 1, 3>(weights, width, x, sums),
-                (_, 4) => strip::<T, 1, 4>(weights, width, x, sums),
-                (_, 5) => strip::<T, 1, 5>(weights, width, x, sums),
-                (_, 6) => strip::<T, 1, 6>(weights, width, x, sums),
-                (_, 7) => strip::<T, 1, 7>(weights, width, x, sums),
-                _ => strip::<T, 1, 8>(weights, width, x, sums),
-            }
-        } else {
-            match (width, samples) {
-                (64, 1) => strip::<T, 8, 1>(weights, width, x, sums),
-                (_, 1) => strip::<T, 2, 1>(weights, width, x, sums),
-                (64, 2) => strip::<T, 4, 2>(weights, width, x, sums),
-                (_, 2) => strip::<T, 2, 2>(weights, width, x, sums),
-                (_, 3) => strip::<T, 2, 3>(weights, width, x, sums),
-                (_, 4) => strip::<T, 2, 4>(weights, width, x, sums),
-                (_, 5) => strip::<T, 2, 5>(weights, width, x, sums),
-                (_, 6) => strip::<T, 2, 6>(weights, width, x, sums),
-                (_, 7) => strip::<T, 1, 7>(weights, width, x, sums),
-                _ => strip::<T, 1, 8>(weights, width, x, sums),
-            }
+        match samples {
+            1 => strips::<T, 1>(weights, width, x, sums),
+            2 => strips::<T, 2>(weights, width, x, sums),
+            3 => strips::<T, 3>(weights, width, x, sums),
+            4 => strips::<T, 4>(weights, width, x, sums),
+            5 => strips::<T, 5>(weights, width, x, sums),
+            6 => strips::<T, 6>(weights, width, x, sums),
+            7 => strips::<T, 7>(weights, width, x, sums),
+            _ => strips::<T, 8>(weights, width, x, sums),
+        }
+    }
+}
+
+/// The same for `S` samples: as many vectors of rows at a time as leave room for weights, so that no sum waits for itself.
+///
+/// # Safety
+/// As [`panel`].
+#[inline(always)]
+unsafe fn strips<T: super::vector::Vector, const S: usize>(
+    weights: &[f32],
+    width: usize,
+    x: &[f32],
+    sums: &mut [f32; 64 * FEW],
+) {
+    let most = match (T::SUMS, S) {
+        (16, ..=4) => 4,
+        (16, _) => 2,
+        (_, 1) => 8,
+        (_, 2) => 4,
+        (_, ..=6) => 2,
+        _ => 1,
+    };
+    let whole = |n: usize| n <= most && (width / T::LEN).is_multiple_of(n);
+    // SAFETY: the caller's sizes; a panel is whole strips of every number that is taken.
+    unsafe {
+        match () {
+            () if whole(8) => strip::<T, 8, S>(weights, width, x, sums),
+            () if whole(6) => strip::<T, 6, S>(weights, width, x, sums),
+            () if whole(4) => strip::<T, 4, S>(weights, width, x, sums),
+            () if whole(3) => strip::<T, 3, S>(weights, width, x, sums),
+            () if whole(2) => strip::<T, 2, S>(weights, width, x, sums),
+            () => strip::<T, 1, S>(weights, width, x, sums),
         }
     }
 }
@@ -391,7 +390,7 @@ unsafe fn strip<T: super::vector::Vector, const N: usize, const S: usize>(
     }
 }
 
-fn slice(windows: &[u32], values: &[f32], places: &[u8], x: &[f32], sums: &mut [f32; 64 * FEW]) {
+fn slice(Steps { windows, values, places }: Steps<'_>, x: &[f32], sums: &mut [f32]) {
     let steps = values.chunks_exact(ROWS).zip(places.chunks_exact(ROWS));
     for (&window, (values, places)) in windows.iter().zip(steps) {
         let x = &x[window as usize..];
@@ -409,7 +408,7 @@ fn slice(windows: &[u32], values: &[f32], places: &[u8], x: &[f32], sums: &mut [
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::vector::{Avx2, Avx512};
-    use super::{FEW, ROWS, panel};
+    use super::{FEW, ROWS, Steps, panel};
     use std::arch::x86_64::*;
 
     /// # Safety
@@ -440,66 +439,84 @@ mod x86 {
         unsafe { panel::<Avx2>(weights, width, x, samples, sums) }
     }
 
+    /// One step of a slice.
+    ///
     /// # Safety
-    /// `values` and `places` hold 32 numbers for every window; windows lie inside `x`, places inside the window.
+    /// As [`pair_avx512`], for step k of the slice.
+    #[inline]
     #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-    pub(super) unsafe fn slice_avx512(
-        windows: &[u32],
-        values: &[f32],
-        places: &[u8],
-        x: &[f32],
-        sums: &mut [f32; 64 * FEW],
-    ) {
+    unsafe fn step_avx512(steps: &Steps<'_>, k: usize, x: &[f32], [low, high]: [__m512; 2]) -> [__m512; 2] {
         // SAFETY: the caller's sizes.
         unsafe {
-            let (mut low, mut high) = (_mm512_loadu_ps(sums.as_ptr()), _mm512_loadu_ps(sums.as_ptr().add(16)));
-            let (mut values, mut places) = (values.as_ptr(), places.as_ptr());
-            for &window in windows {
-                let from = x.as_ptr().add(window as usize);
-                let (first, second) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
-                let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.cast()));
-                let picked = _mm512_permutex2var_ps(first, at, second);
-                low = _mm512_fmadd_ps(_mm512_loadu_ps(values), picked, low);
-                let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.add(16).cast()));
-                let picked = _mm512_permutex2var_ps(first, at, second);
-                high = _mm512_fmadd_ps(_mm512_loadu_ps(values.add(16)), picked, high);
-                values = values.add(ROWS);
-                places = places.add(ROWS);
-            }
-            _mm512_storeu_ps(sums.as_mut_ptr(), low);
-            _mm512_storeu_ps(sums.as_mut_ptr().add(16), high);
+            let from = x.as_ptr().add(*steps.windows.get_unchecked(k) as usize);
+            let (values, places) = (steps.values.as_ptr().add(k * ROWS), steps.places.as_ptr().add(k * ROWS));
+            let (first, second) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
+            let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.cast()));
+            let low = _mm512_fmadd_ps(_mm512_loadu_ps(values), _mm512_permutex2var_ps(first, at, second), low);
+            let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.add(16).cast()));
+            let picked = _mm512_permutex2var_ps(first, at, second);
+            [low, _mm512_fmadd_ps(_mm512_loadu_ps(values.add(16)), picked, high)]
         }
     }
 
+    /// Two slices in turn: while one waits for its sums, the other adds to its own.
+    ///
     /// # Safety
-    /// As [`slice_avx512`].
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn slice_avx2(
-        windows: &[u32],
-        values: &[f32],
-        places: &[u8],
-        x: &[f32],
-        sums: &mut [f32; 64 * FEW],
-    ) {
-        // SAFETY: the caller's sizes; a gather reads inside the window.
+    /// There are 32 values and places for every window; windows lie inside `x`, places inside the window.
+    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+    pub(super) unsafe fn pair_avx512([one, two]: [Steps<'_>; 2], x: &[f32], sums: &mut [f32; 64 * FEW]) {
+        let (mut a, mut b) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
+        // SAFETY: the caller's sizes.
         unsafe {
-            let mut sum = [_mm256_setzero_ps(); ROWS / 8];
-            for v in 0..ROWS / 8 {
-                sum[v] = _mm256_loadu_ps(sums.as_ptr().add(8 * v));
+            for v in 0..2 {
+                a[v] = _mm512_loadu_ps(sums.as_ptr().add(16 * v));
+                b[v] = _mm512_loadu_ps(sums.as_ptr().add(ROWS + 16 * v));
             }
-            let (mut values, mut places) = (values.as_ptr(), places.as_ptr());
-            for &window in windows {
-                let from = x.as_ptr().add(window as usize);
+            let both = one.windows.len().min(two.windows.len());
+            for k in 0..both {
+                a = step_avx512(&one, k, x, a);
+                b = step_avx512(&two, k, x, b);
+            }
+            for k in both..one.windows.len() {
+                a = step_avx512(&one, k, x, a);
+            }
+            for k in both..two.windows.len() {
+                b = step_avx512(&two, k, x, b);
+            }
+            for v in 0..2 {
+                _mm512_storeu_ps(sums.as_mut_ptr().add(16 * v), a[v]);
+                _mm512_storeu_ps(sums.as_mut_ptr().add(ROWS + 16 * v), b[v]);
+            }
+        }
+    }
+
+    /// One slice after the other: four vectors of a slice wait for nobody.
+    ///
+    /// # Safety
+    /// As [`pair_avx512`].
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn pair_avx2(pair: [Steps<'_>; 2], x: &[f32], sums: &mut [f32; 64 * FEW]) {
+        for (steps, sums) in pair.iter().zip(sums.chunks_exact_mut(ROWS)) {
+            // SAFETY: the caller's sizes; a gather reads inside the window.
+            unsafe {
+                let mut sum = [_mm256_setzero_ps(); ROWS / 8];
                 for v in 0..ROWS / 8 {
-                    let at = _mm256_cvtepu8_epi32(_mm_loadl_epi64(places.add(8 * v).cast()));
-                    let picked = _mm256_i32gather_ps::<4>(from, at);
-                    sum[v] = _mm256_fmadd_ps(_mm256_loadu_ps(values.add(8 * v)), picked, sum[v]);
+                    sum[v] = _mm256_loadu_ps(sums.as_ptr().add(8 * v));
                 }
-                values = values.add(ROWS);
-                places = places.add(ROWS);
-            }
-            for v in 0..ROWS / 8 {
-                _mm256_storeu_ps(sums.as_mut_ptr().add(8 * v), sum[v]);
+                let (mut values, mut places) = (steps.values.as_ptr(), steps.places.as_ptr());
+                for &window in steps.windows {
+                    let from = x.as_ptr().add(window as usize);
+                    for v in 0..ROWS / 8 {
+                        let at = _mm256_cvtepu8_epi32(_mm_loadl_epi64(places.add(8 * v).cast()));
+                        let picked = _mm256_i32gather_ps::<4>(from, at);
+                        sum[v] = _mm256_fmadd_ps(_mm256_loadu_ps(values.add(8 * v)), picked, sum[v]);
+                    }
+                    values = values.add(ROWS);
+                    places = places.add(ROWS);
+                }
+                for v in 0..ROWS / 8 {
+                    _mm256_storeu_ps(sums.as_mut_ptr().add(8 * v), sum[v]);
+                }
             }
         }
     }

@@ -232,6 +232,13 @@ fn cases() -> Vec<Case> {
             groups,
         });
     }
+    // Single rows of more vectors than stay in registers at once.
+    for (width, lanes) in [(70, 4), (35, 8), (19, 16), (5, 64), (3, 32)] {
+        for density in [1.0, 0.3] {
+            let (kernel, out) = ([1, 1], [1, width]);
+            cases.push(Case { channels: 13, rows: 11, kernel, stride: 1, dilation: 1, out, lanes, density, groups: 1 });
+        }
+    }
     cases
 }
 

@@ -1,44 +1,9 @@
 //! Samples side by side: feature-major blocks in which a feature of `lanes` samples is a few vector registers.
 
-use super::Scalar;
+pub use crate::kernels::Aligned;
 
 /// The numbers of samples that run side by side; a power of two from 8 to 64.
 pub const MAX_LANES: usize = 64;
-
-/// A buffer that starts on a cache line, so that no vector straddles two.
-#[derive(Debug)]
-pub struct Aligned<T> {
-    data: Vec<T>,
-    start: usize,
-}
-
-impl<T: Scalar> Aligned<T> {
-    /// All zeros.
-    pub fn zeros(length: usize) -> Self {
-        const LINE: usize = 64;
-        let data = vec![T::default(); length + LINE / size_of::<T>()];
-        let start = data.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
-        Self { data, start }
-    }
-
-    fn range(&self) -> std::ops::Range<usize> {
-        self.start..self.start + self.data.len() - 64 / size_of::<T>()
-    }
-}
-
-impl<T: Scalar> std::ops::Deref for Aligned<T> {
-    type Target = [T];
-    fn deref(&self) -> &[T] {
-        &self.data[self.range()]
-    }
-}
-
-impl<T: Scalar> std::ops::DerefMut for Aligned<T> {
-    fn deref_mut(&mut self) -> &mut [T] {
-        let range = self.range();
-        &mut self.data[range]
-    }
-}
 
 /// Raises `largest` (one number per lane) to the largest magnitude of `rows`, features × lanes. A NaN counts as larger
 /// than infinity and stays.
