@@ -317,7 +317,7 @@ mod tests {
     fn the_gradient_is_that_of_the_bound() {
         let mut r = Random::new(47);
         let (mut seen, mut unstable, mut size, mut error) = (0, 0, 0.0f64, 0.0f64);
-        for round in 0..8 {
+        for round in 0..12 {
             let mut parts = random_model(&mut r, false, 0.8).into_parts();
             let relu = |name: &str, size| Layer::dense(name, size, Activation::Relu);
             parts.layout = Layout::new(vec![relu("third", 4), relu("second", 5), relu("first", 5)]);
