@@ -96,7 +96,8 @@ if trained:
 sections |= {
     "machine": machine.strip(),
     "summary": "\n".join(summary),
-    "shortfalls": f"Below the aims: {'; '.join(below) or 'nothing'}.\n\nSlower than the faster dense pass: {'; '.join(slower) or 'nothing'}.",
+    "shortfalls": f"Below the aims: {'; '.join(below) or 'nothing'}.\n\n"
+    f"Slower than the faster dense pass: {'; '.join(slower) or 'nothing'}.",
     "measurements": sections["convolutions"] + "\n" + "\n".join(sections["dense"].splitlines()[2:]),
 }
 page = (DOCS / "inference.md").read_text()
