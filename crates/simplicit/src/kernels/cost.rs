@@ -119,7 +119,7 @@ impl Cost {
         let ratio = match (instructions, positions, lanes) {
             (super::Instructions::Avx512, 1, ..=16) => 2.15,
             (super::Instructions::Avx512, 1, ..=32) => 1.54,
-            (super::Instructions::Avx512, 1, _) => 1.5,
+            (super::Instructions::Avx512, 1, _) => 1.42,
             (_, 1, ..=8) => 2.3,
             (_, 1, ..=16) => 1.75,
             (_, 1, ..=32) => 1.5,
