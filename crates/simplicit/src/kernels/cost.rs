@@ -98,7 +98,9 @@ pub(super) fn dense_over_bundles(
     // Results of dense panels are turned; a sparse row is started and finished, and bundles are filled with rows of zeros.
     let dense = panels(rows, columns, 16.0 * each, 3.0) + 1.4 * (rows * samples) as f64;
     let filled = rows.next_multiple_of(super::grid::ROWS_PER_BUNDLE) as f64 / rows.max(1) as f64;
-    dense / (filled * nonzeros as f64 + 5.0 * rows as f64).max(1e-9)
+    // Inputs that fill half of the first-level cache leave no room for taps.
+    let tap = if columns * samples * size_of::<f32>() >= 16 << 10 { 1.08 } else { 1.0 };
+    dense / (filled * tap * nonzeros as f64 + 5.0 * rows as f64).max(1e-9)
 }
 
 impl Cost {
@@ -117,7 +119,7 @@ impl Cost {
         let ratio = match (instructions, positions, lanes) {
             (super::Instructions::Avx512, 1, ..=16) => 2.15,
             (super::Instructions::Avx512, 1, ..=32) => 1.54,
-            (super::Instructions::Avx512, 1, _) => 1.5,
+            (super::Instructions::Avx512, 1, _) => 1.42,
             (_, 1, ..=8) => 2.3,
             (_, 1, ..=16) => 1.75,
             (_, 1, ..=32) => 1.5,
