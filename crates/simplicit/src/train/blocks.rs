@@ -455,7 +455,8 @@ impl<'a> Fits<'a> {
             let design = Design::new(statistics)?;
             let problems = self.problems(group, strength, &design);
             let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
-            for (k, bound) in rows.bounds(&self.settings, strength, weights, number, run)? {
+            let on_gpu = fit.rows[group.first_row..group.first_row + group.rows.len()].iter().any(|row| row.on_gpu);
+            for (k, bound) in rows.bounds(&self.settings, strength, weights, number, on_gpu, run)? {
                 let row = &mut fit.rows[group.first_row + k];
                 row.bound_distance = Some(bound.distance());
                 row.proven = bound.proven;

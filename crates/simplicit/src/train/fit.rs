@@ -209,7 +209,8 @@ pub(super) fn certified(
         let all = 0..group.rows.len();
         let problems = problems(&fitter.plan, input, settings, strength, group, &design, &fitter.prices, all);
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
-        for (k, bound) in rows.bounds(settings, strength, weights, number, run)? {
+        let on_gpu = found.rows[group.rows.clone()].iter().any(|row| row.on_gpu);
+        for (k, bound) in rows.bounds(settings, strength, weights, number, on_gpu, run)? {
             let row = &mut found.rows[group.rows.start + k];
             row.bound_distance = Some(bound.distance());
             row.proven = bound.proven;

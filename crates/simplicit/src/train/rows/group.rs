@@ -17,6 +17,8 @@ use crate::train::{Bounds, Objective, Run, TrainSettings};
 const SAMPLED_BOUNDS: usize = 2048;
 /// A search solves the rows of a group at least so often: at a few prices, for a rough model, and for the model.
 const SOLVES: f64 = 3.0;
+/// How much faster a GPU solves rows than the CPU bounds them, about: where it did, so many fewer are bounded.
+const GPU_SPEED: f64 = 32.0;
 /// Multiply-adds that bounds of a group may take in any case: a fraction of a second.
 const CHEAP: f64 = 1e9;
 /// Rows of a group that are bounded where a sample is asked for.
@@ -118,13 +120,14 @@ impl<'a> Rows<'a> {
     }
 
     /// Lower bounds (or proofs) of the rows that the settings choose, by row; `answers` has one row of weights per
-    /// problem, `number` is the group's place in the plan.
+    /// problem, `number` is the group's place in the plan, `on_gpu` says whether a GPU solved it.
     pub(in crate::train) fn bounds(
         &self,
         settings: &TrainSettings,
         strength: f64,
         answers: &[Vec<f64>],
         number: usize,
+        on_gpu: bool,
         run: &mut Run,
     ) -> Result<Vec<(usize, CardinalityBound)>> {
         let (features, rows) = (self.statistics.features(), self.problems.len());
@@ -132,7 +135,7 @@ impl<'a> Rows<'a> {
             _ if !has_bounds(settings, features) => return Ok(Vec::new()),
             Some(Bounds::All) => rows,
             Some(_) => BOUND_STRATA,
-            None => affordable(settings, features, answers),
+            None => affordable(settings, features, answers, on_gpu),
         };
         let drawn = survey::drawn(self.design, self.problems, strata, drawing(settings, number));
         let rows: Vec<usize> = drawn.into_iter().map(|r| r.0).collect();
@@ -218,11 +221,12 @@ pub(in crate::train) fn has_bounds(settings: &TrainSettings, features: usize) ->
 
 /// How many rows of a group get a bound where nothing is said: what costs no more than solving all of them a few times, as
 /// training does, and one at least. Operations are counted and time is not measured, so the choice is the same on every machine.
-fn affordable(settings: &TrainSettings, features: usize, answers: &[Vec<f64>]) -> usize {
+fn affordable(settings: &TrainSettings, features: usize, answers: &[Vec<f64>], on_gpu: bool) -> usize {
     let rows = answers.len().max(1);
     let nonzeros = answers.iter().flatten().filter(|w| **w != 0.0).count() as f64 / rows as f64;
     let (shared, each) = work::of_bounds(features, nonzeros);
-    let solving = SOLVES * work::of_solving(features, rows, &settings.cardinality);
+    let solves = if on_gpu { SOLVES / GPU_SPEED } else { SOLVES };
+    let solving = solves * work::of_solving(features, rows, &settings.cardinality);
     (((solving.max(CHEAP) - shared) / each.max(1.0)) as usize).clamp(1, rows)
 }
 
@@ -287,13 +291,17 @@ mod tests {
                 for share in [0.02, 0.2, 0.6] {
                     let nonzeros = ((share * features as f64) as usize).max(1);
                     let answer: Vec<f64> = (0..features).map(|j| f64::from(u8::from(j < nonzeros))).collect();
-                    let chosen = affordable(&settings, features, &vec![answer; rows]);
+                    let answers = vec![answer; rows];
+                    let chosen = affordable(&settings, features, &answers, false);
+                    let beside_gpu = affordable(&settings, features, &answers, true);
                     let (d, r, k, s) = (features as f64, rows as f64, nonzeros as f64, features as f64 / 4.0);
                     let splitting = rungs * d * d * d + steps * r * d * d;
                     let moves = 2.0 * r * s * s * (s / 6.0 + s.min(320.0));
                     let allowed = (3.0 * (splitting + moves)).max(1e9);
+                    let allowed_beside_gpu = (3.0 / 32.0 * (splitting + moves)).max(1e9);
                     let bounds = |n: usize| 8.0 * d * d * d + n as f64 * 240.0 * (k * k * k / 3.0 + 4.0 * d * k);
                     assert!((1..=rows).contains(&chosen), "{features} {rows} {nonzeros}: {chosen}");
+                    assert!(beside_gpu <= chosen && (beside_gpu == 1 || bounds(beside_gpu) <= allowed_beside_gpu));
                     assert!(chosen == 1 || bounds(chosen) <= allowed, "{features} {rows} {nonzeros}: {chosen}");
                     // As many as are allowed: one more would be too much, or there is none.
                     assert!(chosen == rows || bounds(chosen + 1) > allowed, "{features} {rows} {nonzeros}: {chosen}");
