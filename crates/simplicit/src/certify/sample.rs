@@ -286,20 +286,12 @@ impl Sample<'_, '_> {
         input: &InputSet,
         until: Until,
     ) -> Result<()> {
-        // The substitution starts at the node itself, which needs its slacks.
-        all.push(bounds.clone());
-        for part in units.chunks(LANES / 2) {
-            self.cancel.check()?;
+        self.narrowed(units, LANES / 2, bounds, all, |substitution, part, all| {
             let functions: Vec<Vec<(usize, f32)>> =
                 part.iter().flat_map(|&i| [vec![(i, 1.0)], vec![(i, -1.0)]]).collect();
-            let least = self.substitution.lower(k, &functions, all, input, until, None);
-            for (r, &i) in part.iter().enumerate() {
-                bounds.low[i] = bounds.low[i].max(least[2 * r]);
-                bounds.high[i] = bounds.high[i].min(-least[2 * r + 1]);
-            }
-        }
-        all.pop();
-        Ok(())
+            let least = substitution.lower(k, &functions, all, input, until, None);
+            (0..part.len()).map(|r| (least[2 * r], -least[2 * r + 1])).collect()
+        })
     }
 
     /// The same in half the time, less narrow.
@@ -311,13 +303,28 @@ impl Sample<'_, '_> {
         all: &mut Vec<Bounds>,
         input: &InputSet,
     ) -> Result<()> {
+        self.narrowed(units, LANES, bounds, all, |substitution, part, all| {
+            let (low, high) = substitution.both(k, part, all, input, Until::Input);
+            (0..part.len()).map(|r| (low[r], high[r])).collect()
+        })
+    }
+
+    /// Some units at a time, each with the ends that `ends` finds where these are narrower.
+    fn narrowed(
+        &mut self,
+        units: &[usize],
+        at_once: usize,
+        bounds: &mut Bounds,
+        all: &mut Vec<Bounds>,
+        mut ends: impl FnMut(&mut Substitution, &[usize], &[Bounds]) -> Vec<(f64, f64)>,
+    ) -> Result<()> {
+        // The substitution starts at the node itself, which needs its slacks.
         all.push(bounds.clone());
-        for part in units.chunks(LANES) {
+        for part in units.chunks(at_once) {
             self.cancel.check()?;
-            let (low, high) = self.substitution.both(k, part, all, input, Until::Input);
-            for (r, &i) in part.iter().enumerate() {
-                bounds.low[i] = bounds.low[i].max(low[r]);
-                bounds.high[i] = bounds.high[i].min(high[r]);
+            for (&i, (low, high)) in part.iter().zip(ends(self.substitution, part, all)) {
+                bounds.low[i] = bounds.low[i].max(low);
+                bounds.high[i] = bounds.high[i].min(high);
             }
         }
         all.pop();

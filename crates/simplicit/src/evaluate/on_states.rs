@@ -2,6 +2,7 @@
 
 use crate::backend::Device;
 use crate::equilibrium::{DeviceModel, Equilibrium, EquilibriumSettings, not_converged};
+use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::StateSource;
@@ -37,8 +38,10 @@ pub fn error_on_states(
             let (u, y) = match &baseline {
                 None => source.ends(range)?,
                 Some(baseline) => {
+                    let first = range.start;
                     let u = source.inputs(range)?;
-                    let y = baseline.outputs(&u)?.y.cast();
+                    let y: Matrix = baseline.outputs(&u)?.y.cast();
+                    y.require_finite("Y", first)?;
                     (u, y)
                 }
             };
