@@ -135,12 +135,17 @@ class Outputs:
         return (each if self.mask is None else each * self.mask).sum()
 
     def drawn(self, generator: torch.Generator) -> torch.Tensor:
-        """log p(y|u) summed over the batch, y drawn from the module's own distribution: its softmax, or a normal one."""
+        """A sum over the batch whose gradient is random, with the outputs' Fisher information as its covariance.
+
+        For a softmax, every class y adds ±√p(y) · log p(y), with a random sign: drawing one y instead would hardly ever see the
+        others where one is nearly certain, as on images that the module was trained on.
+        """
         if not self.logits:
             noise = torch.randn(self.values.shape, generator=generator).to(self.values.device)
             total = (self.values * noise).movedim(self.axis, -1) if self.values.dim() > 1 else self.values * noise
             return self.weighed(total.sum(-1)) if self.values.dim() > 1 else total.sum()
         logarithms = self.values.movedim(self.axis, -1).log_softmax(-1)
-        shares = logarithms.detach().exp().reshape(-1, logarithms.shape[-1]).cpu()
-        y = torch.multinomial(shares, 1, generator=generator).reshape(logarithms.shape[:-1]).to(logarithms.device)
-        return self.weighed(logarithms.gather(-1, y.unsqueeze(-1)).squeeze(-1))
+        logarithms = logarithms.clamp(min=torch.finfo(logarithms.dtype).min)  # A class that is ruled out has −∞, and adds 0.
+        signs = torch.randint(0, 2, logarithms.shape, generator=generator, dtype=torch.int8).to(logarithms.device)
+        roots = (logarithms.detach() / 2).exp() * (2 * signs - 1)
+        return self.weighed((roots * logarithms).sum(-1))

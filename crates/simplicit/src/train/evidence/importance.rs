@@ -16,8 +16,8 @@ use crate::{Error, Result};
 const BLOCK: usize = 256;
 const BLOCK_STATES: usize = 1 << 22;
 
-/// λ_i = E[(∂ log p(y|u)/∂z_i)²] over the inputs, y drawn from the network's own softmax `draws` times: the Fisher
-/// diagonal, which needs no labels. One number per row of the layout (last layer first; summed over the positions of a
+/// λ_i = E[(∂ log p(y|u)/∂z_i)²] over the inputs and over y from the network's own softmax, estimated with `draws` random
+/// mixtures of the classes a sample: the Fisher diagonal, which needs no labels. One number per row of the layout (last layer first; summed over the positions of a
 /// channel), then one per output, where the expectation over y is p(1 − p).
 pub fn importance(
     network: &Network,
@@ -195,7 +195,7 @@ pub(in crate::train) fn drawn_in_blocks(
 ) -> Matrix<f32> {
     let mut out = probabilities.clone();
     for i in 0..out.rows() {
-        subtract_drawn(out.row_mut(i), scale, &mut streams[i / size]);
+        mix_classes(out.row_mut(i), scale, &mut streams[i / size]);
     }
     out
 }
@@ -217,28 +217,32 @@ pub(in crate::train) fn softmax(logits: &Matrix<f32>) -> Matrix<f32> {
     out
 }
 
-/// −∂ log p(y|u)/∂(outputs) for one y drawn per row, where the logits are `scale` times the outputs.
+/// One random vector per row whose covariance is the Fisher information of the outputs, where the logits are `scale` times
+/// the outputs.
 pub(in crate::train) fn drawn(probabilities: &Matrix<f32>, scale: f32, random: &mut Random) -> Matrix<f32> {
     let mut out = probabilities.clone();
-    (0..out.rows()).for_each(|i| subtract_drawn(out.row_mut(i), scale, random));
+    (0..out.rows()).for_each(|i| mix_classes(out.row_mut(i), scale, random));
     out
 }
 
-fn subtract_drawn(row: &mut [f32], scale: f32, random: &mut Random) {
-    let y = draw(row, random.uniform());
-    row[y] -= 1.0;
-    row.iter_mut().for_each(|v| *v *= scale);
-}
-
-fn draw(probabilities: &[f32], uniform: f64) -> usize {
-    let mut left = uniform;
-    for (k, p) in probabilities.iter().enumerate() {
-        left -= f64::from(*p);
-        if left < 0.0 {
-            return k;
+/// Replaces probabilities p by Σ_y ±√p_y (e_y − p), a random sign for every class: its covariance is diag(p) − ppᵀ, that of
+/// the gradient e_y − p for one y drawn from p. Drawing y would see the other classes hardly ever where one is nearly
+/// certain, as on images that a network was trained on, and the weights of rows would come from a few samples.
+fn mix_classes(row: &mut [f32], scale: f32, random: &mut Random) {
+    let mut sum = 0.0;
+    let mut signs = 0;
+    for (k, p) in row.iter_mut().enumerate() {
+        if k % 64 == 0 {
+            signs = random.bits();
         }
+        let root = f64::from(*p).sqrt() * if signs >> (k % 64) & 1 == 0 { 1.0 } else { -1.0 };
+        sum += root;
+        *p = root as f32;
     }
-    probabilities.len().saturating_sub(1)
+    for v in row.iter_mut() {
+        let root = f64::from(*v);
+        *v = (f64::from(scale) * (root - root * root * sum)) as f32;
+    }
 }
 
 #[cfg(test)]
@@ -279,5 +283,22 @@ mod tests {
             }
             assert!((got[k] - expected).abs() < 0.02 * expected, "{} against {expected}", got[k]);
         }
+    }
+    #[test]
+    fn nearly_certain_samples_count_as_much_as_they_say() {
+        // Two draws a sample are within a tenth of Σ_y p_y (aᵀ(e_y − p))², though one class in two thousand is drawn otherwise.
+        let p = [0.9995_f32, 0.0003, 0.0002];
+        let a = [0.3, -1.0, 2.0];
+        let dot = |v: &[f32]| v.iter().zip(a).map(|(v, a)| f64::from(*v) * a).sum::<f64>();
+        let mean = dot(&p);
+        let exact: f64 = p.iter().zip(a).map(|(&p, a)| f64::from(p) * (a - mean).powi(2)).sum();
+        let probabilities = Matrix::from_fn(1000, 3, |_, c| p[c]);
+        let mut random = Random::new(3);
+        let mut got = 0.0;
+        for _ in 0..2 {
+            let v = drawn(&probabilities, 1.0, &mut random);
+            got += (0..1000).map(|i| dot(v.row(i)).powi(2)).sum::<f64>() / 2000.0;
+        }
+        assert!((got - exact).abs() < 0.1 * exact, "{got} against {exact}");
     }
 }

@@ -18,8 +18,8 @@ const SAMPLED_BOUNDS: usize = 2048;
 /// A search solves the rows of a group at least so often: at a few prices, for a rough model, and for the model.
 const SOLVES: f64 = 3.0;
 /// How much faster a GPU solves rows than the CPU bounds them, about: where it did, so many fewer are bounded.
-const GPU_SPEED: f64 = 32.0;
-/// Multiply-adds that bounds of a group may take in any case: a fraction of a second.
+const GPU_SPEED: f64 = 128.0;
+/// Multiply-adds that bounds of a group may take in any case where the CPU solved it: a fraction of a second.
 const CHEAP: f64 = 1e9;
 /// Rows of a group that are bounded where a sample is asked for.
 const BOUND_STRATA: usize = 8;
@@ -225,9 +225,9 @@ fn affordable(settings: &TrainSettings, features: usize, answers: &[Vec<f64>], o
     let rows = answers.len().max(1);
     let nonzeros = answers.iter().flatten().filter(|w| **w != 0.0).count() as f64 / rows as f64;
     let (shared, each) = work::of_bounds(features, nonzeros);
-    let solves = if on_gpu { SOLVES / GPU_SPEED } else { SOLVES };
-    let solving = solves * work::of_solving(features, rows, &settings.cardinality);
-    (((solving.max(CHEAP) - shared) / each.max(1.0)) as usize).clamp(1, rows)
+    let solving = SOLVES * work::of_solving(features, rows, &settings.cardinality);
+    let allowed = solving.max(CHEAP) / if on_gpu { GPU_SPEED } else { 1.0 };
+    (((allowed - shared) / each.max(1.0)) as usize).clamp(1, rows)
 }
 
 /// The seed of what is drawn from a group.
@@ -298,7 +298,7 @@ mod tests {
                     let splitting = rungs * d * d * d + steps * r * d * d;
                     let moves = 2.0 * r * s * s * (s / 6.0 + s.min(320.0));
                     let allowed = (3.0 * (splitting + moves)).max(1e9);
-                    let allowed_beside_gpu = (3.0 / 32.0 * (splitting + moves)).max(1e9);
+                    let allowed_beside_gpu = allowed / 128.0;
                     let bounds = |n: usize| 8.0 * d * d * d + n as f64 * 240.0 * (k * k * k / 3.0 + 4.0 * d * k);
                     assert!((1..=rows).contains(&chosen), "{features} {rows} {nonzeros}: {chosen}");
                     assert!(beside_gpu <= chosen && (beside_gpu == 1 || bounds(beside_gpu) <= allowed_beside_gpu));
