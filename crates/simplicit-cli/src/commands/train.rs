@@ -188,7 +188,7 @@ pub(crate) struct TrainArgs {
     /// Positions of a feature map that each sample gives, for networks with convolutions [default: 64]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) positions: Option<usize>,
-    /// Cardinality rows that get a lower bound [default: as many of a group as cost no more than solving its rows three times]
+    /// Cardinality rows that get a lower bound [default: as many as cost less than training does, counted in operations]
     #[arg(long, help_heading = "The method")]
     pub(crate) bounds: Option<BoundsKind>,
 

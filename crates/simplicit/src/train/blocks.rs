@@ -14,7 +14,7 @@ use crate::problem::{Matching, RowProblem};
 use crate::solver::Design;
 use crate::statistics::Statistics;
 use crate::train::block_source::{BlockRows, BlockSource, LinearBlock, check, check_weights};
-use crate::train::rows::group::{Rows, Stored, entry_price, for_taps, has_bounds, weighed};
+use crate::train::rows::group::{Allowance, Rows, Stored, entry_price, for_taps, has_bounds, weighed};
 use crate::train::search::rough::{self, RoughModels};
 use crate::train::search::survey::{self, Survey};
 use crate::train::search::{CLOSE, Found, PROMISED, Start, seek};
@@ -450,13 +450,15 @@ impl<'a> Fits<'a> {
 
     /// Bounds or proofs of the rows that the settings choose.
     fn certify(&mut self, strength: f64, fit: &mut Fit, run: &mut Run) -> Result<()> {
+        let mut allowance = Allowance::new(&self.settings);
         for (&number, (statistics, weights)) in &fit.evidence {
             let group = &self.groups[number];
             let design = Design::new(statistics)?;
             let problems = self.problems(group, strength, &design);
             let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
             let on_gpu = fit.rows[group.first_row..group.first_row + group.rows.len()].iter().any(|row| row.on_gpu);
-            for (k, bound) in rows.bounds(&self.settings, strength, weights, number, on_gpu, run)? {
+            let count = allowance.rows(&rows, weights, on_gpu);
+            for (k, bound) in rows.bounds(&self.settings, strength, weights, number, count, run)? {
                 let row = &mut fit.rows[group.first_row + k];
                 row.bound_distance = Some(bound.distance());
                 row.proven = bound.proven;

@@ -17,7 +17,7 @@ use crate::train::plan::budget;
 use crate::train::plan::work::{self, Kind, Meter};
 use crate::train::plan::{self, Group, GroupId, Plan};
 use crate::train::rows::build::{Build, Evidence, Row, RowReport, row_name};
-use crate::train::rows::group::{Rows, for_taps, has_bounds, parts};
+use crate::train::rows::group::{Allowance, Rows, for_taps, has_bounds, parts};
 use crate::train::rows::prices::CertificatePrices;
 use crate::train::rows::problems::{kept_rows, problems, reads_states};
 use crate::train::search::survey::{self, Steering, Survey};
@@ -202,6 +202,7 @@ pub(super) fn certified(
     if !matches!(settings.objective, Objective::Cardinality) {
         return Ok(found);
     }
+    let mut allowance = Allowance::new(settings);
     for (number, group) in fitter.plan.groups().enumerate() {
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.id()) else { continue };
         let strength = found.strengths.get(number).copied().unwrap_or(strength);
@@ -210,7 +211,8 @@ pub(super) fn certified(
         let problems = problems(&fitter.plan, input, settings, strength, group, &design, &fitter.prices, all);
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
         let on_gpu = found.rows[group.rows.clone()].iter().any(|row| row.on_gpu);
-        for (k, bound) in rows.bounds(settings, strength, weights, number, on_gpu, run)? {
+        let count = allowance.rows(&rows, weights, on_gpu);
+        for (k, bound) in rows.bounds(settings, strength, weights, number, count, run)? {
             let row = &mut found.rows[group.rows.start + k];
             row.bound_distance = Some(bound.distance());
             row.proven = bound.proven;

@@ -129,8 +129,8 @@ pub struct TrainSettings {
     pub memory: Option<u64>,
     /// When a row counts as solved.
     pub solver: SolverSettings,
-    /// Which cardinality rows get a lower bound. Default: as many of a group as cost no more operations than solving all
-    /// its rows three times, and one at least.
+    /// Which cardinality rows get a lower bound. Default: as many as cost less than training does, by counted
+    /// operations: of every group half of what solving its rows once takes, and a little more for the first ones.
     pub bounds: Option<Bounds>,
     /// How hard cardinality tries.
     pub cardinality: CardinalitySettings,

@@ -41,7 +41,7 @@ fn of_group(group: &Group, images: usize, settings: &TrainSettings, kind: Kind) 
     let sums = if few { 0.0 } else { m * d * (d / 2.0 + r) * if group.features() >= WIDE { 1.0 } else { 2.0 } };
     let kept = few.then_some(m);
     let splitting = |rows: f64| splitting(d, rows, kept, &settings.cardinality);
-    let moves = moves(d, r);
+    let moves = moves(d, r, kept);
     match kind {
         _ if group.kept => walk,
         Kind::Survey(prices) => walk + sums + splitting((prices * SURVEY_STRATA.min(group.rows.len())) as f64),
@@ -59,16 +59,23 @@ fn splitting(d: f64, rows: f64, kept: Option<f64>, how: &CardinalitySettings) ->
     how.rungs as f64 * rung + how.steps as f64 * rows * step
 }
 
-/// Single moves of some rows. Supports are about a quarter of the features.
-fn moves(d: f64, rows: f64) -> f64 {
+/// Single moves of some rows. Supports are about a quarter of the features; one larger than the samples is settled on these.
+fn moves(d: f64, rows: f64, kept: Option<f64>) -> f64 {
     let support = d / 4.0;
-    2.0 * rows * support * support * (support / 6.0 + 320.0_f64.min(support))
+    let by_support = support * support * (support / 6.0 + 320.0_f64.min(support));
+    let by_samples = kept.map_or(f64::INFINITY, |m| m * m * support + m * m * m / 6.0);
+    2.0 * rows * by_support.min(by_samples)
 }
 
-/// Solving all rows of a group once, on its statistics.
-pub(in crate::train) fn of_solving(features: usize, rows: usize, how: &CardinalitySettings) -> f64 {
-    let (d, r) = (features as f64, rows as f64);
-    splitting(d, r, None, how) + moves(d, r)
+/// Solving all rows of a group once, on its statistics; of few samples these are kept.
+pub(in crate::train) fn of_solving(
+    features: usize,
+    rows: usize,
+    kept: Option<usize>,
+    how: &CardinalitySettings,
+) -> f64 {
+    let (d, r, kept) = (features as f64, rows as f64, kept.map(|m| m as f64));
+    splitting(d, r, kept, how) + moves(d, r, kept)
 }
 
 /// Bounding rows of one group: what they share, and each, with so many non-zeros in a row.

@@ -1,7 +1,7 @@
 //! The rows of one group, from statistics to stored weights: the same steps whoever gathered the statistics.
 
 use crate::Result;
-use crate::linalg::toward_zero;
+use crate::linalg::{Matrix, toward_zero};
 use crate::parallel::{self, Threads};
 use crate::problem::{RowProblem, Units};
 use crate::solver::{CardinalityBound, CardinalitySettings, Design};
@@ -15,12 +15,13 @@ use crate::train::{Bounds, Objective, Run, TrainSettings};
 
 /// Features up to which rows are bounded.
 const SAMPLED_BOUNDS: usize = 2048;
-/// A search solves the rows of a group at least so often: at a few prices, for a rough model, and for the model.
-const SOLVES: f64 = 3.0;
+/// What bounds of a group may take by default, in multiply-adds of solving its rows once. Training solves them about three
+/// times, and a multiply-add of a bound takes several times as long, in double precision and one row at a time.
+const SOLVES: f64 = 0.5;
+/// Multiply-adds that all bounds of a network may take beside that: a few seconds.
+const PURSE: f64 = 4e10;
 /// How much faster a GPU solves rows than the CPU bounds them, about: where it did, so many fewer are bounded.
 const GPU_SPEED: f64 = 128.0;
-/// Multiply-adds that bounds of a group may take in any case where the CPU solved it: a fraction of a second.
-const CHEAP: f64 = 1e9;
 /// Rows of a group that are bounded where a sample is asked for.
 const BOUND_STRATA: usize = 8;
 /// Rows of a group that a survey looks at.
@@ -119,25 +120,21 @@ impl<'a> Rows<'a> {
         Ok(solved.into_iter().zip(problems).zip(rounded).map(stored).collect())
     }
 
-    /// Lower bounds (or proofs) of the rows that the settings choose, by row; `answers` has one row of weights per
-    /// problem, `number` is the group's place in the plan, `on_gpu` says whether a GPU solved it.
+    /// Lower bounds (or proofs) of so many rows, by row; `answers` has one row of weights per problem, `number` is the
+    /// group's place in the plan.
     pub(in crate::train) fn bounds(
         &self,
         settings: &TrainSettings,
         strength: f64,
         answers: &[Vec<f64>],
         number: usize,
-        on_gpu: bool,
+        count: usize,
         run: &mut Run,
     ) -> Result<Vec<(usize, CardinalityBound)>> {
-        let (features, rows) = (self.statistics.features(), self.problems.len());
-        let strata = match settings.bounds {
-            _ if !has_bounds(settings, features) => return Ok(Vec::new()),
-            Some(Bounds::All) => rows,
-            Some(_) => BOUND_STRATA,
-            None => affordable(settings, features, answers, on_gpu),
-        };
-        let drawn = survey::drawn(self.design, self.problems, strata, drawing(settings, number));
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let drawn = survey::drawn(self.design, self.problems, count, drawing(settings, number));
         let rows: Vec<usize> = drawn.into_iter().map(|r| r.0).collect();
         let problems: Vec<RowProblem> = rows.iter().map(|&k| self.problems[k].clone()).collect();
         let weights: Vec<Vec<f64>> = rows.iter().map(|&k| answers[k].clone()).collect();
@@ -219,15 +216,42 @@ pub(in crate::train) fn has_bounds(settings: &TrainSettings, features: usize) ->
         }
 }
 
-/// How many rows of a group get a bound where nothing is said: what costs no more than solving all of them a few times, as
-/// training does, and one at least. Operations are counted and time is not measured, so the choice is the same on every machine.
-fn affordable(settings: &TrainSettings, features: usize, answers: &[Vec<f64>], on_gpu: bool) -> usize {
-    let rows = answers.len().max(1);
-    let nonzeros = answers.iter().flatten().filter(|w| **w != 0.0).count() as f64 / rows as f64;
-    let (shared, each) = work::of_bounds(features, nonzeros);
-    let solving = SOLVES * work::of_solving(features, rows, &settings.cardinality);
-    let allowed = solving.max(CHEAP) / if on_gpu { GPU_SPEED } else { 1.0 };
-    (((allowed - shared) / each.max(1.0)) as usize).clamp(1, rows)
+/// How many rows get a bound, group after group of a network. Where nothing is said it is what costs less than training does:
+/// operations are counted and time is not measured, so the choice is the same on every machine.
+pub(in crate::train) struct Allowance<'a> {
+    settings: &'a TrainSettings,
+    purse: f64,
+}
+
+impl<'a> Allowance<'a> {
+    pub(in crate::train) fn new(settings: &'a TrainSettings) -> Self {
+        Self { settings, purse: PURSE }
+    }
+
+    /// Rows of this group; `on_gpu` says whether a GPU solved it.
+    pub(in crate::train) fn rows(&mut self, group: &Rows, answers: &[Vec<f64>], on_gpu: bool) -> usize {
+        let features = group.statistics.features();
+        match self.settings.bounds {
+            _ if !has_bounds(self.settings, features) => 0,
+            Some(Bounds::All) => answers.len(),
+            Some(_) => BOUND_STRATA,
+            None => self.affordable(features, group.statistics.few_samples().map(Matrix::rows), answers, on_gpu),
+        }
+    }
+
+    /// `kept` are the samples where they are so few that they stand in the place of their products.
+    fn affordable(&mut self, features: usize, kept: Option<usize>, answers: &[Vec<f64>], on_gpu: bool) -> usize {
+        let rows = answers.len();
+        let nonzeros = answers.iter().flatten().filter(|w| **w != 0.0).count() as f64 / rows.max(1) as f64;
+        let (shared, each) = work::of_bounds(features, nonzeros);
+        let speed = if on_gpu { GPU_SPEED } else { 1.0 };
+        let own = SOLVES * work::of_solving(features, rows, kept, &self.settings.cardinality) / speed;
+        let chosen = (((own + self.purse / speed - shared) / each.max(1.0)) as usize).min(rows);
+        if chosen > 0 {
+            self.purse -= speed * (shared + chosen as f64 * each - own).max(0.0);
+        }
+        chosen
+    }
 }
 
 /// The seed of what is drawn from a group.
@@ -280,38 +304,47 @@ pub(in crate::train) fn entry_price(settings: &TrainSettings, strength: f64) -> 
 mod tests {
     use super::*;
 
-    /// A bound takes no longer than training unless asked: multiply-adds of bounds and of three solves, counted here again.
+    /// A bound takes no longer than training unless asked: multiply-adds of bounds and of solving, counted here again.
     #[test]
-    fn bounds_cost_no_more_than_solving_three_times() {
+    fn bounds_cost_half_of_solving_and_what_is_in_the_purse() {
         let settings = TrainSettings::default();
         let (rungs, steps) = (settings.cardinality.rungs as f64, settings.cardinality.steps as f64);
-        let (mut all, mut some, mut one) = (0, 0, 0);
-        for features in [16usize, 64, 144, 577, 1153, 2048] {
-            for rows in [1usize, 10, 64, 512] {
-                for share in [0.02, 0.2, 0.6] {
+        for speed in [1.0, 128.0] {
+            let (mut allowance, mut spent, mut allowed) = (Allowance::new(&settings), 0.0, 4e10 / speed);
+            let (mut all, mut some, mut none) = (0, 0, 0);
+            let sizes = [16usize, 64, 144, 577, 1153, 2048];
+            for (features, kept) in sizes.iter().flat_map(|&features| [None, Some(5)].map(|kept| (features, kept))) {
+                for (rows, share) in [(1usize, 0.02), (10, 0.6), (64, 0.2), (512, 0.2), (512, 0.02), (64, 0.6)] {
                     let nonzeros = ((share * features as f64) as usize).max(1);
                     let answer: Vec<f64> = (0..features).map(|j| f64::from(u8::from(j < nonzeros))).collect();
-                    let answers = vec![answer; rows];
-                    let chosen = affordable(&settings, features, &answers, false);
-                    let beside_gpu = affordable(&settings, features, &answers, true);
+                    let chosen = allowance.affordable(features, kept, &vec![answer; rows], speed > 1.0);
                     let (d, r, k, s) = (features as f64, rows as f64, nonzeros as f64, features as f64 / 4.0);
-                    let splitting = rungs * d * d * d + steps * r * d * d;
                     let moves = 2.0 * r * s * s * (s / 6.0 + s.min(320.0));
-                    let allowed = (3.0 * (splitting + moves)).max(1e9);
-                    let allowed_beside_gpu = allowed / 128.0;
+                    let solving = match kept {
+                        None => rungs * d * d * d + steps * r * d * d + moves,
+                        Some(_) => {
+                            let splitting = rungs * 2.0 * (125.0 / 6.0 + 50.0 * d) + steps * r * 10.0 * d;
+                            splitting + moves.min(2.0 * r * (25.0 * s + 125.0 / 6.0))
+                        }
+                    };
                     let bounds = |n: usize| 8.0 * d * d * d + n as f64 * 240.0 * (k * k * k / 3.0 + 4.0 * d * k);
-                    assert!((1..=rows).contains(&chosen), "{features} {rows} {nonzeros}: {chosen}");
-                    assert!(beside_gpu <= chosen && (beside_gpu == 1 || bounds(beside_gpu) <= allowed_beside_gpu));
-                    assert!(chosen == 1 || bounds(chosen) <= allowed, "{features} {rows} {nonzeros}: {chosen}");
+                    let own = solving / 2.0 / speed;
+                    let purse = allowed - spent;
+                    let of = format!("{features} {kept:?} {rows} {nonzeros}: {chosen}");
+                    assert!(chosen == 0 || bounds(chosen) <= (own + purse) * (1.0 + 1e-9), "{of}");
                     // As many as are allowed: one more would be too much, or there is none.
-                    assert!(chosen == rows || bounds(chosen + 1) > allowed, "{features} {rows} {nonzeros}: {chosen}");
-                    all += usize::from(chosen == rows && rows > 1);
-                    some += usize::from(chosen > 1 && chosen < rows);
-                    one += usize::from(chosen == 1 && rows > 1);
+                    assert!(chosen == rows || bounds(chosen + 1) >= (own + purse) * (1.0 - 1e-9), "{of}");
+                    if chosen > 0 {
+                        spent += bounds(chosen);
+                        allowed += own.min(bounds(chosen));
+                    }
+                    all += usize::from(chosen == rows);
+                    some += usize::from(chosen > 0 && chosen < rows);
+                    none += usize::from(chosen == 0);
                 }
             }
+            assert!(all > 0 && some > 0 && none > 0, "{all} {some} {none}");
         }
-        assert!(all > 0 && some > 0 && one > 0, "{all} {some} {one}");
         let asked =
             |bounds: Option<Bounds>, features| has_bounds(&TrainSettings { bounds, ..settings.clone() }, features);
         assert!(asked(None, 2048) && !asked(None, 2049), "the default");
