@@ -21,8 +21,12 @@ use simplicit::states::Collected;
 use simplicit::statistics::{BLOCK, Statistics};
 use simplicit::train::{Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, train};
 
+#[path = "common/device_rows.rs"]
+mod device_rows;
 #[path = "common/layers.rs"]
 mod layers;
+
+use device_rows::{least_squares, support, value};
 
 /// Who solves.
 #[derive(Clone, Copy, PartialEq)]
@@ -40,11 +44,15 @@ impl On {
         settings: &CardinalitySettings,
     ) -> Vec<Vec<f64>> {
         let (threads, cancel) = (Threads::available(), Cancel::new());
-        let backend: Arc<dyn GroupBackend> = match self {
+        let backend = self.backend();
+        solve_cardinality(design, problems, level, settings, backend.as_ref(), threads, &cancel, |_| {}).unwrap()
+    }
+
+    fn backend(self) -> Arc<dyn GroupBackend> {
+        match self {
             On::Cpu => Arc::new(Cpu),
             On::Cuda => Arc::new(Cuda::open(0).unwrap()),
-        };
-        solve_cardinality(design, problems, level, settings, backend.as_ref(), threads, &cancel, |_| {}).unwrap()
+        }
     }
 }
 
@@ -66,6 +74,8 @@ on_every_device!(
     the_answer_is_as_good_as_the_cpus,
     free_and_forbidden_entries_and_dead_rows_are_kept,
     prices_at_the_ends_give_everything_and_nothing,
+    more_features_than_samples_have_rows_that_no_move_betters,
+    targets_and_features_of_any_size_have_the_same_rows,
     statistics_are_their_definition,
     a_convolutional_network_is_trained_as_well_as_on_the_cpu,
     outputs_are_the_networks_own,
@@ -90,53 +100,6 @@ fn statistics(samples: usize, d: usize, rows: usize, seed: u64) -> Statistics {
     Statistics::of(&features, &targets).unwrap()
 }
 
-/// Mean squared mismatch + price·non-zeros + ridge, in the units of the row, recomputed from the statistics.
-fn value(design: &Design, problem: &RowProblem, level: f64, ridge: f64, weights: &[f64]) -> f64 {
-    let rms = design.target_rms(problem.target);
-    let mut value = problem.fit * design.mean_square_mismatch(problem.target, weights);
-    for (j, w) in weights.iter().enumerate().filter(|(_, w)| **w != 0.0) {
-        let omega = problem.weights.as_ref().map_or(1.0, |weights| weights[j]);
-        let normalised = w * design.rms(j) / rms;
-        value += level * omega + problem.fit * rms * rms * ridge * normalised * normalised;
-    }
-    value
-}
-
-/// Least squares with the ridge on a support, by elimination in f64 written out here.
-fn least_squares(statistics: &Statistics, target: usize, support: &[usize], ridge: f64) -> Vec<f64> {
-    let k = support.len();
-    let mut a: Vec<Vec<f64>> = support
-        .iter()
-        .map(|&i| {
-            let mut row: Vec<f64> = support.iter().map(|&j| statistics.gram()[(i, j)]).collect();
-            row.push(statistics.cross(target)[i]);
-            row
-        })
-        .collect();
-    for i in 0..k {
-        a[i][i] *= 1.0 + ridge;
-    }
-    for p in 0..k {
-        for i in 0..k {
-            if i != p {
-                let factor = a[i][p] / a[p][p];
-                for j in p..=k {
-                    a[i][j] -= factor * a[p][j];
-                }
-            }
-        }
-    }
-    let mut out = vec![0.0; statistics.features()];
-    for (p, &j) in support.iter().enumerate() {
-        out[j] = a[p][k] / a[p][p];
-    }
-    out
-}
-
-fn support(weights: &[f64]) -> Vec<usize> {
-    (0..weights.len()).filter(|&j| weights[j] != 0.0).collect()
-}
-
 fn no_single_move_is_left_that_pays(on: On) {
     let (d, rows) = (70, 9);
     let statistics = statistics(500, d, rows, 1);
@@ -148,17 +111,7 @@ fn no_single_move_is_left_that_pays(on: On) {
     for (problem, answer) in problems.iter().zip(&answers) {
         let own = support(answer);
         assert!(own.len() > 5 && own.len() < d - 5, "{} of {d}", own.len());
-        let here = value(&design, problem, level, settings.ridge, answer);
-        for j in 0..d {
-            let other: Vec<usize> = if own.contains(&j) {
-                own.iter().copied().filter(|i| *i != j).collect()
-            } else {
-                own.iter().copied().chain([j]).collect()
-            };
-            let weights = least_squares(&statistics, problem.target, &other, settings.ridge);
-            let there = value(&design, problem, level, settings.ridge, &weights);
-            assert!(there >= here - 1e-5 * level, "row {}: {j} should have moved: {there} < {here}", problem.target);
-        }
+        device_rows::no_move_pays(&statistics, problem, level, settings.ridge, answer, d);
     }
 }
 
@@ -240,6 +193,14 @@ fn prices_at_the_ends_give_everything_and_nothing(on: On) {
     assert!(all.iter().all(|row| support(row).len() == d));
     let none = on.solve(&design, &problems, 1e9, &settings);
     assert!(none.iter().all(|row| support(row).is_empty()));
+}
+
+fn more_features_than_samples_have_rows_that_no_move_betters(on: On) {
+    device_rows::more_features_than_samples(on.backend().as_ref(), 64, 400, 6);
+}
+
+fn targets_and_features_of_any_size_have_the_same_rows(on: On) {
+    device_rows::any_size(on.backend().as_ref());
 }
 
 fn statistics_are_their_definition(on: On) {

@@ -12,6 +12,14 @@ use crate::linalg::{Cholesky, Matrix, axpy, dot};
 const CANDIDATES: usize = 8;
 /// A move must gain this share of a price.
 const WORTH: f64 = 1e-6;
+/// P follows moves with rounding that grows: where a support has more entries than samples, P is of the size of 1 / ridge,
+/// and when the surplus has left, what remains of P is a difference of such numbers. On the support h − (Ĝ + ridge)w is
+/// zero; once it is more than this share of the largest entry of h, P is made anew.
+pub(super) const DRIFT: f64 = 1e-7;
+/// P is looked at after so many removals at the latest.
+const UNCHECKED: usize = 32;
+/// P is made anew as often as that at most; a row that needs more keeps the support it has.
+pub(super) const RENEWALS: usize = 32;
 
 /// The upper half of Ĝ + ridge on a set of features.
 pub(crate) fn fill(gram: &Matrix, set: &[usize], ridge: f64, a: &mut [f64]) {
@@ -118,25 +126,53 @@ impl Inverse {
 /// A support from which no single removal and no addition among the likeliest lowers the row's cost at these prices
 /// (canonical units; infinite: never). The ball plays no part. A set whose Gram matrix cannot be factored stays as it is.
 pub(super) fn settle(gram: &Matrix, h: &[f64], support: &[usize], prices: &[f64], ridge: f64) -> Vec<usize> {
-    let Some(mut inverse) = Inverse::new(gram, h, support.to_vec(), ridge) else { return support.to_vec() };
+    let mut set = support.to_vec();
+    for _ in 0..=RENEWALS {
+        let Some(inverse) = Inverse::new(gram, h, set.clone(), ridge) else { break };
+        let (moved, drifted) = follow(inverse, gram, h, prices, ridge);
+        let same = moved == set;
+        set = moved;
+        if !drifted || same {
+            break;
+        }
+    }
+    set
+}
+
+/// The moves that one inverse is good for, and whether it drifted before there were none left.
+fn follow(mut inverse: Inverse, gram: &Matrix, h: &[f64], prices: &[f64], ridge: f64) -> (Vec<usize>, bool) {
     let d = h.len();
     let mut inside = vec![false; d];
-    support.iter().for_each(|&j| inside[j] = true);
+    inverse.set.iter().for_each(|&j| inside[j] = true);
     let mut residuals = vec![0.0; d];
+    let size = h.iter().fold(0.0f64, |m, h| m.max(h.abs()));
+    let (mut drifted, mut unchecked) = (false, 0);
     // Every move lowers the cost, so none comes back; rounding alone could go on for ever.
-    for _ in 0..2 * d {
+    for _ in 0..3 * d {
         let gain = |at: usize| prices[inverse.set[at]] - inverse.cost(at);
         let out = (0..inverse.set.len()).map(|at| (gain(at), at)).max_by(|a, b| a.0.total_cmp(&b.0));
-        if let Some((gain, at)) = out
-            && gain > WORTH * prices[inverse.set[at]]
+        let leaves = out.filter(|(gain, at)| *gain > WORTH * prices[inverse.set[*at]]);
+        if let Some((_, at)) = leaves
+            && unchecked < UNCHECKED
         {
             inside[inverse.set[at]] = false;
             inverse.remove(at);
+            unchecked += 1;
             continue;
         }
         residuals.copy_from_slice(h);
         for (&i, w) in inverse.set.iter().zip(&inverse.weights) {
             axpy(&mut residuals, -w, gram.row(i));
+        }
+        let off = |at: usize| (residuals[inverse.set[at]] - ridge * inverse.weights[at]).abs();
+        // A NaN has drifted too.
+        drifted = !(0..inverse.set.len()).all(|at| off(at) <= DRIFT * size);
+        if drifted {
+            break;
+        }
+        unchecked = 0;
+        if leaves.is_some() {
+            continue;
         }
         let mut likely: Vec<usize> = (0..d).filter(|&j| !inside[j] && prices[j].is_finite()).collect();
         let size = |j: usize| residuals[j] * residuals[j] - 2.0 * prices[j];
@@ -149,18 +185,20 @@ pub(super) fn settle(gram: &Matrix, h: &[f64], support: &[usize], prices: &[f64]
             .into_iter()
             .map(|j| {
                 let (solved, schur) = inverse.schur(gram, j, ridge);
+                // It is at least the ridge, unless P has lost its digits.
+                drifted |= schur.is_nan() || schur < 0.5 * ridge;
                 (0.5 * residuals[j] * residuals[j] / schur.max(ridge) - prices[j], j, solved, schur.max(ridge))
             })
             .max_by(|a, b| a.0.total_cmp(&b.0));
         match best {
-            Some((gain, j, solved, schur)) if gain > WORTH * prices[j] => {
+            Some((gain, j, solved, schur)) if gain > WORTH * prices[j] && !drifted => {
                 inside[j] = true;
                 inverse.add(j, &solved, schur, residuals[j]);
             }
             _ => break,
         }
     }
-    (0..d).filter(|&j| inside[j]).collect()
+    ((0..d).filter(|&j| inside[j]).collect(), drifted)
 }
 
 #[cfg(test)]
@@ -217,5 +255,48 @@ mod tests {
             }
         }
         assert!(moved > 0);
+    }
+
+    #[test]
+    fn supports_of_more_entries_than_samples_come_down_to_where_no_move_pays() {
+        // Features that hardly change from sample to sample, as those of a network that was never trained.
+        let (m, d, rows) = (40, 160, 12);
+        let mut random = Random::new(5);
+        let mean: Vec<f64> = (0..d).map(|_| random.uniform()).collect();
+        let mut features = Matrix::from_fn(m, d, |_, j| mean[j] + 0.1 * random.normal());
+        for j in 0..d {
+            let norm = (0..m).map(|s| features[(s, j)].powi(2)).sum::<f64>().sqrt();
+            (0..m).for_each(|s| features[(s, j)] /= norm);
+        }
+        let mut gram = Matrix::zeros(d, d);
+        gemm(gram.as_mut_slice(), d, false, 1.0, features.view().t(), features.view());
+        let everything: Vec<usize> = (0..d).collect();
+        for k in 0..rows {
+            let truth: Vec<f64> = (0..d).map(|_| random.normal()).collect();
+            let mut target: Vec<f64> = (0..m).map(|s| dot(features.row(s), &truth)).collect();
+            let norm = dot(&target, &target).sqrt();
+            target.iter_mut().for_each(|t| *t /= norm);
+            let h: Vec<f64> = (0..d).map(|j| (0..m).map(|s| features[(s, j)] * target[s]).sum()).collect();
+            for price in [1e-5, 1e-4] {
+                let cost = |set: &[usize]| {
+                    let w = fit(&Quadratic::Gram(&gram), &h, set, RIDGE);
+                    set.iter().map(|&j| price - 0.5 * w[j] * h[j]).sum::<f64>()
+                };
+                let settled = settle(&gram, &h, &everything, &vec![price; d], RIDGE);
+                let value = cost(&settled);
+                assert!(settled.len() <= m && value < cost(&everything), "row {k}: {} entries", settled.len());
+                let w = fit(&Quadratic::Gram(&gram), &h, &settled, RIDGE);
+                let residual = |j: usize| (h[j] - dot(gram.row(j), &w)).abs();
+                let mut outside: Vec<usize> = (0..d).filter(|j| !settled.contains(j)).collect();
+                outside.sort_by(|a, b| residual(*b).total_cmp(&residual(*a)));
+                for &j in settled.iter().chain(&outside[..CANDIDATES]) {
+                    let mut other: Vec<usize> = settled.iter().copied().filter(|i| *i != j).collect();
+                    if other.len() == settled.len() {
+                        other.push(j);
+                    }
+                    assert!(cost(&other) >= value - 1e-3 * price, "row {k}: {j} should have moved at {price}");
+                }
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! so a gap relative to the objective is the same number in both.
 
 use super::Design;
-use super::design::{Coordinates, Scaling};
+use super::design::{Coordinates, Scaling, TINY};
 use crate::linalg::{Cholesky, axpy, dot};
 use crate::problem::penalty::{EntryScale, Penalty};
 use crate::problem::{RowProblem, Units};
@@ -59,7 +59,7 @@ impl Gap {
 }
 
 impl<'a> Row<'a> {
-    /// `None` for a target that is always zero: its row is the zero row.
+    /// `None` for a target that is always zero, or whose square is: its row is the zero row.
     pub(crate) fn new(
         design: &'a Design,
         scaling: Scaling,
@@ -70,7 +70,7 @@ impl<'a> Row<'a> {
     ) -> Option<Self> {
         let mean_square = energy / design.samples() as f64;
         let t = mean_square.sqrt();
-        if t.is_nan() || t <= 0.0 {
+        if t.is_nan() || t <= TINY {
             return None;
         }
         let value_scale = 2.0 * problem.fit * mean_square;

@@ -101,9 +101,18 @@ pub(crate) fn solve_in_blocks(
             let Some(row) = canonical(&problems[k]) else { return Ok(None) };
             // In canonical units the price is μω/S.
             let forbidden = |j: usize| row.bounds.as_ref().is_some_and(|b| b[j] == (0.0, 0.0));
-            let price = |j: usize| if forbidden(j) { f64::INFINITY } else { level * row.scale.weights[j] };
+            // Nothing times a weight too large for a number is still free.
+            let free = |j: usize| level == 0.0 || row.scale.weights[j] == 0.0;
+            let price = |j: usize| match (forbidden(j), free(j)) {
+                (true, _) => f64::INFINITY,
+                (_, true) => 0.0,
+                _ => level * row.scale.weights[j],
+            };
             let own_prices: Vec<f64> = (0..d).map(price).collect();
-            let values = problems[k].start.as_ref().map(|values| row.canonical(design, values));
+            // The splitting squares in single precision: weights too large for that (of features that cancel to a target
+            // of almost nothing) are no place to start from.
+            let fits = |values: &Vec<f64>| values.iter().all(|v| v.abs() < f64::from(f32::MAX).sqrt());
+            let values = problems[k].start.as_ref().map(|values| row.canonical(design, values)).filter(fits);
             Ok(Some((row.h, own_prices, values)))
         },
         |k, row| {
@@ -136,6 +145,9 @@ pub(crate) fn solve_in_blocks(
     if (weights.rows(), weights.cols()) != (count, d) {
         let got = format!("{} × {}", weights.rows(), weights.cols());
         return Err(Error::shape("weights of a group", format!("{count} × {d}"), got));
+    }
+    if let Some(bad) = weights.as_slice().iter().find(|w| !w.is_finite()) {
+        return Err(Error::shape("weights of a group", "finite numbers", bad));
     }
     let refit = Refit { ridge: settings.ridge };
     parallel::map(threads, count, |k| {

@@ -20,6 +20,10 @@ pub(crate) fn epsilon(level: usize) -> f64 {
     10f64.powf(-DECADES * level as f64)
 }
 
+/// A feature or target whose RMS is no more than this cannot be normalised, because its square underflows: it is as good as
+/// always zero.
+pub(crate) const TINY: f64 = 1e-140;
+
 /// In which coordinates rows over one design are solved: ŵ_j = w_j·s_j/t with a scale s_j per feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scaling {
@@ -200,8 +204,7 @@ impl<'a> Design<'a> {
         if let Some(&j) = features.iter().find(|&&j| j >= statistics.features()) {
             return Err(Error::shape("feature", format!("below {}", statistics.features()), j));
         }
-        // A feature whose square underflows cannot be normalised; it is as good as always zero.
-        let live: Vec<usize> = (0..features.len()).filter(|&k| statistics.rms(features[k]) > 1e-140).collect();
+        let live: Vec<usize> = (0..features.len()).filter(|&k| statistics.rms(features[k]) > TINY).collect();
         Ok(Self {
             statistics,
             features,

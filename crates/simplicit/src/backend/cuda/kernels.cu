@@ -177,22 +177,29 @@ extern "C" __global__ void add_to(double* w, const double* step, size64 count) {
     if (e < count) w[e] += step[e];
 }
 
-// The largest residual on each row's support: what a refit should have left at zero. One block a row.
-extern "C" __global__ void largest(const double* r, double* out, int n) {
-    __shared__ double best[256];
-    double own = 0.0;
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        double value = fabs(r[(size64)blockIdx.x * n + i]);
-        if (!(value <= own)) own = value;
-    }
-    best[threadIdx.x] = own;
+// The larger of two sizes, or NaN if either is one.
+__device__ double larger(double a, double b) { return a > b || isnan(a) ? a : b; }
+
+// The largest value over a block of 256 threads, or NaN if one is.
+__device__ double largest_of_block(double own, double* room) {
+    room[threadIdx.x] = own;
     __syncthreads();
     for (int half = blockDim.x / 2; half > 0; half /= 2) {
-        if (threadIdx.x < half && !(best[threadIdx.x + half] <= best[threadIdx.x]))
-            best[threadIdx.x] = best[threadIdx.x + half];
+        if (threadIdx.x < half) room[threadIdx.x] = larger(room[threadIdx.x], room[threadIdx.x + half]);
         __syncthreads();
     }
-    if (threadIdx.x == 0) out[blockIdx.x] = best[0];
+    own = room[0];
+    __syncthreads();
+    return own;
+}
+
+// The largest residual on each row's support: what a refit should have left at zero. One block a row.
+extern "C" __global__ void largest(const double* r, double* out, int n) {
+    __shared__ double room[256];
+    double own = 0.0;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) own = larger(own, fabs(r[(size64)blockIdx.x * n + i]));
+    own = largest_of_block(own, room);
+    if (threadIdx.x == 0) out[blockIdx.x] = own;
 }
 
 // The place of the largest value over the block; ties go to the smaller place. Needs 256 threads.
@@ -219,12 +226,15 @@ __device__ void best_of_block(double* value, int* place, double* values, int* pl
 }
 
 // Single moves. The inverse of a row is P + sum_b sign_b u_b u_b^T: `moves` columns of u wait to be added to P in one
-// product. Weights and diagonal are always up to date.
+// product. Weights and diagonal are always up to date. A row with a reason in `again` rests: it needs more room (FULL), or
+// its inverse has lost too much to rounding (STALE).
+#define FULL 1
+#define STALE 2
 
 // Entries that are not worth their price leave, the cheapest first, while there is room for waiting columns.
 extern "C" __global__ void leave(const double* p, int* set, const int* used, double* w, double* diagonal, double* u,
                                  double* sign, int* waiting, const double* price, const int* rows, int* changed,
-                                 int d, int n, int room) {
+                                 int* again, int d, int n, int room) {
     __shared__ double values[256];
     __shared__ int places[256];
     __shared__ double at_pivot[64];
@@ -239,12 +249,12 @@ extern "C" __global__ void leave(const double* p, int* set, const int* used, dou
     int k = used[b];
     int count = waiting[b];
     int moved = 0;
-    while (count < room) {
+    while (again[b] == 0 && count < room) {
         double gain = -1.0;
         int at = -1;
         for (int i = threadIdx.x; i < k; i += blockDim.x) {
             int j = own_set[i];
-            // A diagonal that rounding made negative says nothing.
+            // A diagonal that rounding made negative says nothing; `check` sees such a row.
             if (j < 0 || !(own_diagonal[i] > 0.0)) continue;
             double here = own_price[j] - 0.5 * own_w[i] * own_w[i] / own_diagonal[i];
             if (here > WORTH * own_price[j] && (at < 0 || here > gain)) {
@@ -301,6 +311,26 @@ extern "C" __global__ void sign_columns(double* u, double* v, const double* sign
     }
 }
 
+// Whether the weights are still those of the support: r = h - G w is ridge w there. If not, the inverse that they follow
+// has lost its digits: a support of more entries than samples, most of which left, is where that happens.
+extern "C" __global__ void check(const double* h, const double* r, const int* rows, const int* set, const int* used,
+                                 const double* w, const double* diagonal, int* again, double ridge, double drift, int d,
+                                 int n) {
+    __shared__ double room[256];
+    size64 b = blockIdx.x;
+    double size = 0.0, off = 0.0;
+    for (int j = threadIdx.x; j < d; j += blockDim.x) size = larger(size, fabs(h[(size64)rows[b] * d + j]));
+    for (int i = threadIdx.x; i < used[b]; i += blockDim.x) {
+        int j = set[b * n + i];
+        if (j < 0) continue;
+        off = larger(off, fabs(r[b * d + j] - ridge * w[b * n + i]));
+        if (!(diagonal[b * n + i] > 0.0)) off = 1e300;
+    }
+    size = largest_of_block(size, room);
+    off = largest_of_block(off, room);
+    if (threadIdx.x == 0 && again[b] == 0 && !(off <= drift * size)) again[b] = STALE;
+}
+
 // The entries outside with the largest r^2 - 2 price. One block of 256 threads a row; `inside` is scratch.
 extern "C" __global__ void choose(const double* r, const double* price, const int* rows, const int* set,
                                   const int* used, unsigned char* inside, int* candidates, int d, int n) {
@@ -348,7 +378,7 @@ extern "C" __global__ void gather_candidates(const double* gram, const int* set,
 // y of the others follow every arrival, so that several can come in one round. One block of 256 threads a row.
 extern "C" __global__ void enter(const double* gram, const double* r, const double* price, const int* rows,
                                  const int* candidates, const double* g, double* y, int* set, int* used, double* w,
-                                 double* diagonal, double* u, double* sign, int* waiting, int* changed, int* full,
+                                 double* diagonal, double* u, double* sign, int* waiting, int* changed, int* again,
                                  double ridge, int d, int n, int room) {
     __shared__ double sums[256];
     __shared__ double schur[CANDIDATES][CANDIDATES];
@@ -397,6 +427,9 @@ extern "C" __global__ void enter(const double* gram, const double* r, const doub
         if (threadIdx.x == 0) {
             double best = 0.0;
             chosen = -1;
+            // A Schur complement is at least the ridge; one that is not comes from an inverse that lost its digits.
+            for (int c = 0; c < CANDIDATES; c++)
+                if (!taken[c] && !(schur[c][c] >= 0.5 * ridge) && again[b] == 0) again[b] = STALE;
             for (int c = 0; c < CANDIDATES; c++) {
                 if (taken[c]) continue;
                 double cost = own_price[own[c]];
@@ -406,10 +439,8 @@ extern "C" __global__ void enter(const double* gram, const double* r, const doub
                     chosen = c;
                 }
             }
-            if (chosen >= 0 && k >= n) {
-                full[b] = 1;
-                chosen = -1;
-            }
+            if (chosen >= 0 && k >= n && again[b] == 0) again[b] = FULL;
+            if (again[b] != 0) chosen = -1;
         }
         __syncthreads();
         int c = chosen;

@@ -56,6 +56,7 @@ kernels!(
     largest,
     leave,
     sign_columns,
+    check,
     choose,
     gather_candidates,
     enter,

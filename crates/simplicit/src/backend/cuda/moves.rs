@@ -2,7 +2,8 @@
 //!
 //! Each row of a chunk keeps (Ĝ_SS + ridge)⁻¹ on the device. A move is a rank-one change of it; changes wait in a few
 //! columns and are added in one product, and between moves only the weights and the diagonal follow. One product with Ĝ
-//! gives the residuals of all rows.
+//! gives the residuals of all rows. A row whose inverse has lost its digits, or that runs out of room, comes again with a
+//! fresh one.
 
 use super::dense::{Panel, Sizes};
 use super::inverse::{PANEL, padded};
@@ -10,6 +11,7 @@ use super::memory::Buffer;
 use super::rows::OnDevice;
 use super::{Argument, Session, THREADS, arguments};
 use crate::Result;
+use crate::backend::moves::{DRIFT, RENEWALS};
 use crate::parallel::Cancel;
 
 /// Entries outside that are looked at more closely; `kernels.cu` has the same number.
@@ -18,6 +20,8 @@ const CANDIDATES: usize = 8;
 const WAITING: usize = 32;
 /// Every move lowers the cost, so none comes back; rounding alone could go on for ever.
 const ROUNDS: usize = 1000;
+/// Why a row comes again: its inverse has lost its digits; `kernels.cu` has the same number.
+const STALE: i32 = 2;
 /// Corrections of the weights by their own residual.
 const REFINEMENTS: usize = 2;
 
@@ -57,7 +61,8 @@ impl Session {
     ) -> Result<(Buffer<f64>, Vec<f64>)> {
         let out = self.zeros::<f64>(problem.rows * problem.d)?;
         let mut residuals = vec![0.0; problem.rows];
-        // Rows with supports of like size go together, the largest first; those that outgrow their room come again.
+        let mut renewals = vec![0; problem.rows];
+        // Rows with supports of like size go together, the largest first; those that need another inverse come again.
         let mut queue: Vec<usize> = (0..problem.rows).collect();
         while !queue.is_empty() {
             queue.sort_by_key(|&row| sets[row].len());
@@ -70,8 +75,11 @@ impl Session {
                 queue.iter().rev().take_while(|&&row| 4 * sets[row].len() >= 3 * size || size <= 4 * PANEL).count();
             let chosen = queue.split_off(queue.len() - fit.min(like));
             cancel.check()?;
-            let again = self.settle_chunk(problem, &mut sets, &chosen, n, &out, &mut residuals, cancel)?;
-            queue.extend(again);
+            let again = self.settle_chunk(problem, &mut sets, &chosen, n, &renewals, &out, &mut residuals, cancel)?;
+            for (row, reason) in again {
+                renewals[row] += usize::from(reason == STALE);
+                queue.push(row);
+            }
         }
         Ok((out, residuals))
     }
@@ -83,13 +91,16 @@ impl Session {
         sets: &mut [Vec<i32>],
         chosen: &[usize],
         n: usize,
+        renewals: &[usize],
         out: &Buffer<f64>,
         residuals: &mut [f64],
         cancel: &Cancel,
-    ) -> Result<Vec<usize>> {
+    ) -> Result<Vec<(usize, i32)>> {
         let chunk = self.chunk(problem, sets, chosen, n)?;
-        let full = self.moves(problem, &chunk, cancel)?;
-        let again: Vec<usize> = (0..chunk.rows).filter(|&b| full[b] != 0).collect();
+        // A row that no fresh inverse helps keeps its support.
+        let given_up: Vec<i32> = chosen.iter().map(|&row| STALE * i32::from(renewals[row] >= RENEWALS)).collect();
+        let reasons = self.moves(problem, &chunk, &given_up, cancel)?;
+        let again: Vec<usize> = (0..chunk.rows).filter(|&b| reasons[b] != 0 && given_up[b] == 0).collect();
         if !again.is_empty() {
             let set = self.to_host(&chunk.set)?;
             for &b in &again {
@@ -119,7 +130,7 @@ impl Session {
         for (&row, value) in chosen.iter().zip(self.to_host(&largest)?) {
             residuals[row] = value;
         }
-        Ok(again.into_iter().map(|b| chosen[b]).collect())
+        Ok(again.into_iter().map(|b| (chosen[b], reasons[b])).collect())
     }
 
     /// Inverses on the supports and the weights they give.
@@ -184,12 +195,12 @@ impl Session {
         self.product(out, 1.0, -1.0, gram, wide, Sizes(d, chunk.rows, d))
     }
 
-    /// Moves entries until none is left that pays. Says which rows ran out of room.
-    fn moves(&self, problem: &OnDevice, chunk: &Chunk, cancel: &Cancel) -> Result<Vec<i32>> {
+    /// Moves entries until none is left that pays, but for rows that are to rest. Says which rows rest in the end, and why.
+    fn moves(&self, problem: &OnDevice, chunk: &Chunk, rest: &[i32], cancel: &Cancel) -> Result<Vec<i32>> {
         let (d, n, rows, kernels) = (problem.d, chunk.n, chunk.rows, &self.cuda.kernels);
         let (u, signed) = (self.zeros::<f64>(rows * n * WAITING)?, self.zeros::<f64>(rows * n * WAITING)?);
         let sign = self.zeros::<f64>(rows * WAITING)?;
-        let (waiting, changed, full) = (self.zeros::<i32>(rows)?, self.zeros::<i32>(rows)?, self.zeros::<i32>(rows)?);
+        let (waiting, changed, again) = (self.zeros::<i32>(rows)?, self.zeros::<i32>(rows)?, self.uploaded(rest)?);
         let (inside, candidates) = (self.allocate::<u8>(rows * d)?, self.allocate::<i32>(rows * CANDIDATES)?);
         let (g, y) = (self.allocate::<f64>(rows * n * CANDIDATES)?, self.allocate::<f64>(rows * n * CANDIDATES)?);
         let inverse = Panel::batch(chunk.inverse.address(), n, n * n);
@@ -211,6 +222,7 @@ impl Session {
                     &problem.prices,
                     &chunk.group_row,
                     &changed,
+                    &again,
                     d,
                     n,
                     WAITING,
@@ -221,6 +233,21 @@ impl Session {
             self.products(inverse, 1.0, 1.0, columns, others.t(), Sizes(n, n, WAITING), rows)?;
             self.clear(&waiting)?;
             self.residual(problem, chunk, 0.0)?;
+            let check = arguments!(
+                &problem.h,
+                &chunk.residual,
+                &chunk.group_row,
+                &chunk.set,
+                &chunk.used,
+                &chunk.weights,
+                &chunk.diagonal,
+                &again,
+                problem.ridge,
+                DRIFT,
+                d,
+                n
+            );
+            self.launch(kernels.check, (rows, 1), THREADS, check)?;
             let choose = arguments!(
                 &chunk.residual,
                 &problem.prices,
@@ -257,7 +284,7 @@ impl Session {
                     &sign,
                     &waiting,
                     &changed,
-                    &full,
+                    &again,
                     problem.ridge,
                     d,
                     n,
@@ -268,6 +295,6 @@ impl Session {
                 break;
             }
         }
-        self.to_host(&full)
+        self.to_host(&again)
     }
 }
