@@ -1,4 +1,5 @@
 //! Seconds of the cardinality rows of one group on a GPU, statistics given: `gpu_rows [d] [rows] [price] [cpu rows]`.
+//! The peaks of the device are measured first, and every part of the work is set against the one that binds it.
 //! Some of the rows are also solved on the CPU, and the objective and the non-zeros of both are printed.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
@@ -27,6 +28,15 @@ fn main() -> simplicit::Result<()> {
     let truth = Matrix::from_fn(rows, d, |_, _| random.normal() * random.uniform().powi(3));
     let cuda = Cuda::open(0)?;
     println!("{}, {} MiB free", cuda.describe(), cuda.memory()?.0 >> 20);
+    let peaks = cuda.peaks()?;
+    println!(
+        "measured peaks: {:.1} Tflop/s f32, {:.1} Tflop/s f64, {:.0} GB/s; Gram matrices {:.1} Tflop/s, {:.0} % of f64",
+        peaks.single / 1e12,
+        peaks.double / 1e12,
+        peaks.bytes / 1e9,
+        peaks.gram / 1e12,
+        100.0 * peaks.gram / peaks.double
+    );
     let clock = Instant::now();
     let read = |range: std::ops::Range<usize>| {
         let mut random = Random::new(1000 + range.start as u64);
@@ -57,11 +67,19 @@ fn main() -> simplicit::Result<()> {
         let out = solve_cardinality(&design, &problems, price, &settings, &cuda, threads, &cancel, |_| {})?;
         let seconds = clock.elapsed().as_secs_f64();
         let non_zeros: usize = out.iter().flatten().filter(|w| **w != 0.0).count();
-        println!(
-            "run {run}: {seconds:.3} s, {:.1} % non-zero; {:?}",
-            100.0 * non_zeros as f64 / (d * rows) as f64,
-            cuda.last_phases()
-        );
+        println!("run {run}: {seconds:.3} s, {:.1} % non-zero", 100.0 * non_zeros as f64 / (d * rows) as f64,);
+        for phase in cuda.last_phases() {
+            let work = phase.work;
+            println!(
+                "  {:24} {:.3} s  {:7.2} Tflop f32  {:7.2} Tflop f64  {:8.1} GB  {:3.0} % of what binds",
+                phase.name,
+                phase.seconds,
+                work.single / 1e12,
+                work.double / 1e12,
+                work.bytes / 1e9,
+                100.0 * phase.share(&peaks)
+            );
+        }
         if run == 2 && on_cpu > 0 {
             let clock = Instant::now();
             let some = &problems[..on_cpu.min(rows)];

@@ -2,8 +2,8 @@
 
 use std::ffi::c_int;
 
-use super::Session;
 use super::library::Address;
+use super::{Session, Work};
 use crate::Result;
 
 const PLAIN: c_int = 0;
@@ -45,6 +45,16 @@ impl Sizes {
     fn all(self) -> (c_int, c_int, c_int) {
         (self.0 as c_int, self.1 as c_int, self.2 as c_int)
     }
+
+    fn operations(self) -> f64 {
+        2.0 * self.0 as f64 * self.1 as f64 * self.2 as f64
+    }
+
+    /// Numbers that a product reads and writes at least; one that adds to what is there reads it as well.
+    fn numbers(self, adds: bool) -> f64 {
+        let (m, n, k) = (self.0 as f64, self.1 as f64, self.2 as f64);
+        m * k + k * n + m * n * if adds { 2.0 } else { 1.0 }
+    }
 }
 
 impl Session {
@@ -71,6 +81,8 @@ impl Session {
                 z,
             )
         };
+        let bytes = 4.0 * sizes.numbers(keep != 0.0);
+        self.count(Work { single: sizes.operations(), bytes, ..Default::default() });
         self.blas("a product", status)
     }
 
@@ -97,6 +109,8 @@ impl Session {
                 z,
             )
         };
+        let bytes = 8.0 * sizes.numbers(keep != 0.0);
+        self.count(Work { double: sizes.operations(), bytes, ..Default::default() });
         self.blas("a product", status)
     }
 
@@ -137,6 +151,8 @@ impl Session {
                 batch as c_int,
             )
         };
+        let (double, bytes) = (batch as f64 * sizes.operations(), 8.0 * batch as f64 * sizes.numbers(keep != 0.0));
+        self.count(Work { double, bytes, ..Default::default() });
         self.blas("a batch of products", status)
     }
 
@@ -159,6 +175,8 @@ impl Session {
                 out.leading as c_int,
             )
         };
+        let (n, k) = (n as f64, k as f64);
+        self.count(Work { double: n * n * k, bytes: 8.0 * (n * n + n * k), ..Default::default() });
         self.blas("a Gram matrix", status)
     }
 }

@@ -15,6 +15,7 @@ mod moves;
 mod operators;
 mod rows;
 mod statistics;
+mod work;
 
 pub use kernels::CACHE_VARIABLE;
 pub(crate) use layers::{Geometry, Operand, Phi, PoolKind, Values};
@@ -23,6 +24,7 @@ pub(crate) use memory::Buffer;
 pub use memory::MEMORY_VARIABLE;
 pub(crate) use operators::{Pairwise, Products, UnitMap};
 pub(crate) use statistics::{Block, Places, Sums};
+pub use work::{Peaks, Phase, Work};
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -54,8 +56,10 @@ pub struct Cuda {
     pool: Mutex<memory::Pool>,
     /// One caller at a time: buffers and handles are not shared.
     turn: Mutex<()>,
-    /// Parts of the group that was solved last, and their seconds.
-    phases: Mutex<Vec<(&'static str, f64)>>,
+    /// Parts of the group that was solved last.
+    phases: Mutex<Vec<Phase>>,
+    /// What was counted since the GPU was opened.
+    work: Mutex<Work>,
 }
 
 // SAFETY: the driver's handles may be used from any thread once the context is current there, which `Session` sees to,
@@ -140,6 +144,7 @@ impl Cuda {
             pool: Mutex::new(memory::Pool::new()?),
             turn: Mutex::new(()),
             phases: Mutex::default(),
+            work: Mutex::default(),
         })
     }
 

@@ -7,7 +7,7 @@ use std::time::Instant;
 use super::dense::{Panel, Sizes};
 use super::inverse::padded;
 use super::memory::Buffer;
-use super::{Argument, Cuda, Session, arguments};
+use super::{Argument, Cuda, Phase, Session, Work, arguments};
 use crate::backend::{CardinalityGroup, GroupBackend, Quadratic, fit};
 use crate::linalg::Matrix;
 use crate::parallel::{self, Cancel, Threads};
@@ -75,11 +75,6 @@ impl GroupBackend for &'static Cuda {
 }
 
 impl Cuda {
-    /// Parts of the group that was solved last, and their seconds.
-    pub fn last_phases(&self) -> Vec<(&'static str, f64)> {
-        self.phases.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
     fn solve_group(&'static self, group: &CardinalityGroup, cancel: &Cancel) -> Result<Answer> {
         let (rows, d) = (group.rows(), group.quadratic.features());
         let mut phases = Vec::new();
@@ -93,11 +88,12 @@ impl Cuda {
             }
         }
         let session = self.session()?;
-        let mut clock = Instant::now();
+        let (mut clock, mut before) = (Instant::now(), self.work());
         let mut done = |session: &Session, name: &'static str| -> Result<()> {
             session.wait(name)?;
-            phases.push((name, clock.elapsed().as_secs_f64()));
-            clock = Instant::now();
+            let (seconds, work) = (clock.elapsed().as_secs_f64(), self.work());
+            phases.push(Phase { name, seconds, work: work - before });
+            (clock, before) = (Instant::now(), work);
             cancel.check()
         };
         let problem = OnDevice {
@@ -207,6 +203,8 @@ impl Session {
                 self.product_single(y_all, 0.0, projection, x_all, Sizes(d, rows, d))?;
                 let arguments = arguments!(&y, &rung.ridge_solutions, &problem.prices, &x, &s, 0.5 * rung.rho, size());
                 self.each(kernels.threshold, count, 1, arguments)?;
+                // y, s, x and s again in single precision, ridge solutions and prices in double.
+                self.count(Work { bytes: 32.0 * count as f64, ..Default::default() });
             }
         }
         Ok(Split { x, s })
