@@ -177,10 +177,11 @@ def certify_model(
     threads: int | None = None,
 ) -> dict[str, Any]: ...
 def connections(connectivity: str, layout: str, inputs: int, outputs: int) -> _F32: ...
+def read_tensor(tensor: Any, first: int, end: int) -> _F32: ...
 def train(
     flags: list[str],
     baseline: Network | Model | None,
-    u: _Array | None,
+    u: Any,
     states: _States | None,
     *,
     own: str | None = None,

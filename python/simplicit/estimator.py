@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from simplicit import _core
-from simplicit._arrays import Array, as_array, content_hash
+from simplicit._arrays import Array, as_array, content_hash, on_gpu
 from simplicit._cuda import find_cuda
 from simplicit._progress import Progress, watcher
 from simplicit.errors import ConvergenceWarning, NotFittedError, SettingError, ShapeError
@@ -259,6 +259,7 @@ class SIM:
         ----------
         X : array, m × p or m × C × H × W; or States, Statistics or path-like
             Raw inputs of the network that the constructor was given; or states to match, a file of them, or their sums.
+            A float32 tensor on the GPU that trains is read where it lies.
         y : optional
             Labels, for scikit-learn: never read. Deprecated: where `X` is a network or model, its inputs.
 
@@ -311,7 +312,7 @@ class SIM:
             given["states"] = baseline._for_core()
             hashes = {"states": content_hash(baseline.U, baseline.Z, baseline.X, baseline.Y)}
         else:
-            u = as_array(U, "U")
+            u = U if self._reads_on_gpu(U, engine) else as_array(U, "U")
             given.update(baseline=baseline._core, u=u)
             hashes = {"inputs": content_hash(u)}
         try:
@@ -328,6 +329,16 @@ class SIM:
         finally:
             shown.close()
         return ImplicitModel(core), TrainReport(json.loads(results), notices)
+
+    def _reads_on_gpu(self, U: Any, engine: Any) -> bool:
+        """Whether training takes a tensor where it lies; a GPU other than the one that was asked for is an error."""
+        if not on_gpu(U) or self.device == "cpu" or engine is not None:
+            return False
+        number = U.__dlpack_device__()[1]
+        asked = (self.device or "auto").partition(":")
+        if asked[0] == "cuda" and number != int(asked[2] or 0):
+            raise SettingError(f"U: expected a tensor on {self.device}, the device of training, got one on cuda:{number}")
+        return True
 
     def _flags(self) -> list[str]:
         flags = []

@@ -11,6 +11,7 @@ use simplicit::linalg::Matrix;
 use simplicit::states::{InputSource, StateBlock, StateShape, StateSource, require_activation};
 use simplicit::{Error, Result};
 
+use crate::dlpack::{HostTensor, Tensor};
 use crate::errors;
 
 /// An array that Python lends for the length of a call.
@@ -18,6 +19,8 @@ pub(crate) enum Lent<'py> {
     F32(PyReadonlyArrayDyn<'py, f32>),
     F64(PyReadonlyArrayDyn<'py, f64>),
     U8(PyReadonlyArrayDyn<'py, u8>),
+    /// A tensor in host memory.
+    Tensor(HostTensor<'py>),
 }
 
 impl<'a, 'py> FromPyObject<'a, 'py> for Lent<'py> {
@@ -30,11 +33,18 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Lent<'py> {
         if let Ok(array) = object.extract() {
             return Ok(Lent::F64(array));
         }
-        match object.extract() {
-            Ok(array) => Ok(Lent::U8(array)),
-            Err(_) => {
+        if let Ok(array) = object.extract() {
+            return Ok(Lent::U8(array));
+        }
+        match Tensor::of(&object)? {
+            Some(tensor) => tensor.in_host_memory().map(Lent::Tensor),
+            None => {
                 let got = object.get_type().name().map_or_else(|_| String::new(), |n| n.to_string());
-                Err(errors::of_library(&Error::shape("array", "a float32, float64 or uint8 NumPy array", got)))
+                Err(errors::of_library(&Error::shape(
+                    "array",
+                    "a float32, float64 or uint8 array of NumPy or DLPack",
+                    got,
+                )))
             }
         }
     }
@@ -44,6 +54,7 @@ impl Lent<'_> {
     /// What may cross into threads.
     pub(crate) fn numbers(&self) -> Numbers<'_> {
         match self {
+            Lent::Tensor(tensor) => tensor.numbers(),
             Lent::F32(array) => Numbers::F32(array.as_array()),
             Lent::F64(array) => Numbers::F64(array.as_array()),
             Lent::U8(array) => Numbers::U8(array.as_array()),

@@ -3,6 +3,7 @@
 mod arrays;
 mod blocks;
 mod delegate;
+mod dlpack;
 mod door;
 mod errors;
 mod model;
@@ -21,6 +22,8 @@ mod _core {
     use super::blocks::train_blocks;
     #[pymodule_export]
     use super::delegate::{Design, Shard, free_memory, merge_statistics, run_statistics, run_weights};
+    #[pymodule_export]
+    use super::dlpack::read_tensor;
     #[pymodule_export]
     use super::model::Model;
     #[pymodule_export]

@@ -6,7 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use simplicit::Error;
-use simplicit::arrays::{Array, Augment, Augmented, Element, InputSource, Labels, Preprocessing, Selection};
+use simplicit::arrays::{
+    Array, Augment, Augmented, DeviceInputs, Element, InputSource, Labels, Preprocessing, Selection,
+};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::problem::Mask;
 use simplicit::states::StateSource;
@@ -15,6 +17,7 @@ use simplicit_cli::front::{self, Baseline, Found, Remote, Run, Samples, Training
 
 use crate::arrays::{Lent, ViewInputs, ViewStates};
 use crate::delegate::Engine;
+use crate::dlpack::{Tensor, on_gpu};
 use crate::door::{self, enter};
 use crate::errors::{of_any, of_library};
 use crate::model::Model;
@@ -59,11 +62,53 @@ fn mask_of(mask: &Lent<'_>) -> Mask {
     Mask::from_pattern(&numbers.block(0..numbers.samples()))
 }
 
-/// Images with changed copies, where they are asked for.
-fn augmented<'a>(inputs: ViewInputs<'a>, how: Option<(Augment, u64)>) -> simplicit::Result<Box<dyn InputSource + 'a>> {
-    let Some((augment, seed)) = how else { return Ok(Box::new(inputs)) };
-    let (shape, spread) = (inputs.sample_shape().to_vec(), inputs.per_feature().clone());
-    Ok(Box::new(Augmented::new(inputs, &shape, &spread, augment, seed)?))
+/// Inputs in host memory, or where they lie on a GPU.
+enum Given<'py> {
+    Host(Lent<'py>),
+    Device(Tensor<'py>),
+}
+
+impl<'py> Given<'py> {
+    fn of(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+        match on_gpu(object).then(|| Tensor::of(object)).transpose()?.flatten() {
+            Some(tensor) => Ok(Self::Device(tensor)),
+            None => object.extract().map(Self::Host),
+        }
+    }
+
+    fn samples(&self) -> usize {
+        match self {
+            Self::Host(lent) => lent.numbers().samples(),
+            Self::Device(tensor) => tensor.shape().first().copied().unwrap_or(0),
+        }
+    }
+
+    /// The inputs, with changed copies of images where they are asked for.
+    fn inputs(
+        &self,
+        preprocessing: &Preprocessing,
+        indices: Option<Vec<usize>>,
+        how: Option<(Augment, u64)>,
+    ) -> PyResult<Box<dyn InputSource + '_>> {
+        let library = |e: Error| of_library(&e);
+        match self {
+            Self::Host(lent) => {
+                let inputs = ViewInputs::new(lent.numbers(), preprocessing, indices).map_err(library)?;
+                let Some((augment, seed)) = how else { return Ok(Box::new(inputs)) };
+                let (shape, spread) = (inputs.sample_shape().to_vec(), inputs.per_feature().clone());
+                Ok(Box::new(Augmented::new(inputs, &shape, &spread, augment, seed).map_err(library)?))
+            }
+            Self::Device(tensor) => {
+                let (rows, shape) = (tensor.rows()?, tensor.shape().get(1..).unwrap_or_default());
+                let spread = preprocessing.per_feature(shape).map_err(library)?;
+                let inputs = DeviceInputs::new(rows, spread.clone(), indices.as_deref()).map_err(library)?;
+                let Some((augment, seed)) = how else { return Ok(Box::new(inputs)) };
+                // Copies are made on the CPU, from images that are read once.
+                let host = inputs.rows(0..inputs.samples()).map_err(library)?;
+                Ok(Box::new(Augmented::new(host, shape, &spread, augment, seed).map_err(library)?))
+            }
+        }
+    }
 }
 
 /// Trains on a baseline with inputs, or on states. Returns the model, its results (JSON) and what must be seen.
@@ -74,7 +119,7 @@ pub(crate) fn train<'py>(
     py: Python<'py>,
     flags: Vec<String>,
     baseline: Option<&Bound<'py, PyAny>>,
-    u: Option<Lent<'py>>,
+    u: Option<&Bound<'py, PyAny>>,
     states: Option<GivenStates<'py>>,
     own: Option<&str>,
     mask: Option<Lent<'py>>,
@@ -95,13 +140,12 @@ pub(crate) fn train<'py>(
     };
     let training = Training::new(&flags, baseline.as_ref(), units, own.as_ref(), mask).map_err(|e| of_any(&e))?;
     let mut chosen = None;
-    let inputs = match &u {
+    let given = u.map(Given::of).transpose()?;
+    let inputs = match &given {
         Some(u) => {
-            let numbers = u.numbers();
-            let indices = training.selection().indices(numbers.samples()).map_err(|e| of_library(&e))?;
+            let indices = training.selection().indices(u.samples()).map_err(|e| of_library(&e))?;
             chosen.clone_from(&indices);
-            let inputs = ViewInputs::new(numbers, training.preprocessing(), indices).map_err(|e| of_library(&e))?;
-            Some(augmented(inputs, training.augment()).map_err(|e| of_library(&e))?)
+            Some(u.inputs(training.preprocessing(), indices, training.augment())?)
         }
         None => None,
     };

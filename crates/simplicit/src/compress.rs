@@ -27,7 +27,7 @@
 
 use std::ops::Range;
 
-use crate::arrays::{InputSource, Preprocessing};
+use crate::arrays::{DeviceInputs, InputSource, Preprocessing};
 use crate::backend::Device;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::evaluate::{error_on_gpu, error_on_states};
@@ -301,5 +301,9 @@ impl InputSource for First<'_> {
 
     fn rows(&self, samples: Range<usize>) -> Result<Matrix<f32>> {
         self.0.rows(samples)
+    }
+
+    fn on_device(&self) -> Option<&DeviceInputs> {
+        self.0.on_device()
     }
 }

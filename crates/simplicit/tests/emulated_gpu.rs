@@ -1,14 +1,30 @@
-//! The kernels of layers on an emulated device: compiled as C++ and run on the host a thread at a time, behind a driver of
+//! The kernels of layers and rows on an emulated device: compiled as C++ and run on the host a thread at a time, behind a driver of
 //! our own. So their indices, their sums and every buffer's end are checked on machines without a GPU; what only a GPU can
 //! show (races, other roundings, speed) is left to `tests/backend.rs`.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr)] // helpers of tests are tests; what is not run is said
 
+#[allow(dead_code)] // the rest is for `tests/backend.rs`
+#[path = "common/device_rows.rs"]
+mod device_rows;
 #[path = "common/layers.rs"]
 mod layers;
 
+use std::ffi::c_void;
 use std::path::Path;
 use std::process::Command;
+
+use simplicit::arrays::{DeviceInputs, InputSource, Preprocessing};
+use simplicit::backend::Device;
+use simplicit::backend::cuda::{Cuda, LentRows};
+use simplicit::layout::Activation;
+use simplicit::linalg::Matrix;
+use simplicit::model::ImplicitModel;
+use simplicit::network::{Network, Shape, Window};
+use simplicit::parallel::{Cancel, Threads};
+use simplicit::random::Random;
+use simplicit::states::Collected;
+use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance_on, train};
 
 /// The device as shared libraries in a folder; `None` without a compiler.
 fn built() -> Option<tempfile::TempDir> {
@@ -50,7 +66,7 @@ fn built() -> Option<tempfile::TempDir> {
 
 /// In a process of its own, which finds the emulated device and keeps no compiled kernels.
 #[test]
-fn layers_run_forwards_and_backwards_on_an_emulated_device() {
+fn layers_and_rows_run_on_an_emulated_device() {
     let Some(folder) = cfg!(target_os = "linux").then(built).flatten() else { return };
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "on_the_device", "--ignored", "--nocapture"])
@@ -67,4 +83,79 @@ fn layers_run_forwards_and_backwards_on_an_emulated_device() {
 fn on_the_device() {
     layers::outputs_are_the_networks_own(true);
     layers::row_weights_are_those_of_the_networks_own_gradients(true);
+    let device = Cuda::open(0).unwrap();
+    device_rows::more_features_than_samples(&device, 32, 130, 3);
+    device_rows::any_size(&device);
+    inputs_are_read_where_they_lie();
+}
+
+/// Numbers in the device's memory, put there by somebody else; they stay.
+#[allow(unsafe_code)]
+fn lent(rows: &Matrix<f32>) -> LentRows {
+    type Allocate = unsafe extern "C" fn(*mut u64, usize) -> i32;
+    type Upload = unsafe extern "C" fn(u64, *const c_void, usize) -> i32;
+    let folder = std::env::var_os("SIMPLICIT_CUDA_PATH").unwrap();
+    let (numbers, mut address) = (rows.as_slice(), 0);
+    // SAFETY: the library is `device.cpp`, whose functions have these types; the memory holds as many bytes as are copied.
+    unsafe {
+        let driver = libloading::Library::new(Path::new(&folder).join("libcuda.so.1")).unwrap();
+        let allocate = driver.get::<Allocate>(b"cuMemAlloc_v2\0").unwrap();
+        let upload = driver.get::<Upload>(b"cuMemcpyHtoD_v2\0").unwrap();
+        assert_eq!(allocate(&raw mut address, size_of_val(numbers)), 0);
+        assert_eq!(upload(address, numbers.as_ptr().cast(), size_of_val(numbers)), 0);
+        LentRows::new(0, address, rows.rows(), rows.cols()).unwrap()
+    }
+}
+
+/// Training on samples in somebody else's memory of the device gives the model that the same samples of the host give.
+fn inputs_are_read_where_they_lie() {
+    let mut random = Random::new(31);
+    let mut weights = |rows: usize, cols: usize| Matrix::from_fn(rows, cols, |_, _| random.normal() as f32 * 0.3);
+    let network = Network::builder(Shape::map(2, 5, 5))
+        .unwrap()
+        .convolution(weights(4, 18), Window::square(3, 1, 1), Some(vec![0.1; 4]))
+        .unwrap()
+        .activation(Activation::Relu)
+        .unwrap()
+        .global_average()
+        .unwrap()
+        .linear(weights(3, 4), None)
+        .unwrap()
+        .build()
+        .unwrap();
+    let raw = Matrix::from_fn(70, 50, |_, _| (255.0 * random.uniform()) as f32);
+    let spread =
+        Preprocessing::new(1.0 / 255.0, vec![0.4, 0.5], vec![0.3, 0.2]).unwrap().per_feature(&[2, 5, 5]).unwrap();
+    let indices: Vec<usize> = (0..64).map(|i| (i * 7) % 70).collect();
+    let there = DeviceInputs::new(lent(&raw), spread.clone(), Some(&indices)).unwrap();
+    let mut here = Matrix::zeros(indices.len(), 50);
+    for (k, &i) in indices.iter().enumerate() {
+        let row: Vec<f64> = raw.row(i).iter().map(|v| f64::from(*v)).collect();
+        spread.apply(&row, here.row_mut(k));
+    }
+    assert_eq!(InputSource::rows(&there, 3..40).unwrap(), InputSource::rows(&here, 3..40).unwrap());
+    assert_eq!(lent(&raw).read(9..11).unwrap().as_slice(), &raw.as_slice()[450..550]);
+    let baseline = ImplicitModel::from_network(&network).unwrap();
+    let (threads, cancel) = (Threads::one(), Cancel::new());
+    let trained = |inputs: &dyn InputSource| {
+        let mut run = Run { threads, cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
+        let row_weights = importance_on(Device::Cuda(0), &network, inputs, 2, 0, &run).unwrap();
+        let source = Collected::new(&network, inputs).unwrap();
+        let preprocessing = Preprocessing::default();
+        let input =
+            TrainInput { source: &source, baseline: Some(&baseline), importance: Some(&row_weights), preprocessing };
+        let settings = TrainSettings {
+            device: Device::Cuda(0),
+            target_sparsity: Some(0.5),
+            output_refit: Some(0),
+            ..Default::default()
+        };
+        let model = train(&input, &settings, &mut run).unwrap().model;
+        (row_weights, model.to_bytes())
+    };
+    assert!(trained(&there) == trained(&here), "the models differ");
+    let mut broken = raw.clone();
+    broken[(7, 3)] = f32::NAN;
+    let message = DeviceInputs::new(lent(&broken), spread, None).unwrap_err().to_string();
+    assert!(message.starts_with("U: NaN at row 7, column 3"), "{message}");
 }

@@ -16,6 +16,7 @@
 mod array;
 mod augment;
 mod bytes;
+mod device;
 mod element;
 mod file;
 mod hash;
@@ -32,6 +33,7 @@ mod zip;
 
 pub use array::Array;
 pub use augment::{Augment, Augmented};
+pub use device::DeviceInputs;
 pub use element::Element;
 pub use file::ArrayFile;
 pub use hash::content_hash;

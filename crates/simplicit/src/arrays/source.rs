@@ -1,5 +1,6 @@
 //! Inputs, wherever they are kept.
 
+use super::DeviceInputs;
 use crate::Result;
 use crate::linalg::Matrix;
 
@@ -11,6 +12,10 @@ pub trait InputSource: Sync {
     fn features(&self) -> usize;
     /// Some consecutive samples, one a row, preprocessed as the network expects them.
     fn rows(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>>;
+    /// The same samples where they lie on a GPU, if they do: what runs there need not read them through the host.
+    fn on_device(&self) -> Option<&DeviceInputs> {
+        None
+    }
 }
 
 impl InputSource for Matrix<f32> {

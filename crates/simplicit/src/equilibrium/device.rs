@@ -453,15 +453,17 @@ impl DeviceModel {
             let count = size.min(u.rows() - first);
             let session = self.cuda.session()?;
             let rows = &u.as_slice()[first * self.inputs..(first + count) * self.inputs];
-            y.extend(session.to_rows(&self.pass(&session, rows, count, false)?.y)?);
+            let rows = session.values_of_rows(rows, count, self.inputs)?;
+            y.extend(session.to_rows(&self.pass(&session, rows, false)?.y)?);
         }
         Matrix::from_vec(u.rows(), self.outputs, y)
     }
 
     /// Runs samples (one a row) through all layers; with `keep` every layer's values stay, otherwise until they are read.
-    pub(crate) fn pass(&self, session: &Session, u: &[f32], count: usize, keep: bool) -> Result<DevicePass> {
+    pub(crate) fn pass(&self, session: &Session, u: Values, keep: bool) -> Result<DevicePass> {
+        let (count, positions) = (u.count, self.input_positions());
         let mut pass = DevicePass {
-            u: session.values_of_rows(u, count, self.input_positions())?,
+            u: if positions == u.positions { u } else { session.relayout(&u, positions)? },
             z: (0..self.states).map(|_| None).collect(),
             x: (0..self.states).map(|_| None).collect(),
             y: session.no_values(0, 0, 0)?,

@@ -1,7 +1,7 @@
 //! Running a network or an implicit model over inputs, a block at a time.
 
 use super::{StateBlock, StateMap, StateShape, StateSource};
-use crate::arrays::InputSource;
+use crate::arrays::{DeviceInputs, InputSource};
 use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::{Error, Result};
@@ -44,6 +44,10 @@ impl StateSource for Collected<'_> {
         let u = self.inputs.rows(samples)?;
         u.require_finite("U", first)?;
         Ok(u)
+    }
+
+    fn device_inputs(&self) -> Option<(&DeviceInputs, usize)> {
+        self.inputs.on_device().map(|inputs| (inputs, 0))
     }
 
     fn ends(&self, samples: std::ops::Range<usize>) -> Result<(Matrix<f32>, Matrix)> {

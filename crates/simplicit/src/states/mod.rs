@@ -19,6 +19,7 @@ pub use slice::StateSlice;
 pub use crate::arrays::InputSource;
 
 use crate::Result;
+use crate::arrays::DeviceInputs;
 use crate::layout::Layout;
 use crate::linalg::Matrix;
 
@@ -60,6 +61,10 @@ pub trait StateSource: Sync {
     /// Inputs of some consecutive samples alone: states of feature maps are many times as large.
     fn inputs(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>> {
         Ok(self.block(samples)?.u.cast())
+    }
+    /// The same inputs where they lie on a GPU, if they do, and the place of the first sample among them.
+    fn device_inputs(&self) -> Option<(&DeviceInputs, usize)> {
+        None
     }
     /// Inputs and outputs of some consecutive samples, without the states between.
     fn ends(&self, samples: std::ops::Range<usize>) -> Result<(Matrix<f32>, Matrix)> {

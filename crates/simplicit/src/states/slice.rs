@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::{StateBlock, StateShape, StateSource};
+use crate::arrays::DeviceInputs;
 use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::{Error, Result};
@@ -46,6 +47,10 @@ impl StateSource for StateSlice<'_> {
 
     fn inputs(&self, samples: Range<usize>) -> Result<Matrix<f32>> {
         self.source.inputs(self.range.start + samples.start..self.range.start + samples.end)
+    }
+
+    fn device_inputs(&self) -> Option<(&DeviceInputs, usize)> {
+        self.source.device_inputs().map(|(inputs, first)| (inputs, first + self.range.start))
     }
 
     fn ends(&self, samples: Range<usize>) -> Result<(Matrix<f32>, Matrix)> {

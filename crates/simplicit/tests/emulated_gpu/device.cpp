@@ -36,6 +36,7 @@ static unsigned __ballot_sync(unsigned, int vote) {
     change();
     return mask;
 }
+static double __dmul_rn(double a, double b) { return a * b; }
 static int __popc(unsigned v) { return __builtin_popcount(v); }
 
 #define __global__

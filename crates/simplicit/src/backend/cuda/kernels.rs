@@ -62,6 +62,7 @@ kernels!(
     enter,
     mirror,
     relayout,
+    take_rows,
     fill_bias,
     windows,
     fold,

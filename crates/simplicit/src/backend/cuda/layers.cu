@@ -9,6 +9,16 @@ struct Geometry {
 
 #define ELEMENT (size64)blockIdx.x * blockDim.x + threadIdx.x
 
+// (raw scale - mean) / std of chosen rows, in f64 and rounded once.
+extern "C" __global__ void take_rows(float* out, const float* raw, const int* chosen, double scale, const double* mean,
+                                     const double* std, int d, size64 count) {
+    size64 e = (size64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (e >= count) return;
+    int j = (int)(e % d);
+    double value = __dmul_rn((double)raw[(size64)chosen[e / d] * d + j], scale);
+    out[e] = (float)((value - mean[j]) / std[j]);
+}
+
 // Units of samples with `from` positions a channel, as if channels had `to` positions.
 extern "C" __global__ void relayout(float* out, const float* in, size64 n, int count, int from, int to) {
     size64 e = ELEMENT;

@@ -9,6 +9,7 @@ mod dense;
 mod inverse;
 mod kernels;
 mod layers;
+mod lent;
 mod library;
 mod memory;
 mod moves;
@@ -19,6 +20,7 @@ mod work;
 
 pub use kernels::CACHE_VARIABLE;
 pub(crate) use layers::{Geometry, Operand, Phi, PoolKind, Values};
+pub use lent::LentRows;
 pub use library::{PATH_VARIABLE, search_in};
 pub(crate) use memory::Buffer;
 pub use memory::MEMORY_VARIABLE;

@@ -109,6 +109,17 @@ impl Drop for Chunks {
     }
 }
 
+/// Some samples' inputs, one a row: from where they lie on this GPU, or from the host.
+pub(in crate::train) fn inputs_of(session: &Session, samples: &dyn StateSource, range: Range<usize>) -> Result<Values> {
+    if let Some((there, first)) = samples.device_inputs()
+        && let Some(values) = there.on(session, first + range.start..first + range.end)
+    {
+        return values;
+    }
+    let u = samples.inputs(range)?;
+    session.values_of_rows(u.as_slice(), u.rows(), u.cols())
+}
+
 /// A chunk of a source of a layer.
 pub(in crate::train) fn chunk_of<'a>(
     session: &Session,
@@ -118,10 +129,7 @@ pub(in crate::train) fn chunk_of<'a>(
     (number, range): (usize, Range<usize>),
 ) -> Result<Operand<'a>> {
     match source {
-        Source::Input => {
-            let u = samples.inputs(range)?;
-            session.values_of_rows(u.as_slice(), u.rows(), u.cols()).map(Operand::Made)
-        }
+        Source::Input => inputs_of(session, samples, range).map(Operand::Made),
         Source::Layer(k) => match &layers[k] {
             Some(chunks) => chunks.get(session, number),
             None => Err(crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"))),

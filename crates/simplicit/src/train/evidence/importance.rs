@@ -159,11 +159,16 @@ fn importance_on_gpu(
     for first in (0..samples.div_ceil(size)).step_by(blocks) {
         cancel.check()?;
         let range = first * size..((first + blocks) * size).min(samples);
-        let u = inputs.rows(range.clone())?;
         let session = on_gpu.cuda().session()?;
-        let pass = on_gpu.pass(&session, u.as_slice(), u.rows(), true)?;
-        let probabilities = softmax(&Matrix::from_vec(u.rows(), outputs, session.to_rows(&pass.y)?)?);
-        for i in 0..u.rows() {
+        let there = inputs.on_device().and_then(|inputs| inputs.on(&session, range.clone()));
+        let u = there.unwrap_or_else(|| {
+            let u = inputs.rows(range.clone())?;
+            session.values_of_rows(u.as_slice(), u.rows(), u.cols())
+        })?;
+        let count = u.count;
+        let pass = on_gpu.pass(&session, u, true)?;
+        let probabilities = softmax(&Matrix::from_vec(count, outputs, session.to_rows(&pass.y)?)?);
+        for i in 0..count {
             for (sum, &p) in total[layout.rows()..].iter_mut().zip(probabilities.row(i)) {
                 *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
             }

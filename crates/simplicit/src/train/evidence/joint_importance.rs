@@ -18,6 +18,7 @@ use crate::model::{ImplicitModel, Target};
 use crate::network::Source;
 use crate::parallel::{self, Threads};
 use crate::random::Random;
+use crate::train::evidence::device_walk::inputs_of;
 use crate::train::evidence::importance::{drawn, drawn_in_blocks, softmax};
 use crate::train::evidence::walk::SAMPLES;
 use crate::train::evidence::weights_task::WeightsTask;
@@ -187,10 +188,10 @@ fn on_gpu(
     let size = (baseline_on.at_once(6)? / SAMPLES).max(1) * SAMPLES;
     for first in (0..samples).step_by(size) {
         run.cancel.check()?;
-        let u = input.source.inputs(first..(first + size).min(samples))?;
-        let count = u.rows();
         let session = cuda.session()?;
-        let pass = baseline_on.pass(&session, u.as_slice(), count, true)?;
+        let u = inputs_of(&session, input.source, first..(first + size).min(samples))?;
+        let count = u.count;
+        let pass = baseline_on.pass(&session, u, true)?;
         let mut errors: Vec<Option<Values>> = targets.iter().map(|_| None).collect();
         for layer in rough_on.layers() {
             let e = layer.forward(&session, count, |source| pass.of(source))?;

@@ -6,6 +6,7 @@
 //! connection that was allowed at first may come back.
 
 use crate::Result;
+use crate::arrays::DeviceInputs;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::layout::Layout;
 use crate::linalg::Matrix;
@@ -120,6 +121,10 @@ impl StateSource for OwnStates<'_> {
         let theirs = self.source.block(samples)?;
         let own = self.equilibrium.states(&theirs.u.cast())?;
         Ok(StateBlock { u: theirs.u, z: own.z, x: own.x, y: theirs.y })
+    }
+
+    fn device_inputs(&self) -> Option<(&DeviceInputs, usize)> {
+        self.source.device_inputs()
     }
 
     fn layers_are_known(&self) -> bool {
