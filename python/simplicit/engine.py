@@ -1,7 +1,7 @@
 """Training's heavy steps on somebody else's workers, with the bits they would have had here.
 
-An engine cuts the samples into shards, has their statistics made and summed on workers in a fixed tree, and sends out
-blocks of rows. Networks with feature maps are walked through: every shard lives on a worker with the states of its layers,
+An engine cuts the samples into shards, has their statistics made and summed on workers in a fixed tree, each worker those of
+its own shards first, and sends out blocks of rows. Networks with feature maps are walked through: every shard lives on a worker with the states of its layers,
 and is told the rows of each layer as they are solved. A worker that is lost is replaced, or its shards go to others, where
 they are made again from the steps so far: the result has the same bits. :mod:`simplicit.ray` is one; anything that
 can keep a :class:`Worker` elsewhere can be another: subclass :class:`Engine`.
@@ -12,9 +12,10 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
+import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from simplicit import _core
 from simplicit._arrays import as_array
@@ -27,8 +28,10 @@ from simplicit.states import States
 BLOCK = 1024
 #: Images in such a leaf, for networks with feature maps.
 PIECE = _core.Shard.PIECE
-#: Statistics that one worker sums; a power of two, so that every sum is a branch of the tree.
+#: Statistics from elsewhere that one worker sums; a power of two, so that every sum is a branch of the tree.
 FAN_IN = 4
+#: Shards of its own that a worker walks through and sums in one call, at most; a power of two too. Their inputs come together.
+TOGETHER = 32
 #: Statistics that stay with the workers for whoever asks again.
 _KEPT = 4
 #: Groups whose inverses were spread over the workers; those kept them, as far as they had room.
@@ -72,44 +75,57 @@ class Worker:
         size = sum(map(len, result)) if isinstance(result, list) else len(result)
         return result, (time.process_time() - begin, size)
 
-    def statistics(self, task: bytes, shard: dict[str, Any], baseline: Any, samples: int) -> bytes:
-        """Statistics of rows of single units over the first samples of a shard."""
-        states, u = shard["states"], shard["u"]
-        if states is not None:
-            states = (*(a[:samples] for a in states[:4]), *states[4:])
+    def statistics(self, task: bytes, baseline: Any, samples: Sequence[int], *shards: dict[str, Any]) -> bytes:
+        """Statistics of rows of single units over the first samples of some shards, a branch of the tree."""
         core = None if baseline is None else baseline._core
-        u = None if u is None else u[:samples]
-        return _core.run_statistics(task, core, u, states, self._preprocessing, self._threads)
+        branch = _core.Branch()
+        for count, shard in zip(samples, shards, strict=True):
+            states, u = shard["states"], shard["u"]
+            if states is not None:
+                states = (*(a[:count] for a in states[:4]), *states[4:])
+            u = None if u is None else u[:count]
+            _core.run_statistics(branch, task, core, u, states, self._preprocessing, self._threads)
+        return branch.finish()
 
     def walk(
-        self, walk: int, number: int, shards: int, about: bytes, model: bytes, shard: dict[str, Any], first: int,
-        samples: int, known: int, group: int, *steps: bytes,
+        self, walk: int, group: int, share: float, about: bytes, model: bytes, shards: Sequence[ShardOnItsWay], first_step: int,
+        *parts: Any,
     ) -> bytes:  # fmt: skip
-        """Statistics of a group over a shard, after the steps from number `known` on."""
+        """Statistics of a group over some shards, a branch of the tree. Inputs of shards that know no step come before the
+        steps from number `first_step` on."""
         if self._walk != walk:
             self._walk, self._shards = walk, {}
-        walking, done = self._shards.pop(number, (None, 0))
-        if walking is None or done != known:
-            if known:
-                raise RuntimeError(f"shard {number}: expected all steps from the first on, got those from {known} on")
-            share = self._share / max(1, shards)
-            walking = _core.Shard(
-                about + model, self._decided, shard["u"][:samples], first, self._preprocessing, self._threads, self._device, share
-            )
-        for step in steps:
-            walking.step(step)
-        result: bytes = walking.statistics(group)
-        # After an error the shard is made again.
-        self._shards[number] = (walking, known + len(steps))
-        return result
+        new = sum(not shard.known for shard in shards)
+        inputs, steps = iter(parts[:new]), parts[new:]
+        branch = _core.Branch()
+        for shard in shards:
+            walking, done = self._shards.pop(shard.number, (None, 0))
+            if not shard.known:
+                u = next(inputs)["u"][: shard.samples]
+                walking = _core.Shard(
+                    about + model, self._decided, u, shard.first, self._preprocessing, self._threads, self._device,
+                    self._share * share,
+                )  # fmt: skip
+            elif done != shard.known:
+                raise RuntimeError(f"shard {shard.number}: expected all steps from number {done} on, got those from {shard.known} on")
+            for step in steps[shard.known - first_step :]:
+                walking.step(step)
+            walking.statistics(group, branch)
+            # After an error the shard is made again.
+            self._shards[shard.number] = (walking, first_step + len(steps))
+        return branch.finish()
 
-    def weights(self, task: bytes, shard: dict[str, Any], baseline: Any, first: int, samples: int) -> list[bytes]:
-        """What the blocks of a shard add to the weights of rows."""
-        return _core.run_weights(task, baseline._core, shard["u"][:samples], first, self._preprocessing, self._threads)
+    def sums(self, task: bytes, model: bytes, baseline: Any, first: int, samples: int, shard: dict[str, Any]) -> list[bytes]:
+        """What the blocks of a shard add to the weights of rows, or to the error of the outputs."""
+        core = None if baseline is None else baseline._core
+        return _core.run_sums(task + model, core, shard["u"][:samples], first, self._preprocessing, self._threads)
 
-    def merge(self, features: int, targets: int, *parts: bytes) -> bytes:
-        """The sum of some statistics."""
-        return _core.merge_statistics(list(parts), features, targets)
+    def merge(self, features: int, targets: int, leaves: Sequence[int], *parts: bytes) -> bytes:
+        """The sum of some branches of so many shards each."""
+        branch = _core.Branch()
+        for count, part in zip(leaves, parts, strict=True):
+            branch.add(count, part, features, targets)
+        return branch.finish()
 
     def rows(self, digest: bytes, statistics: bytes, features: int, targets: int, inverses: int, *parts: bytes) -> list[bytes]:
         """Some blocks of rows over one design, solved or bounded. Inverses that others made come before them."""
@@ -145,13 +161,56 @@ class Worker:
         return result
 
 
+class ShardOnItsWay(NamedTuple):
+    """A shard of a walk: its number, its samples, and how many steps its worker knows."""
+
+    number: int
+    first: int
+    samples: int
+    known: int
+
+
+class _Branch(NamedTuple):
+    """The sum over some consecutive shards, and the worker that has it."""
+
+    first: int
+    count: int
+    value: Any
+    size: int
+    worker: int
+
+
+def branches(owners: Sequence[int], most: int) -> list[tuple[int, int]]:
+    """Shards as branches of the tree that one process sums in, each with one owner: (first shard, how many).
+
+    A branch is 2ᵏ shards from a multiple of 2ᵏ on, `most` at most.
+    """
+    found, at = [], 0
+    while at < len(owners):
+        count = 1
+        while 2 * count <= most and at % (2 * count) == 0 and owners[at : at + 2 * count] == [owners[at]] * (2 * count):
+            count *= 2
+        found.append((at, count))
+        at += count
+    return found
+
+
 class _Job:
     """A call that may have to be made again."""
 
-    def __init__(self, method: str, args: Callable[[int], Sequence[Any]], size: int, home: int | None = None) -> None:
-        self.method, self.args, self.size, self.home = method, args, size, home
+    def __init__(
+        self, method: str, args: Callable[[int], Sequence[Any]], size: int, *, kind: str | None = None, at: int | None = None,
+        done: Callable[[int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.method, self.args, self.size, self.done = method, args, size, done
+        #: The phase that its core-seconds count for.
+        self.kind = kind or method
+        #: The place among the workers, if one is better than others.
+        self.at = at
         self.lost = 0
         self.value: Any = None
+        #: Where it was done, and the bytes of its value.
+        self.worker, self.made = -1, 0
 
 
 def _given(*args: Any) -> Callable[[int], Sequence[Any]]:
@@ -191,7 +250,8 @@ class Engine:
         self.wall: dict[str, float] = collections.defaultdict(float)
         #: Blocks of rows, of all groups together.
         self.blocks = 0
-        self._known: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
+        #: Statistics, by what `_core.fingerprint` says of them, and the workers that have them.
+        self._known: collections.OrderedDict[bytes, tuple[Any, set[int]]] = collections.OrderedDict()
         self._arrays: Any = baseline if isinstance(baseline, States) else as_array(U, "U")
         self._baseline = None if isinstance(baseline, States) else baseline
         self._shards: dict[int, list[tuple[int, int, Any]]] = {}
@@ -201,7 +261,7 @@ class Engine:
         self._results: dict[int, Generator[bytes | None, None, None]] = {}
         self._task: Any = None
         #: The model that shards walk through, by its digest.
-        self._walked: tuple[bytes, Any] | None = None
+        self._model: tuple[bytes, Any] | None = None
         self._samples = 0
         self._steps: list[Any] = []
         #: By shard of the present walk: its worker, and how many steps it knows.
@@ -249,15 +309,18 @@ class Engine:
             self._begin_walk(numbers[1], *parts)
         elif method == "end_walk":
             self._end_walk()
+        elif method == "lend":
+            self._remember(parts[0], self.put(parts[1]), set())
         else:
             begun: dict[str, Callable[..., Generator[bytes | None, None, None]]] = {
-                "statistics": self._statistics, "walk": self._walk, "rows": self._rows, "weights": self._weights,
+                "statistics": self._statistics, "walk": self._walk, "rows": self._rows,
+                "weights": functools.partial(self._sums, "weights"), "errors": functools.partial(self._sums, "errors"),
             }  # fmt: skip
             self._results = {self._started: begun[method](*numbers, parts)}
         return self._started
 
     def next(self, call: int) -> bytes | None:
-        """The next result in order, or None for now."""
+        """The next result in order, None for now, or nothing at all: then the statistics of the rows are to be lent, and it goes on."""
         return next(self._results[call])
 
     def _statistics(self, samples: int, features: int, targets: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
@@ -266,11 +329,16 @@ class Engine:
         shards = self._cut(BLOCK * self.shard_blocks, samples)
         network = self._sent() if self._moved is None else self._moved
 
-        def jobs() -> list[_Job]:
-            size = 8 * features * (features + targets)
-            return [_Job("statistics", _given(task, shard, network, count), size) for _, count, shard in shards]
+        def job(first: int, count: int) -> _Job:
+            samples, data = zip(*((samples, data) for _, samples, data in shards[first : first + count]), strict=True)
+            return _Job("statistics", _given(task, network, samples, *data), 8 * features * (features + targets))
 
-        self.bytes["tasks"] += len(task) * len(shards)
+        def jobs() -> list[tuple[int, int, _Job]]:
+            # Whoever has least to do takes the next branch.
+            owners = [self._place(number, len(shards)) for number in range(len(shards))]
+            return [(*branch, job(*branch)) for branch in branches(owners, FAN_IN)]
+
+        self.bytes["tasks"] += len(task) * len(jobs())
         return self._summed("statistics", jobs, features, targets)
 
     def _sent(self) -> Any:
@@ -279,17 +347,29 @@ class Engine:
             self._network = self.put(self._baseline)
         return self._network
 
-    def _weights(self, samples: int, unit: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
-        """What every block of samples adds to the weights of rows, in order."""
-        task, network = self.put(parts[0]), self._sent()
+    def _sent_model(self, model: bytes) -> Any:
+        """The baseline as a model, which travels once too."""
+        digest = hashlib.blake2b(model, digest_size=16).digest()
+        if self._model is None or self._model[0] != digest:
+            self._model = (digest, self.put(model))
+            self.bytes["tasks"] += len(model)
+        return self._model[1]
+
+    def _sums(self, kind: str, samples: int, unit: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+        """What every block of samples adds to the weights of rows, or to the error of the outputs, in order."""
+        task = self.put(parts[0])
+        model, network = (self._sent_model(parts[1]), None) if parts[1] else (b"", self._sent())
         shards = self._cut(unit * self.shard_blocks, samples)
         self.bytes["tasks"] += len(parts[0])
         begin = time.monotonic()
         for _ in range(self.retries + 1):
             jobs = [
-                _Job("weights", _given(task, shard, network, first, count), len(parts[0]), home=k)
-                for k, (first, count, shard) in enumerate(shards)
-            ]
+                _Job(
+                    "sums", _given(task, model, network, first, count, shard), len(parts[0]) + len(parts[1]), kind=kind,
+                    at=self._place(number, len(shards)),
+                )
+                for number, (first, count, shard) in enumerate(shards)
+            ]  # fmt: skip
             try:
                 yield from self._run(jobs)
                 results = [self.fetch(job.value) for job in jobs]
@@ -297,19 +377,15 @@ class Engine:
             except ResultLost:
                 continue
         else:
-            raise WorkFailed(f"weights of rows: results were lost {self.retries + 1} times; see retries")
-        self.wall["weights"] += time.monotonic() - begin
+            raise WorkFailed(f"{kind}: results were lost {self.retries + 1} times; see retries")
+        self.wall[kind] += time.monotonic() - begin
         for blocks in results:
             self.bytes["results"] += sum(map(len, blocks))
             yield from blocks
 
     def _begin_walk(self, samples: int, about: bytes, model: bytes) -> None:
         """A walk through the layers begins: the network travels with the first one. Walks do not overlap."""
-        digest = hashlib.blake2b(model, digest_size=16).digest()
-        if self._walked is None or self._walked[0] != digest:
-            self._walked = (digest, self.put(model))
-            self.bytes["tasks"] += len(model)
-        self._task, self._samples = (about, self._walked[1]), samples
+        self._task, self._samples = (about, self._sent_model(model)), samples
         self._steps, self._hosts = [], {}
 
     def _walk(self, walk: int, group: int, features: int, targets: int, steps: list[bytes]) -> Generator[bytes | None, None, None]:
@@ -318,19 +394,35 @@ class Engine:
         shards = self._cut(PIECE * self.shard_blocks, self._samples)
         self.bytes["steps"] += sum(map(len, steps))
 
-        def args(worker: int, number: int) -> Sequence[Any]:
-            host, known = self._hosts.get(number, (worker, 0))
-            known = known if host == worker else 0
-            # Until it answers nobody knows how far it got.
-            self._hosts[number] = (worker, 0)
-            first, count, shard = shards[number]
-            here = -(-len(shards) // max(1, len(self.alive)))
-            steps = self._steps[known:]
-            return (walk, number, here, *self._task, shard, first, count, known, group, *steps)
+        def args(worker: int, numbers: range) -> Sequence[Any]:
+            on_their_way, inputs = [], []
+            for number in numbers:
+                host, known = self._hosts.get(number, (worker, 0))
+                known = known if host == worker else 0
+                # Until it answers nobody knows how far it got.
+                self._hosts[number] = (worker, 0)
+                first, count, data = shards[number]
+                on_their_way.append(ShardOnItsWay(number, first, count, known))
+                inputs += [] if known else [data]
+            share = 1 / -(-len(shards) // len(self.alive))
+            first_step = min(shard.known for shard in on_their_way)
+            return (walk, group, share, *self._task, on_their_way, first_step, *inputs, *self._steps[first_step:])
 
-        def jobs() -> list[_Job]:
-            size = 8 * features * (features + targets)
-            return [_Job("walk", functools.partial(args, number=k), size, home=k) for k in range(len(shards))]
+        def done(worker: int, numbers: range) -> None:
+            self._hosts.update({number: (worker, len(self._steps)) for number in numbers})
+
+        def job(first: int, count: int, at: int) -> _Job:
+            numbers, size = range(first, first + count), 8 * features * (features + targets)
+            about = {"numbers": numbers}
+            return _Job("walk", functools.partial(args, **about), size, at=at, done=functools.partial(done, **about))
+
+        def jobs() -> list[tuple[int, int, _Job]]:
+            # A shard stays where it is; others are spread in order, so that neighbours are summed where they are.
+            hosts = [self._hosts.get(number, (-1, 0))[0] for number in range(len(shards))]
+            owners = [
+                self.alive.index(host) if host in self.alive else self._place(number, len(shards)) for number, host in enumerate(hosts)
+            ]
+            return [(first, count, job(first, count, owners[first])) for first, count in branches(owners, TOGETHER)]
 
         return self._summed("walk", jobs, features, targets)
 
@@ -338,13 +430,12 @@ class Engine:
         """Nobody asks about a walk again; workers forget it when the next one begins."""
         self._task, self._steps, self._hosts = None, [], {}
 
-    def _rows(self, features: int, targets: int, inverses: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
-        """Blocks of rows over one design; the statistics are where they were summed, or travel once.
+    def _rows(self, features: int, targets: int, inverses: int, size: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+        """Blocks of rows over one design; the statistics, of so many bytes, are where they were summed, or are lent.
 
         Where the blocks share inverses, each worker makes some of them for all, the first time that it meets the design.
         """
-        statistics, *tasks = parts
-        digest = hashlib.blake2b(statistics, digest_size=16).digest()
+        digest, *tasks = parts
         self.bytes["tasks"] += sum(map(len, tasks))
         self.blocks += len(tasks)
         # One call a worker: rows are treated together.
@@ -352,21 +443,21 @@ class Engine:
         shares = [tasks[first : first + length] for first in range(0, len(tasks), length)]
         begin = time.monotonic()
         for _ in range(self.retries + 1):
-            if digest not in self._known:
-                self._remember(digest, self.put(statistics))
-                self.bytes["statistics"] += len(statistics)
-            shared = self._known[digest]
-            size = len(statistics) + sum(map(len, tasks))
+            while digest not in self._known:
+                yield b""
+            shared, places = self._known[digest]
+            held = size + sum(map(len, tasks))
             worth = len(shares) > 1 and digest not in self._spread and features >= _WORTH_SENDING * self.threads
             about = (digest, shared, features, targets)
             made = [
-                _Job("inverse", _given(*about, tasks[0], number), size, home=number) for number in range(inverses if worth else 0)
+                _Job("inverse", _given(*about, tasks[0], number), held, kind="rows", at=number)
+                for number in range(inverses if worth else 0)
             ]
             try:
                 yield from self._run(made)
                 sent = [job.value for job in made]
                 # Calls stay where they are: whoever made an inverse finds it at home.
-                jobs = [_Job("rows", _given(*about, len(sent), *sent, *part), size, home=k) for k, part in enumerate(shares)]
+                jobs = [_Job("rows", _given(*about, len(sent), *sent, *part), held, at=k) for k, part in enumerate(shares)]
                 yield from self._run(jobs)
                 results = [self.fetch(job.value) for job in jobs]
                 break
@@ -375,6 +466,10 @@ class Engine:
         else:
             raise WorkFailed(f"rows over {features:,} features: results were lost {self.retries + 1} times; see retries")
         self.wall["rows"] += time.monotonic() - begin
+        if made:
+            self.bytes["inverses"] += sum(job.made for job in made)
+        self.bytes["statistics"] += size * len({job.worker for job in made + jobs} - places)
+        places.update(job.worker for job in made + jobs)
         self._spread[digest] = None
         while len(self._spread) > _SPREAD:
             self._spread.popitem(last=False)
@@ -397,40 +492,61 @@ class Engine:
             self._shards[size] = shards
         return [(first, min(count, samples - first), data) for first, count, data in self._shards[size] if first < samples]
 
-    def _remember(self, digest: bytes, value: Any) -> None:
-        self._known[digest] = value
+    def _remember(self, digest: bytes, value: Any, places: set[int]) -> None:
+        self._known[digest] = (value, places)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
 
-    def _summed(self, kind: str, jobs: Callable[[], list[_Job]], features: int, targets: int) -> Generator[bytes | None, None, None]:
-        """Statistics of all shards, summed on the workers; what was lost is made again."""
-        begin = time.monotonic()
+    def _place(self, number: int, shards: int) -> int:
+        """The place among the workers of a shard that is nowhere yet: as many for each, neighbours together, more at the end."""
+        return -(-(number + 1) * len(self.alive) // shards) - 1
+
+    def _summed(
+        self, kind: str, jobs: Callable[[], list[tuple[int, int, _Job]]], features: int, targets: int
+    ) -> Generator[bytes | None, None, None]:
+        """Statistics of all shards, summed on the workers, from jobs for branches of the tree; what was lost is made again."""
         for _ in range(self.retries + 1):
             try:
+                begin = time.monotonic()
                 parts = jobs()
-                yield from self._run(parts)
+                yield from self._run([job for _, _, job in parts])
                 self.wall[kind] += time.monotonic() - begin
-                merging = time.monotonic()
-                values = [job.value for job in parts]
-                while len(values) > 1:
-                    groups = [values[k : k + FAN_IN] for k in range(0, len(values), FAN_IN)]
-                    size = 8 * features * (features + targets)
-                    merges = [
-                        _Job("merge", _given(features, targets, *group), size * len(group), home=k) for k, group in enumerate(groups)
-                    ]
-                    yield from self._run([m for m, g in zip(merges, groups, strict=True) if len(g) > 1])
-                    values = [m.value if len(g) > 1 else g[0] for m, g in zip(merges, groups, strict=True)]
-                result = self.fetch(values[0])
-                self.wall["merge"] += time.monotonic() - merging
+                begin = time.monotonic()
+                found = [_Branch(first, count, job.value, job.made, job.worker) for first, count, job in parts]
+                total = yield from self._merged(found, features, targets)
+                result = self.fetch(total.value)
+                self.wall["merge"] += time.monotonic() - begin
                 break
             except ResultLost:
                 # Shards that are still there only repeat their sums.
                 continue
         else:
             raise WorkFailed(f"{kind} of {features:,} features: results were lost {self.retries + 1} times; see retries")
-        self._remember(hashlib.blake2b(result, digest_size=16).digest(), values[0])
+        self._remember(_core.fingerprint(result), total.value, {total.worker})
         self.bytes["results"] += len(result)
         yield result
+
+    def _merged(self, parts: list[_Branch], features: int, targets: int) -> Generator[None, None, _Branch]:
+        """The sum of all branches, on the workers that have most of them."""
+        block = max(part.count for part in parts)
+        while len(parts) > 1:
+            block *= FAN_IN
+            groups = [list(group) for _, group in itertools.groupby(parts, lambda part: part.first // block)]
+            merges: list[_Job] = []
+            for group in groups:
+                most = collections.Counter(part.worker for part in group).most_common(1)[0][0]
+                args = _given(features, targets, [part.count for part in group], *(part.value for part in group))
+                at = self.alive.index(most) if most in self.alive else None
+                merges.append(_Job("merge", args, sum(part.size for part in group), at=at))
+            yield from self._run([job for job, group in zip(merges, groups, strict=True) if len(group) > 1])
+            parts = []
+            for job, group in zip(merges, groups, strict=True):
+                if len(group) == 1:
+                    parts += group
+                    continue
+                self.bytes["statistics"] += sum(part.size for part in group if part.worker != job.worker)
+                parts.append(_Branch(group[0].first, sum(part.count for part in group), job.value, job.made, job.worker))
+        return parts[0]
 
     def _run(self, jobs: list[_Job]) -> Generator[None, None, None]:
         """Does all jobs, at most two of them on a worker at a time; a job whose worker is lost goes to another."""
@@ -456,18 +572,16 @@ class Engine:
                 call, worker, job = entry
                 flying.remove(entry)
                 try:
-                    job.value, (seconds, size) = self.keep(call)
+                    job.value, (seconds, job.made) = self.keep(call)
                 except WorkerLost as why:
                     lost.add(worker)
                     self._count_loss(job, why)
                     waiting.append(job)
                     continue
-                # Inverses are made for rows.
-                self.busy["rows" if job.method == "inverse" else job.method] += seconds
-                if job.method not in ("rows", "weights"):
-                    self.bytes["inverses" if job.method == "inverse" else "statistics"] += size
-                if job.method == "walk" and job.home is not None and worker in self.alive:
-                    self._hosts[job.home] = (worker, len(self._steps))
+                job.worker = worker
+                self.busy[job.kind] += seconds
+                if job.done and worker in self.alive:
+                    job.done(worker)
             # Whatever else they were doing is lost too, and comes back as such.
             for worker in lost & set(self.alive):
                 self._hosts = {k: host for k, host in self._hosts.items() if host[0] != worker}
@@ -478,10 +592,9 @@ class Engine:
                     raise WorkFailed("all workers are lost")
 
     def _worker(self, job: _Job, load: collections.Counter[int]) -> int:
-        """Where a job goes: a shard to its host, other work to whoever has least to do."""
-        if job.home is not None:
-            host = self._hosts.get(job.home, (None, 0))[0] if job.method == "walk" else None
-            return host if host in self.alive else self.alive[job.home % len(self.alive)]
+        """Where a job goes: to its place, or to whoever has least to do."""
+        if job.at is not None:
+            return self.alive[job.at % len(self.alive)]
         return min(self.alive, key=lambda worker: load[worker])
 
     def _count_loss(self, job: _Job, why: Exception) -> None:

@@ -110,6 +110,9 @@ def test_feature_maps_have_the_same_bits_for_any_number_of_workers(convolutional
         there = simplicit.ray.fit(sim, network, U, address=cluster.address, workers=workers, shard_blocks=blocks)
         assert there.model_ == pruned.model_, f"{workers} workers"
         assert there.report_.rows == pruned.report_.rows
+        # The error of the outputs is computed on the workers.
+        assert there.work_["busy"]["errors"] > 0
+        assert there.report_.results["equilibrium_error"] == pruned.report_.results["equilibrium_error"]
         # Samples and network travel once, however many walks there are.
         assert there.travelled_["shards"] == U.nbytes
         assert there.work_["calls"]["walk"] > 0 and there.work_["calls"]["rows"] > 0
@@ -129,7 +132,7 @@ def test_a_node_that_dies_in_the_middle_changes_nothing(convolutional, pruned, c
 
         def submit(self, worker, method, args):
             call = super().submit(worker, method, args)
-            known = args[8] if method == "walk" else 0
+            known = min(shard.known for shard in args[5]) if method == "walk" else 0
             if known >= 2 and worker == 1 and not killed:
                 killed.append(known)
                 cluster.remove_node(doomed, allow_graceful=False)
@@ -395,6 +398,81 @@ def test_designs_stay_with_their_workers(convolutional, pruned, monkeypatch):
         asked.clear()
         _, again = trained(pool, room=0)
         assert again["designs"] == sum(asked.values()) and again["inverses"] >= made["inverses"]
+
+
+def test_shards_are_cut_into_branches_of_the_tree():
+    for count in range(1, 40):
+        for workers in range(1, 8):
+            engine = Engine(None, np.zeros((1, 1)), workers=workers, shard_blocks=1)
+            owners = [engine._place(number, count) for number in range(count)]
+            shares = collections.Counter(owners)
+            assert owners == sorted(owners) and max(shares.values()) - min(shares.values()) <= 1
+            assert len(shares) == min(workers, count)
+            found = simplicit.engine.branches(owners, 8)
+            covered = [range(first, first + size) for first, size in found]
+            assert [number for branch in covered for number in branch] == list(range(count))
+            assert all(size in (1, 2, 4, 8) and first % size == 0 for first, size in found)
+            assert all(len({owners[number] for number in branch}) == 1 for branch in covered)
+    assert simplicit.engine.branches([0, 0, 1, 1], 8) == [(0, 2), (2, 2)]
+    assert simplicit.engine.branches([0] * 7, 4) == [(0, 4), (4, 2), (6, 1)]
+
+
+def test_workers_add_up_their_own_shards_first(convolutional):
+    """Of four shards one worker sends nothing, two send one sum a group, three two; the bits are the same."""
+    network, U = convolutional[0], convolutional[1][:1024]
+    settings = {"mu": 1e-3, "positions": 7, "bounds": "off"}
+    here = SIM(network=network, **settings).fit(U)
+
+    class Watched(Pool):
+        """Who made which bytes, and which of them go to somebody else."""
+
+        def begin(self, *about):
+            super().begin(*about)
+            self.makers, self.sums, self.sent = {}, [], collections.defaultdict(set)
+
+        def submit(self, worker, method, args):
+            values = [value for value in args if isinstance(value, bytes) and self.makers.get(id(value), worker) != worker]
+            self.sent[method] |= {(worker, id(value), len(value)) for value in values}
+            return super().submit(worker, method, args)
+
+        def keep(self, call):
+            value, about = super().keep(call)
+            if isinstance(value, bytes):
+                self.makers[id(value)] = call[0]
+                self.sums.append(value)
+            return value, about
+
+    groups = 4
+    for workers, calls, merges in ((1, 1, 0), (2, 2, 1), (3, 3, 1)):
+        with ThreadPoolExecutor(workers) as pool:
+            engine = Watched(pool, network, U, workers=workers, shard_blocks=1)
+            there = SIM(**settings)._fit(network, U, engine)
+        assert there.model_ == here.model_ and there.report_.rows == here.report_.rows, f"{workers} workers"
+        assert (engine.calls["walk"], engine.calls["merge"]) == (groups * calls, groups * merges)
+        assert engine.most <= 2 * workers
+        # Sums of one group have one size: all but one of them travel, and the total to those who solve rows elsewhere.
+        size = {group: len(engine.sums[group * (calls + merges)]) for group in range(groups)}
+        travelled = {method: sum(length for _, _, length in engine.sent[method]) for method in ("merge", "rows")}
+        assert travelled["merge"] == (calls - 1) * sum(size.values())
+        assert engine.bytes["statistics"] == travelled["merge"] + travelled["rows"]
+
+
+def test_statistics_that_nobody_has_any_more_are_lent(convolutional, pruned, monkeypatch):
+    monkeypatch.setattr(simplicit.engine, "_KEPT", 1)
+    network, U = convolutional
+    lent = []
+
+    class Counted(Pool):
+        def start(self, method, numbers, parts):
+            if method == "lend":
+                assert parts[0] == simplicit._core.fingerprint(parts[1])
+                lent.append(parts[0])
+            return super().start(method, numbers, parts)
+
+    with ThreadPoolExecutor(2) as pool:
+        there = SIM(**TO_HALF)._fit(network, U, Counted(pool, network, U, workers=2, shard_blocks=1))
+    # Bounds ask for groups that were solved before.
+    assert lent and there.model_ == pruned.model_ and there.report_.rows == pruned.report_.rows
 
 
 def test_an_error_on_a_worker_is_raised(convolutional):

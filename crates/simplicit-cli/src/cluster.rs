@@ -166,8 +166,12 @@ impl Courier for Cluster {
         Ok(answer["call"].as_u64().unwrap_or(0))
     }
 
-    fn next(&self, call: u64) -> Result<Option<Vec<u8>>> {
+    fn next(&self, call: u64, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         let (answer, bytes) = self.asked(&json!({"next": call}), &[])?;
-        Ok(answer["length"].is_u64().then_some(bytes))
+        let came = answer["length"].is_u64();
+        if came {
+            take(&bytes)?;
+        }
+        Ok(came)
     }
 }

@@ -4,15 +4,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use simplicit::parallel::Cancel;
 use simplicit::statistics::Statistics;
-use simplicit::train::{Delegate, Keep, RowsTask, StatisticsTask, Step, WalkTask, WeightsTask};
+use simplicit::train::{Delegate, Keep, RowsTask, StatisticsTask, Step, SumsTask, WalkTask, numbers_from_bytes};
 use simplicit::{Error, Result};
 
 /// Whoever carries calls to the engine and its results back.
 pub trait Courier: Sync {
     /// Begins a call by name; returns the number its results are asked for by.
     fn start(&self, method: &str, numbers: &[usize], parts: &[Vec<u8>]) -> Result<u64>;
-    /// The next result of a call in order, or `None` after a moment in which none came.
-    fn next(&self, call: u64) -> Result<Option<Vec<u8>>>;
+    /// Hands the next result of a call in order to `take`; `false` after a moment in which none came.
+    fn next(&self, call: u64, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool>;
 }
 
 /// An engine behind a courier, as training sees it.
@@ -37,18 +37,18 @@ impl<'a, C: Courier> Remote<'a, C> {
 
     /// So many results of a call, in order.
     fn results(&self, call: u64, count: usize, mut take: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
-        let mut done = 0;
-        while done < count {
-            self.cancel.check()?;
-            if let Some(bytes) = self.courier.next(call)? {
-                take(done, &bytes)?;
-                done += 1;
+        for k in 0..count {
+            loop {
+                self.cancel.check()?;
+                if self.courier.next(call, &mut |bytes| take(k, bytes))? {
+                    break;
+                }
             }
         }
         Ok(())
     }
 
-    fn sums(&self, call: u64, (d, r): (usize, usize)) -> Result<Statistics> {
+    fn total(&self, call: u64, (d, r): (usize, usize)) -> Result<Statistics> {
         let mut sums = None;
         self.results(call, 1, |_, bytes| {
             sums = Some(read_statistics(bytes, d, r)?);
@@ -62,14 +62,6 @@ impl<'a, C: Courier> Remote<'a, C> {
 pub fn read_statistics(bytes: &[u8], features: usize, targets: usize) -> Result<Statistics> {
     let other = || Error::shape("statistics", format!("{features} features, {targets} targets"), "other bytes");
     Statistics::from_bytes(bytes, features, targets).ok_or_else(other)
-}
-
-/// Numbers as a worker sends them.
-fn numbers(bytes: &[u8]) -> Result<Vec<f64>> {
-    match bytes.as_chunks::<8>() {
-        (numbers, []) => Ok(numbers.iter().map(|c| f64::from_le_bytes(*c)).collect()),
-        _ => Err(Error::shape("numbers of a worker", "8 bytes each", format!("{} bytes", bytes.len()))),
-    }
 }
 
 impl<C: Courier> Keep for Remote<'_, C> {
@@ -98,7 +90,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
     fn statistics(&self, task: &StatisticsTask) -> Result<Statistics> {
         let (d, r) = task.shape();
         let call = self.courier.start("statistics", &[task.samples(), d, r], &[task.to_bytes()])?;
-        self.sums(call, (d, r))
+        self.total(call, (d, r))
     }
 
     fn begin_walk(&self, task: &WalkTask) -> Result<usize> {
@@ -110,7 +102,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
     fn walk(&self, walk: usize, steps: &[Step], group: usize, shape: (usize, usize)) -> Result<Statistics> {
         let steps: Vec<Vec<u8>> = steps.iter().map(Step::to_bytes).collect();
         let call = self.courier.start("walk", &[walk, group, shape.0, shape.1], &steps)?;
-        self.sums(call, shape)
+        self.total(call, shape)
     }
 
     fn end_walk(&self, walk: usize) {
@@ -125,21 +117,36 @@ impl<C: Courier> Delegate for Remote<'_, C> {
         take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>,
     ) -> Result<()> {
         let (d, r) = (statistics.features(), statistics.targets());
-        let parts: Vec<Vec<u8>> =
-            [statistics.to_bytes()].into_iter().chain(tasks.iter().map(RowsTask::to_bytes)).collect();
-        let call = self.courier.start("rows", &[d, r, tasks.first().map_or(0, RowsTask::inverses)], &parts)?;
-        self.results(call, tasks.len(), |k, bytes| {
-            let rows = numbers(bytes)?;
-            let expected = tasks[k].length(d);
-            if rows.len() != expected {
-                return Err(Error::shape("a block of rows", format!("{expected} numbers"), rows.len()));
+        let name = statistics.fingerprint().to_vec();
+        let parts: Vec<Vec<u8>> = [name.clone()].into_iter().chain(tasks.iter().map(RowsTask::to_bytes)).collect();
+        let inverses = tasks.first().map_or(0, RowsTask::inverses);
+        let call = self.courier.start("rows", &[d, r, inverses, statistics.written()], &parts)?;
+        let mut done = 0;
+        while done < tasks.len() {
+            // Nobody there has the statistics, or no more.
+            let mut missing = false;
+            self.results(call, 1, |_, bytes| {
+                missing = bytes.is_empty();
+                if missing {
+                    return Ok(());
+                }
+                let (rows, expected) = (numbers_from_bytes(bytes)?, tasks[done].length(d));
+                if rows.len() != expected {
+                    return Err(Error::shape("a block of rows", format!("{expected} numbers"), rows.len()));
+                }
+                take(done, rows)
+            })?;
+            if missing {
+                self.courier.start("lend", &[], &[name.clone(), statistics.to_bytes()])?;
+            } else {
+                done += 1;
             }
-            take(k, rows)
-        })
+        }
+        Ok(())
     }
 
-    fn weights(&self, task: &WeightsTask, take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>) -> Result<()> {
-        let call = self.courier.start("weights", &[task.samples(), task.unit()], &[task.to_bytes()])?;
-        self.results(call, task.samples().div_ceil(task.size()), |k, bytes| take(k, numbers(bytes)?))
+    fn sums(&self, task: &SumsTask, take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>) -> Result<()> {
+        let call = self.courier.start(task.kind(), &[task.samples(), task.unit()], &task.parts())?;
+        self.results(call, task.samples().div_ceil(task.size()), |k, bytes| take(k, numbers_from_bytes(bytes)?))
     }
 }

@@ -3,14 +3,15 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 use simplicit::backend::{Device, Inverses};
 use simplicit::memory;
 use simplicit::parallel::Threads;
 use simplicit::solver;
 use simplicit::states::{Collected, InputSource, StateMap, StateSource};
-use simplicit::statistics::Tree;
-use simplicit::train::{self, RowsTask, StatisticsTask, Step, TrainSettings, WalkTask, WeightsTask};
+use simplicit::statistics::{Statistics, Tree};
+use simplicit::train::{self, RowsTask, StatisticsTask, Step, SumsTask, TrainSettings, WalkTask, numbers_to_bytes};
 use simplicit::{Error, Result};
 use simplicit_cli::front::{Courier, read_statistics, settings_from};
 
@@ -44,32 +45,71 @@ impl Courier for Engine<'_> {
         })
     }
 
-    fn next(&self, call: u64) -> Result<Option<Vec<u8>>> {
+    fn next(&self, call: u64, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         self.call(|object| {
             let next = object.call_method1("next", (call,))?;
-            Ok(if next.is_none() { None } else { Some(next.cast::<PyBytes>()?.as_bytes().to_vec()) })
+            if next.is_none() {
+                return Ok(Ok(false));
+            }
+            Ok(take(next.cast::<PyBytes>()?.as_bytes()).map(|()| true))
+        })?
+    }
+}
+
+/// Statistics of consecutive shards on their way to their sum, a branch of the tree that one process sums in.
+#[pyclass(module = "simplicit._core")]
+pub(crate) struct Branch {
+    tree: Tree,
+}
+
+#[pymethods]
+impl Branch {
+    #[new]
+    fn new() -> Self {
+        Self { tree: Tree::default() }
+    }
+
+    /// Adds the sum over so many further shards, as bytes.
+    fn add(&mut self, py: Python<'_>, shards: usize, sum: &[u8], features: usize, targets: usize) -> PyResult<()> {
+        enter(py, None, |_| Ok(self.tree.push_branch(shards, read_statistics(sum, features, targets)?)?))
+    }
+
+    /// The sum as bytes; the next one begins.
+    fn finish<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let sum = enter(py, None, |_| Ok(std::mem::take(&mut self.tree).finish()?))?;
+        PyBytes::new_with(py, sum.written(), |out| {
+            sum.write(out);
+            Ok(())
         })
     }
 }
 
-/// A worker's shard: the statistics of a task over some samples, as bytes.
+/// Sixteen bytes that say which statistics these are.
 #[pyfunction]
-#[pyo3(signature = (task, baseline, u, states, preprocessing, threads))]
+pub(crate) fn fingerprint<'py>(py: Python<'py>, statistics: &[u8]) -> Bound<'py, PyBytes> {
+    PyBytes::new(py, &Statistics::fingerprint_of(statistics))
+}
+
+/// A worker's shard: adds the statistics of a task over some samples.
+#[pyfunction]
+#[pyo3(signature = (branch, task, baseline, u, states, preprocessing, threads))]
+#[allow(clippy::too_many_arguments)]
 pub(crate) fn run_statistics<'py>(
     py: Python<'py>,
+    branch: &mut Branch,
     task: &[u8],
     baseline: Option<&Bound<'py, PyAny>>,
     u: Option<Lent<'py>>,
     states: Option<GivenStates<'py>>,
     preprocessing: &str,
     threads: usize,
-) -> PyResult<Bound<'py, PyBytes>> {
+) -> PyResult<()> {
     let task = StatisticsTask::from_bytes(task).map_err(|e| of_library(&e))?;
     let baseline = baseline.map(baseline_of).transpose()?;
     let preprocessing = serde_json::from_str(preprocessing).map_err(|e| crate::errors::of_any(&e.into()))?;
     let inputs = u.as_ref().map(|u| u.inputs(&preprocessing)).transpose()?;
     let states = states.as_ref().map(GivenStates::source).transpose()?;
-    let bytes = enter(py, None, |inside| {
+    enter(py, None, |inside| {
         let run = |source: &dyn StateSource| task.run(source, Threads::new(threads), inside.cancel, |_| {});
         let statistics = match (&baseline, &inputs, &states) {
             (Some(baseline), Some(inputs), None) => {
@@ -79,9 +119,8 @@ pub(crate) fn run_statistics<'py>(
             (None, None, Some(states)) => run(states)?,
             _ => return Err(Error::setting("shard", "a baseline with inputs, or states", "something else").into()),
         };
-        Ok(statistics.to_bytes())
-    })?;
-    Ok(PyBytes::new(py, &bytes))
+        Ok(branch.tree.push(statistics)?)
+    })
 }
 
 /// What the rows of a group share on a worker, kept from call to call.
@@ -117,7 +156,7 @@ impl Design {
         &self,
         py: Python<'py>,
         decided: &str,
-        tasks: Vec<Vec<u8>>,
+        tasks: Vec<PyBackedBytes>,
         threads: usize,
         device: &str,
     ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
@@ -126,7 +165,7 @@ impl Design {
             let tasks = tasks.iter().map(|task| RowsTask::from_bytes(task)).collect::<Result<Vec<_>>>()?;
             Ok(RowsTask::run_all(&tasks, &self.design, &settings, Threads::new(threads), inside.cancel)?)
         })?;
-        Ok(rows.iter().map(|block| PyBytes::new(py, &bytes_of(block))).collect())
+        Ok(rows.iter().map(|block| PyBytes::new(py, &numbers_to_bytes(block))).collect())
     }
 
     /// One of the inverses that the rows of a task need, for other workers.
@@ -154,56 +193,32 @@ pub(crate) fn free_memory() -> Option<u64> {
     memory::free()
 }
 
-/// A worker's part of row weights: the sums of every block of its samples, each as bytes.
+/// A worker's part of row weights or of the error of the outputs: the sums of every block of its samples, each as bytes.
 #[pyfunction]
 #[pyo3(signature = (task, baseline, u, first, preprocessing, threads))]
-pub(crate) fn run_weights<'py>(
+pub(crate) fn run_sums<'py>(
     py: Python<'py>,
     task: &[u8],
-    baseline: &Bound<'_, PyAny>,
+    baseline: Option<&Bound<'_, PyAny>>,
     u: Lent<'py>,
     first: usize,
     preprocessing: &str,
     threads: usize,
 ) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-    let task = WeightsTask::from_bytes(task).map_err(|e| of_library(&e))?;
-    let network = baseline.cast::<Network>().ok().map(|n| n.get().network.clone());
+    let task = SumsTask::from_bytes(task).map_err(|e| of_library(&e))?;
+    let network = baseline.and_then(|b| b.cast::<Network>().ok()).map(|n| n.get().network.clone());
     let preprocessing = serde_json::from_str(preprocessing).map_err(|e| crate::errors::of_any(&e.into()))?;
     let inputs = u.inputs(&preprocessing)?;
     let sums = enter(py, None, |inside| {
         let inputs = inputs.rows(0..inputs.samples())?;
         Ok(task.run(network.as_deref(), &inputs, first, Threads::new(threads), inside.cancel)?)
     })?;
-    Ok(sums.iter().map(|block| PyBytes::new(py, &bytes_of(block))).collect())
-}
-
-/// Numbers on their way to the driver.
-fn bytes_of(block: &[f64]) -> Vec<u8> {
-    block.iter().flat_map(|v| v.to_le_bytes()).collect()
+    Ok(sums.iter().map(|block| PyBytes::new(py, &numbers_to_bytes(block))).collect())
 }
 
 /// The settings on a worker. Its device is its own: a GPU that happens to be there would give other bits.
 fn settings_of(decided: &str, device: &str) -> anyhow::Result<TrainSettings> {
     Ok(TrainSettings { device: device.parse::<Device>()?, ..settings_from(decided)? })
-}
-
-/// The sum of the statistics of consecutive shards, 2ᵏ of them or what is left: a branch of the tree that one process
-/// sums in.
-#[pyfunction]
-pub(crate) fn merge_statistics<'py>(
-    py: Python<'py>,
-    parts: Vec<Vec<u8>>,
-    features: usize,
-    targets: usize,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let bytes = enter(py, None, |_| {
-        let mut tree = Tree::default();
-        for part in &parts {
-            tree.push(read_statistics(part, features, targets)?)?;
-        }
-        Ok(tree.finish()?.to_bytes())
-    })?;
-    Ok(PyBytes::new(py, &bytes))
 }
 
 /// Some samples on their way through the layers of a network with feature maps.
@@ -248,10 +263,11 @@ impl Shard {
         enter(py, None, |inside| Ok(self.shard.step(Step::from_bytes(step)?, self.threads, inside.cancel)?))
     }
 
-    /// Statistics of the group entered last, as bytes.
-    fn statistics<'py>(&mut self, py: Python<'py>, group: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let bytes =
-            enter(py, None, |inside| Ok(self.shard.statistics(group, self.threads, inside.cancel)?.to_bytes()))?;
-        Ok(PyBytes::new(py, &bytes))
+    /// Adds the statistics of the group entered last.
+    fn statistics(&mut self, py: Python<'_>, group: usize, branch: &mut Branch) -> PyResult<()> {
+        enter(py, None, |inside| {
+            let statistics = self.shard.statistics(group, self.threads, inside.cancel)?;
+            Ok(branch.tree.push(statistics)?)
+        })
     }
 }

@@ -21,7 +21,7 @@ mod _core {
     #[pymodule_export]
     use super::blocks::train_blocks;
     #[pymodule_export]
-    use super::delegate::{Design, Shard, free_memory, merge_statistics, run_statistics, run_weights};
+    use super::delegate::{Branch, Design, Shard, fingerprint, free_memory, run_statistics, run_sums};
     #[pymodule_export]
     use super::dlpack::read_tensor;
     #[pymodule_export]

@@ -30,14 +30,15 @@ use std::ops::Range;
 use crate::arrays::{DeviceInputs, InputSource, Preprocessing};
 use crate::backend::Device;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
-use crate::evaluate::{error_on_gpu, error_on_states};
+use crate::evaluate::{OutputErrors, error_on_gpu, error_on_states};
 use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::network::Network;
 use crate::parallel::Threads;
 use crate::states::{Collected, StateMap, StateSlice, StateSource};
 use crate::train::{
-    Phase, Progress, Run, TrainInput, TrainReport, TrainSettings, estimate, importance_on, train, train_to_max_drop,
+    Phase, Progress, Run, SumsTask, TrainInput, TrainReport, TrainSettings, estimate, importance_on, train,
+    train_to_max_drop,
 };
 use crate::{Error, Result};
 
@@ -277,7 +278,10 @@ fn on_source(
     let on_gpu = error_on_gpu(settings.train.device, &trained.model, baseline, source, run.threads, run.cancel)?;
     let (output_error, not_converged) = match on_gpu {
         Some(found) => found,
-        None => error_on_states(&trained.model, baseline, source, run.threads, run.cancel)?,
+        None => match error_elsewhere(&trained.model, baseline, source, run)? {
+            Some(found) => found,
+            None => error_on_states(&trained.model, baseline, source, run.threads, run.cancel)?,
+        },
     };
     let moved_before = baseline.is_some() && settings.train.kappa.is_some();
     let model = match settings.rescale.filter(|_| !moved_before) {
@@ -285,6 +289,28 @@ fn on_source(
         None => trained.model,
     };
     Ok(Compressed { model, report: trained.report, output_error, not_converged })
+}
+
+/// [`error_on_states`] by a run's delegate, with the same bits; `None`: this process has to do it.
+fn error_elsewhere(
+    model: &ImplicitModel,
+    baseline: Option<&ImplicitModel>,
+    source: &dyn StateSource,
+    run: &Run,
+) -> Result<Option<(f64, u64)>> {
+    let baseline = baseline.filter(|b| OutputErrors::need_inputs_alone(b));
+    let (Some(delegate), Some(baseline)) = (run.keep.delegate(), baseline) else { return Ok(None) };
+    let (baseline, model) = (Box::new(baseline.clone()), Box::new(model.clone()));
+    let task = SumsTask::Errors { samples: source.samples(), baseline, model };
+    let mut total = [0.0; 3];
+    delegate.sums(&task, &mut |_, sums| {
+        if sums.len() != total.len() {
+            return Err(Error::shape("errors of a block", total.len(), sums.len()));
+        }
+        total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+        Ok(())
+    })?;
+    Ok(Some(OutputErrors::total(total)))
 }
 
 /// The first samples of some inputs.

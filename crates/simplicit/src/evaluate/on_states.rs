@@ -8,10 +8,62 @@ use crate::parallel::{self, Cancel, Threads};
 use crate::states::StateSource;
 use crate::{Error, Result};
 
-/// Samples a thread takes at a time.
-const BLOCK: usize = 256;
 /// Samples read for a GPU at a time.
 const CHUNK: usize = 4096;
+
+/// What blocks of samples add to the error of a model's outputs: Σ(model − baseline)², Σ baseline² and how many samples did not
+/// converge.
+pub(crate) struct OutputErrors {
+    model: Equilibrium,
+    /// Where it computes outputs faster than their source does.
+    baseline: Option<Equilibrium>,
+}
+
+impl OutputErrors {
+    /// Samples in a block.
+    pub(crate) const BLOCK: usize = 256;
+
+    /// Of a model against the outputs of a baseline, or of a source.
+    pub(crate) fn new(model: &ImplicitModel, baseline: Option<&ImplicitModel>) -> Result<Self> {
+        // Whether a sample has an equilibrium is known without a bound on its error.
+        let settings = EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() };
+        let baseline = baseline.filter(|b| Self::need_inputs_alone(b));
+        let baseline = baseline.map(|b| Equilibrium::new(b, settings)).transpose()?;
+        Ok(Self { model: Equilibrium::new(model, settings)?, baseline })
+    }
+
+    /// Whether this baseline computes the outputs to compare with.
+    pub(crate) fn need_inputs_alone(baseline: &ImplicitModel) -> bool {
+        baseline.layers_are_acyclic() && !baseline.taps().is_empty()
+    }
+
+    /// Of inputs alone, the samples from number `first` on; `None` without a baseline that needs no more.
+    pub(crate) fn of_inputs(&self, u: &Matrix<f32>, first: usize) -> Result<Option<[f64; 3]>> {
+        self.baseline.as_ref().map(|baseline| self.beside(baseline, u, first)).transpose()
+    }
+
+    fn beside(&self, baseline: &Equilibrium, u: &Matrix<f32>, first: usize) -> Result<[f64; 3]> {
+        let y: Matrix = baseline.outputs(u)?.y.cast();
+        y.require_finite("Y", first)?;
+        self.against(u, &y)
+    }
+
+    fn against(&self, u: &Matrix<f32>, y: &Matrix) -> Result<[f64; 3]> {
+        let solution = self.model.outputs(u)?;
+        let (mut difference, mut energy) = (0.0, 0.0);
+        for (model, baseline) in solution.y.as_slice().iter().zip(y.as_slice()) {
+            difference += (f64::from(*model) - baseline).powi(2);
+            energy += baseline.powi(2);
+        }
+        Ok([difference, energy, not_converged(&solution.diagnostics).len() as f64])
+    }
+
+    /// RMS of the difference over that of the baseline, and how many samples did not converge, from the sums of all blocks.
+    pub(crate) fn total(sums: [f64; 3]) -> (f64, u64) {
+        let [difference, energy, lost] = sums;
+        (if energy > 0.0 { (difference / energy).sqrt() } else { 0.0 }, lost as u64)
+    }
+}
 
 /// RMS of (model − source outputs) / RMS of the source's over all its samples, and how many did not converge. The source's
 /// outputs are computed by `baseline`, whose states it has, where that is faster.
@@ -22,45 +74,26 @@ pub fn error_on_states(
     threads: Threads,
     cancel: &Cancel,
 ) -> Result<(f64, u64)> {
-    // Whether a sample has an equilibrium is known without a bound on its error.
-    let settings = EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() };
-    let equilibrium = Equilibrium::new(model, settings)?;
-    let fast = baseline.filter(|b| b.layers_are_acyclic() && !b.taps().is_empty());
-    let baseline = fast.map(|b| Equilibrium::new(b, settings)).transpose()?;
-    let samples = source.samples();
-    let (mut difference, mut energy, mut lost) = (0.0, 0.0, 0);
+    let errors = OutputErrors::new(model, baseline)?;
+    let (size, samples, mut total) = (OutputErrors::BLOCK, source.samples(), [0.0; 3]);
     parallel::fold(
         threads,
-        samples.div_ceil(BLOCK),
+        samples.div_ceil(size),
         |block| {
             cancel.check()?;
-            let range = block * BLOCK..((block + 1) * BLOCK).min(samples);
-            let (u, y) = match &baseline {
-                None => source.ends(range)?,
-                Some(baseline) => {
-                    let first = range.start;
-                    let u = source.inputs(range)?;
-                    let y: Matrix = baseline.outputs(&u)?.y.cast();
-                    y.require_finite("Y", first)?;
-                    (u, y)
-                }
-            };
-            let solution = equilibrium.outputs(&u)?;
-            let (mut d, mut e) = (0.0, 0.0);
-            for (model, baseline) in solution.y.as_slice().iter().zip(y.as_slice()) {
-                d += (f64::from(*model) - baseline).powi(2);
-                e += baseline.powi(2);
+            let range = block * size..((block + 1) * size).min(samples);
+            let first = range.start;
+            match &errors.baseline {
+                Some(baseline) => errors.beside(baseline, &source.inputs(range)?, first),
+                None => source.ends(range).and_then(|(u, y)| errors.against(&u, &y)),
             }
-            Ok((d, e, not_converged(&solution.diagnostics).len() as u64))
         },
-        |_, (d, e, n)| {
-            difference += d;
-            energy += e;
-            lost += n;
+        |_, sums| {
+            total.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
             Ok(())
         },
     )?;
-    Ok((if energy > 0.0 { (difference / energy).sqrt() } else { 0.0 }, lost))
+    Ok(OutputErrors::total(total))
 }
 
 /// [`error_on_states`] on a GPU, with the outputs of `baseline`, whose states the source has; `None`: the CPU has to do it.

@@ -388,17 +388,37 @@ impl Statistics {
         )
     }
 
-    /// All numbers, little-endian, samples first.
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = (self.samples as u64).to_le_bytes().to_vec();
+    /// Numbers of its three parts, as they are written.
+    fn parts(&self) -> [&[f64]; 3] {
         let form = match &self.form {
             Form::Gram(gram) => gram,
             Form::Samples { features, .. } => features,
         };
-        for part in [form.as_slice(), self.cross.as_slice(), &self.energy] {
-            out.extend(part.iter().flat_map(|v| v.to_le_bytes()));
-        }
+        [form.as_slice(), self.cross.as_slice(), &self.energy]
+    }
+
+    /// All numbers, little-endian, samples first.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut out = vec![0; self.written()];
+        self.write(&mut out);
         out
+    }
+
+    /// Number of bytes that [`Statistics::write`] writes.
+    pub fn written(&self) -> usize {
+        8 * (1 + self.parts().iter().map(|part| part.len()).sum::<usize>())
+    }
+
+    /// [`Statistics::to_bytes`] into memory of that length; statistics of wide layers are hundreds of megabytes.
+    pub fn write(&self, out: &mut [u8]) {
+        let (words, _) = out.as_chunks_mut::<8>();
+        let Some((first, mut rest)) = words.split_first_mut() else { return };
+        *first = (self.samples as u64).to_le_bytes();
+        for part in self.parts() {
+            let (words, after) = rest.split_at_mut(part.len().min(rest.len()));
+            words.iter_mut().zip(part).for_each(|(word, v)| *word = v.to_le_bytes());
+            rest = after;
+        }
     }
 
     /// The inverse of [`Statistics::to_bytes`]; `None` if the length does not fit or a number is not finite.
@@ -416,28 +436,41 @@ impl Statistics {
         {
             return None;
         }
-        let values: Vec<f64> = numbers.iter().map(|c| f64::from_le_bytes(*c)).collect();
-        if values.iter().any(|v| !v.is_finite()) {
-            return None;
-        }
-        let (form, values) = values.split_at(lines * features);
-        let (cross, energy) = values.split_at(targets * features);
-        let form = Matrix::from_vec(lines, features, form.to_vec()).ok()?;
+        let read = |words: &[[u8; 8]]| {
+            let values: Vec<f64> = words.iter().map(|word| f64::from_le_bytes(*word)).collect();
+            // Zero times a number is zero unless it is infinite or none: one sum over all of them, without a branch.
+            (values.iter().map(|v| v * 0.0).sum::<f64>() == 0.0).then_some(values)
+        };
+        let (form, numbers) = numbers.split_at(lines * features);
+        let (cross, energy) = numbers.split_at(targets * features);
+        let form = Matrix::from_vec(lines, features, read(form)?).ok()?;
         Some(Self {
             samples,
             form: if few { Form::of_samples(form) } else { Form::Gram(form) },
-            cross: Matrix::from_vec(targets, features, cross.to_vec()).ok()?,
-            energy: energy.to_vec(),
+            cross: Matrix::from_vec(targets, features, read(cross)?).ok()?,
+            energy: read(energy)?,
         })
+    }
+
+    /// [`Statistics::fingerprint`] of what [`Statistics::to_bytes`] wrote.
+    pub fn fingerprint_of(bytes: &[u8]) -> [u8; 16] {
+        let mut print = Fingerprint::default();
+        print.add(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)));
+        print.finish()
+    }
+
+    /// Sixteen bytes that say which statistics these are.
+    pub fn fingerprint(&self) -> [u8; 16] {
+        let mut print = Fingerprint::default();
+        print.add([self.samples as u64].into_iter());
+        self.parts().into_iter().for_each(|part| print.add(part.iter().map(|v| v.to_bits())));
+        print.finish()
     }
 
     /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> u64 {
-        let form = match &self.form {
-            Form::Gram(gram) => gram.as_slice().len(),
-            Form::Samples { features, .. } => features.as_slice().len(),
-        };
-        8 * (form + self.cross.as_slice().len()) as u64
+        let [form, cross, _] = self.parts();
+        8 * (form.len() + cross.len()) as u64
     }
 
     /// Number of samples m.
@@ -527,6 +560,35 @@ pub(crate) fn beside(parts: &[&Matrix]) -> Matrix {
     Matrix::from_vec(rows, cols, data).unwrap_or_default()
 }
 
+/// A short name for many numbers, made at the speed of memory. Eight lanes take turns; every step is one-to-one, so that a
+/// single different number always gives another name.
+#[derive(Debug, Default)]
+struct Fingerprint {
+    lanes: [u64; 8],
+    at: usize,
+}
+
+impl Fingerprint {
+    fn add(&mut self, words: impl Iterator<Item = u64>) {
+        for word in words {
+            let lane = &mut self.lanes[self.at % 8];
+            *lane = (*lane ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+            self.at += 1;
+        }
+    }
+
+    fn finish(&self) -> [u8; 16] {
+        let half = |seed: u64| {
+            let mixed = self.lanes.iter().fold(seed ^ self.at as u64, |so_far, lane| {
+                let next = (so_far ^ lane).wrapping_mul(0xd6e8_feb8_6659_fd93);
+                next ^ (next >> 32)
+            });
+            u128::from(mixed)
+        };
+        (half(1) << 64 | half(2 << 40)).to_le_bytes()
+    }
+}
+
 /// Binary-counter summation: leaf b joins trees of equal size, so the shape depends on the number of leaves alone. Leaves
 /// are blocks of [`BLOCK`] samples, or shards of `BLOCK`·2ᵏ samples of one k: either way the same bits come out.
 #[derive(Debug, Default)]
@@ -538,7 +600,18 @@ pub struct Tree {
 impl Tree {
     /// Adds the next leaf, in the order of the samples.
     pub fn push(&mut self, leaf: Statistics) -> Result<()> {
-        let mut carry = (1, leaf);
+        self.push_branch(1, leaf)
+    }
+
+    /// Adds the sum of the next 2ᵏ leaves, where a multiple of 2ᵏ leaves is there, or of the last ones in such a place.
+    pub fn push_branch(&mut self, leaves: usize, sum: Statistics) -> Result<()> {
+        let before: usize = self.parts.iter().map(|(leaves, _)| leaves).sum();
+        let whole = self.parts.last().is_none_or(|(leaves, _)| leaves.is_power_of_two());
+        if leaves == 0 || !whole || !before.is_multiple_of(leaves.next_power_of_two()) {
+            let expected = format!("a branch of the tree after {before} leaves");
+            return Err(Error::shape("leaves of a branch", expected, leaves));
+        }
+        let mut carry = (leaves, sum);
         while let Some((leaves, sum)) = self.parts.pop_if(|(leaves, _)| *leaves == carry.0) {
             carry = (2 * leaves, sum.merge(&carry.1)?);
         }
@@ -610,6 +683,52 @@ mod tests {
         let whole = of(0..4 * BLOCK);
         let halves = of(0..2 * BLOCK).merge(&of(2 * BLOCK..4 * BLOCK)).unwrap();
         assert_eq!(whole, halves);
+    }
+
+    #[test]
+    fn branches_of_any_size_merge_to_the_same_bits() {
+        let (f, t) = data(7 * 16);
+        let leaf = |k: usize| Statistics::of(&rows(&f, 16 * k..16 * (k + 1)), &rows(&t, 16 * k..16 * (k + 1))).unwrap();
+        let of = |leaves: std::ops::Range<usize>| {
+            let mut tree = Tree::default();
+            leaves.for_each(|k| tree.push(leaf(k)).unwrap());
+            tree.finish().unwrap()
+        };
+        let whole = of(0..7);
+        for cuts in [vec![0, 4, 6, 7], vec![0, 2, 3, 4, 5, 6, 7], vec![0, 1, 2, 4, 6, 7], vec![0, 4, 7]] {
+            let mut tree = Tree::default();
+            cuts.windows(2).for_each(|c| tree.push_branch(c[1] - c[0], of(c[0]..c[1])).unwrap());
+            assert_eq!(tree.finish().unwrap(), whole, "{cuts:?}");
+        }
+        // A branch must be in its place, and nothing comes after the last leaves.
+        let mut tree = Tree::default();
+        tree.push_branch(1, leaf(0)).unwrap();
+        assert!(tree.push_branch(2, of(1..3)).is_err() && tree.push_branch(0, leaf(1)).is_err());
+        let mut tree = Tree::default();
+        tree.push_branch(3, of(0..3)).unwrap();
+        assert!(tree.push_branch(1, leaf(3)).is_err());
+    }
+
+    #[test]
+    fn bytes_and_fingerprints_say_which_statistics_they_are() {
+        let (f, t) = data(40);
+        let own = Statistics::of(&f, &t).unwrap();
+        let bytes = own.to_bytes();
+        assert_eq!(bytes.len(), 8 * (1 + 7 * 7 + 3 * 7 + 3));
+        assert_eq!(bytes[8..16], own.gram()[(0, 0)].to_le_bytes());
+        assert_eq!(own.fingerprint(), Statistics::fingerprint_of(&bytes));
+        let mut names = std::collections::BTreeSet::from([own.fingerprint()]);
+        for k in 0..bytes.len() / 8 {
+            let mut other = bytes.clone();
+            other[8 * k] ^= 1;
+            assert!(names.insert(Statistics::fingerprint_of(&other)), "number {k}");
+        }
+        assert!(names.insert(Statistics::fingerprint_of(&bytes[8..])));
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let mut other = bytes.clone();
+            other[16..24].copy_from_slice(&bad.to_le_bytes());
+            assert!(Statistics::from_bytes(&other, 7, 3).is_none());
+        }
     }
 
     #[test]

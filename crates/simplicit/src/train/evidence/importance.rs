@@ -8,7 +8,7 @@ use crate::network::Network;
 use crate::parallel::{self, Cancel, Threads};
 use crate::random::Random;
 use crate::states::{InputSource, StateMap};
-use crate::train::evidence::weights_task::WeightsTask;
+use crate::train::evidence::sums_task::SumsTask;
 use crate::train::{Forget, Run};
 use crate::{Error, Result};
 
@@ -46,8 +46,8 @@ pub fn importance_on(
     let mut total = vec![0.0; own.units.len() + network.shape().outputs];
     if let Some(delegate) = run.keep.delegate() {
         let maps = network.layout().layers().iter().any(|layer| layer.map.is_some());
-        let task = WeightsTask::Own { samples, size: own.size, draws, seed, maps };
-        delegate.weights(&task, &mut |_, sum| add(&mut total, &sum))?;
+        let task = SumsTask::Own { samples, size: own.size, draws, seed, maps };
+        delegate.sums(&task, &mut |_, sum| add(&mut total, &sum))?;
         total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
         return Ok(total);
     }

@@ -20,8 +20,8 @@ use crate::parallel::{self, Threads};
 use crate::random::Random;
 use crate::train::evidence::device_walk::inputs_of;
 use crate::train::evidence::importance::{drawn, drawn_in_blocks, softmax};
+use crate::train::evidence::sums_task::SumsTask;
 use crate::train::evidence::walk::SAMPLES;
-use crate::train::evidence::weights_task::WeightsTask;
 use crate::train::{Run, TrainInput};
 use crate::{Error, Result};
 
@@ -56,8 +56,8 @@ pub(in crate::train) fn joint_importance(
     let work = SAMPLES as f64 * baseline.layout().size() as f64;
     let acyclic = baseline.layers_are_acyclic() && rough.layers_are_acyclic();
     if let Some(delegate) = run.keep.delegate() {
-        let task = WeightsTask::Joint { samples, baseline: Box::new(baseline.clone()), rough: Box::new(rough.clone()) };
-        delegate.weights(&task, &mut |_, sum| add(&sum))?;
+        let task = SumsTask::Joint { samples, baseline: Box::new(baseline.clone()), rough: Box::new(rough.clone()) };
+        delegate.sums(&task, &mut |_, sum| add(&sum))?;
     } else if let Some(cuda) = backend::gpu(device, work)?.filter(|_| acyclic)
         && let Some((of_layers, of_rows)) =
             backend::or_cpu(device, on_gpu(cuda, input, (baseline, rough), &together.targets, &together.rows, run))?

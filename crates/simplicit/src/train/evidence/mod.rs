@@ -6,6 +6,6 @@ pub(super) mod importance;
 pub(super) mod joint_importance;
 pub(super) mod positions;
 pub(super) mod shard;
+pub(super) mod sums_task;
 pub(super) mod walk;
 pub(super) mod walks;
-pub(super) mod weights_task;

@@ -15,7 +15,8 @@ use crate::model::ImplicitModel;
 use crate::parallel::{Cancel, Threads};
 use crate::states::{StateBlock, StateShape, StateSource};
 use crate::statistics::Statistics;
-use crate::train::delegate::{Delegate, Numbers};
+use crate::train::delegate::Delegate;
+use crate::train::delegate::numbers::{self, Numbers};
 use crate::train::evidence::walks::{PIECE, Paused, Walks};
 use crate::train::keep::{Forget, Keep};
 use crate::train::plan::connections;
@@ -86,7 +87,7 @@ impl Step {
                 }
             }
         }
-        out.iter().flat_map(|v| v.to_le_bytes()).collect()
+        numbers::to_bytes(&out)
     }
 
     /// The inverse of [`Step::to_bytes`].

@@ -1,7 +1,9 @@
-//! Row weights as work for another process: sums over blocks of samples, added up in order by whoever asks.
+//! Row weights and the error of the outputs as work for another process: sums over blocks of samples, added up in order by
+//! whoever asks.
 
 use super::importance::OwnWeights;
 use super::joint_importance::Together;
+use crate::evaluate::OutputErrors;
 use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::network::Network;
@@ -13,7 +15,7 @@ use crate::{Error, Result};
 
 /// Which sums.
 #[derive(Debug, Clone)]
-pub enum WeightsTask {
+pub enum SumsTask {
     /// Of [`importance`](crate::train::importance()), which needs the network.
     Own {
         /// Over the first so many samples of the run.
@@ -36,13 +38,30 @@ pub enum WeightsTask {
         /// Whose errors are looked at.
         rough: Box<ImplicitModel>,
     },
+    /// Of [`error_on_states`](crate::evaluate::error_on_states()), for a baseline with feature maps.
+    Errors {
+        /// Over the first so many samples of the run.
+        samples: usize,
+        /// Whose outputs are the right ones.
+        baseline: Box<ImplicitModel>,
+        /// Whose outputs are looked at.
+        model: Box<ImplicitModel>,
+    },
 }
 
-impl WeightsTask {
+impl SumsTask {
     /// Over the first so many samples of the run.
     pub fn samples(&self) -> usize {
         match self {
-            Self::Own { samples, .. } | Self::Joint { samples, .. } => *samples,
+            Self::Own { samples, .. } | Self::Joint { samples, .. } | Self::Errors { samples, .. } => *samples,
+        }
+    }
+
+    /// Which sums, in a word.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Own { .. } | Self::Joint { .. } => "weights",
+            Self::Errors { .. } => "errors",
         }
     }
 
@@ -51,6 +70,7 @@ impl WeightsTask {
         match self {
             Self::Own { size, .. } => *size,
             Self::Joint { .. } => SAMPLES,
+            Self::Errors { .. } => OutputErrors::BLOCK,
         }
     }
 
@@ -58,7 +78,7 @@ impl WeightsTask {
     pub fn unit(&self) -> usize {
         let maps = match self {
             Self::Own { maps, .. } => *maps,
-            Self::Joint { .. } => true,
+            Self::Joint { .. } | Self::Errors { .. } => true,
         };
         if maps { PIECE } else { BLOCK }
     }
@@ -75,7 +95,7 @@ impl WeightsTask {
         let (size, samples) = (self.size(), inputs.rows());
         // Tasks come from other processes: nothing in them is trusted.
         if size == 0 || !PIECE.is_multiple_of(size) || !first.is_multiple_of(size) {
-            return Err(Error::shape("row weights task", format!("blocks that divide {PIECE} samples"), size));
+            return Err(Error::shape("sums task", format!("blocks that divide {PIECE} samples"), size));
         }
         match (self, network) {
             (Self::Own { draws, seed, .. }, Some(network)) => {
@@ -85,34 +105,52 @@ impl WeightsTask {
                 }
                 blocks(size, samples, threads, cancel, |k, range| own.block(&part(inputs, range)?, first / size + k))
             }
-            (Self::Own { .. }, None) => Err(Error::shape("row weights task", "a network", "none")),
+            (Self::Own { .. }, None) => Err(Error::shape("sums task", "a network", "none")),
+            (Self::Joint { baseline, rough: other, .. } | Self::Errors { baseline, model: other, .. }, _)
+                if baseline.shape() != other.shape() || inputs.cols() != baseline.shape().inputs =>
+            {
+                Err(Error::shape("models of a sums task", format!("{:?}", baseline.shape()), "others"))
+            }
             (Self::Joint { baseline, rough, .. }, _) => {
-                if baseline.shape() != rough.shape() || inputs.cols() != baseline.shape().inputs {
-                    return Err(Error::shape("models of row weights", format!("{:?}", baseline.shape()), "others"));
-                }
                 let joint = Together::new(baseline, rough)?;
                 blocks(size, samples, threads, cancel, |k, range| joint.block(&part(inputs, range)?, first / size + k))
+            }
+            (Self::Errors { baseline, model, .. }, _) => {
+                let errors = OutputErrors::new(model, Some(baseline))?;
+                let maps = || Error::shape("baseline of a sums task", "one with feature maps", "another");
+                blocks(size, samples, threads, cancel, |_, range| {
+                    let at = first + range.start;
+                    Ok(errors.of_inputs(&part(inputs, range)?, at)?.ok_or_else(maps)?.to_vec())
+                })
             }
         }
     }
 
     /// Serialises the task for another process.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let (numbers, models) = match self {
-            Self::Own { samples, size, draws, seed, maps } => {
-                ([*samples as u64, *size as u64, *draws as u64, *seed, u64::from(*maps)], Vec::new())
-            }
-            Self::Joint { samples, baseline, rough } => {
-                let first = baseline.to_bytes();
-                ([*samples as u64, 0, first.len() as u64, 0, 1], [first, rough.to_bytes()].concat())
-            }
-        };
-        [numbers.map(u64::to_le_bytes).concat(), models].concat()
+        self.parts().concat()
     }
 
-    /// The inverse of [`WeightsTask::to_bytes`].
+    /// [`SumsTask::to_bytes`] in two parts, of which the second, the baseline, is that of the walks of the training, or empty.
+    pub fn parts(&self) -> [Vec<u8>; 2] {
+        let of_models = |samples: usize, kind: u64, other: &ImplicitModel, baseline: &ImplicitModel| {
+            let other = other.to_bytes();
+            ([samples as u64, 0, other.len() as u64, kind, 1], other, baseline.to_bytes())
+        };
+        let (numbers, other, baseline) = match self {
+            Self::Own { samples, size, draws, seed, maps } => {
+                let numbers = [*samples as u64, *size as u64, *draws as u64, *seed, u64::from(*maps)];
+                (numbers, Vec::new(), Vec::new())
+            }
+            Self::Joint { samples, baseline, rough } => of_models(*samples, 0, rough, baseline),
+            Self::Errors { samples, baseline, model } => of_models(*samples, 1, model, baseline),
+        };
+        [[numbers.map(u64::to_le_bytes).concat(), other].concat(), baseline]
+    }
+
+    /// The inverse of [`SumsTask::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let bad = || Error::shape("row weights task", "what to_bytes wrote", format!("{} other bytes", bytes.len()));
+        let bad = || Error::shape("sums task", "what to_bytes wrote", format!("{} other bytes", bytes.len()));
         let (head, models) = bytes.split_first_chunk::<40>().ok_or_else(bad)?;
         let number = |k: usize| head.as_chunks::<8>().0.get(k).map_or(0, |c| u64::from_le_bytes(*c));
         let count = |k: usize| usize::try_from(number(k)).map_err(|_| bad());
@@ -120,9 +158,14 @@ impl WeightsTask {
         if count(1)? > 0 {
             return Ok(Self::Own { samples, size: count(1)?, draws: count(2)?, seed: number(3), maps: number(4) != 0 });
         }
-        let (baseline, rough) = models.split_at_checked(count(2)?).ok_or_else(bad)?;
-        let read = |bytes: &[u8]| ImplicitModel::from_bytes(bytes, "row weights task").map(Box::new);
-        Ok(Self::Joint { samples, baseline: read(baseline)?, rough: read(rough)? })
+        let (other, baseline) = models.split_at_checked(count(2)?).ok_or_else(bad)?;
+        let read = |bytes: &[u8]| ImplicitModel::from_bytes(bytes, "sums task").map(Box::new);
+        let (other, baseline) = (read(other)?, read(baseline)?);
+        match number(3) {
+            0 => Ok(Self::Joint { samples, baseline, rough: other }),
+            1 => Ok(Self::Errors { samples, baseline, model: other }),
+            _ => Err(bad()),
+        }
     }
 }
 
