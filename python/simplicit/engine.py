@@ -213,6 +213,11 @@ class _Job:
         self.worker, self.made = -1, 0
 
 
+def _size(features: int, targets: int) -> int:
+    """Bytes of statistics in memory, about."""
+    return 8 * features * (features + targets)
+
+
 def _given(*args: Any) -> Callable[[int], Sequence[Any]]:
     """Arguments that do not depend on the worker."""
     return lambda _: args
@@ -250,8 +255,8 @@ class Engine:
         self.wall: dict[str, float] = collections.defaultdict(float)
         #: Blocks of rows, of all groups together.
         self.blocks = 0
-        #: Statistics, by what `_core.fingerprint` says of them, and the workers that have them.
-        self._known: collections.OrderedDict[bytes, tuple[Any, set[int]]] = collections.OrderedDict()
+        #: Statistics, by what `_core.fingerprint` says of them, their bytes, and the workers that have them.
+        self._known: collections.OrderedDict[bytes, tuple[Any, int, set[int]]] = collections.OrderedDict()
         self._arrays: Any = baseline if isinstance(baseline, States) else as_array(U, "U")
         self._baseline = None if isinstance(baseline, States) else baseline
         self._shards: dict[int, list[tuple[int, int, Any]]] = {}
@@ -310,7 +315,7 @@ class Engine:
         elif method == "end_walk":
             self._end_walk()
         elif method == "lend":
-            self._remember(parts[0], self.put(parts[1]), set())
+            self._remember(parts[0], self.put(parts[1]), len(parts[1]), set())
         else:
             begun: dict[str, Callable[..., Generator[bytes | None, None, None]]] = {
                 "statistics": self._statistics, "walk": self._walk, "rows": self._rows,
@@ -331,7 +336,7 @@ class Engine:
 
         def job(first: int, count: int) -> _Job:
             samples, data = zip(*((samples, data) for _, samples, data in shards[first : first + count]), strict=True)
-            return _Job("statistics", _given(task, network, samples, *data), 8 * features * (features + targets))
+            return _Job("statistics", _given(task, network, samples, *data), _size(features, targets))
 
         def jobs() -> list[tuple[int, int, _Job]]:
             # Whoever has least to do takes the next branch.
@@ -412,7 +417,7 @@ class Engine:
             self._hosts.update({number: (worker, len(self._steps)) for number in numbers})
 
         def job(first: int, count: int, at: int) -> _Job:
-            numbers, size = range(first, first + count), 8 * features * (features + targets)
+            numbers, size = range(first, first + count), _size(features, targets)
             about = {"numbers": numbers}
             return _Job("walk", functools.partial(args, **about), size, at=at, done=functools.partial(done, **about))
 
@@ -430,8 +435,8 @@ class Engine:
         """Nobody asks about a walk again; workers forget it when the next one begins."""
         self._task, self._steps, self._hosts = None, [], {}
 
-    def _rows(self, features: int, targets: int, inverses: int, size: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
-        """Blocks of rows over one design; the statistics, of so many bytes, are where they were summed, or are lent.
+    def _rows(self, features: int, targets: int, inverses: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
+        """Blocks of rows over one design; the statistics are where they were summed, or are lent.
 
         Where the blocks share inverses, each worker makes some of them for all, the first time that it meets the design.
         """
@@ -445,7 +450,7 @@ class Engine:
         for _ in range(self.retries + 1):
             while digest not in self._known:
                 yield b""
-            shared, places = self._known[digest]
+            shared, size, places = self._known[digest]
             held = size + sum(map(len, tasks))
             worth = len(shares) > 1 and digest not in self._spread and features >= _WORTH_SENDING * self.threads
             about = (digest, shared, features, targets)
@@ -492,8 +497,8 @@ class Engine:
             self._shards[size] = shards
         return [(first, min(count, samples - first), data) for first, count, data in self._shards[size] if first < samples]
 
-    def _remember(self, digest: bytes, value: Any, places: set[int]) -> None:
-        self._known[digest] = (value, places)
+    def _remember(self, digest: bytes, value: Any, size: int, places: set[int]) -> None:
+        self._known[digest] = (value, size, places)
         while len(self._known) > _KEPT:
             self._known.popitem(last=False)
 
@@ -522,7 +527,7 @@ class Engine:
                 continue
         else:
             raise WorkFailed(f"{kind} of {features:,} features: results were lost {self.retries + 1} times; see retries")
-        self._remember(_core.fingerprint(result), total.value, {total.worker})
+        self._remember(_core.fingerprint(result), total.value, len(result), {total.worker})
         self.bytes["results"] += len(result)
         yield result
 

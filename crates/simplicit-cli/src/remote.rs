@@ -120,7 +120,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
         let name = statistics.fingerprint().to_vec();
         let parts: Vec<Vec<u8>> = [name.clone()].into_iter().chain(tasks.iter().map(RowsTask::to_bytes)).collect();
         let inverses = tasks.first().map_or(0, RowsTask::inverses);
-        let call = self.courier.start("rows", &[d, r, inverses, statistics.written()], &parts)?;
+        let call = self.courier.start("rows", &[d, r, inverses], &parts)?;
         let mut done = 0;
         while done < tasks.len() {
             // Nobody there has the statistics, or no more.

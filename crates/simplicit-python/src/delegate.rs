@@ -76,11 +76,8 @@ impl Branch {
 
     /// The sum as bytes; the next one begins.
     fn finish<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let sum = enter(py, None, |_| Ok(std::mem::take(&mut self.tree).finish()?))?;
-        PyBytes::new_with(py, sum.written(), |out| {
-            sum.write(out);
-            Ok(())
-        })
+        let sum = enter(py, None, |_| Ok(std::mem::take(&mut self.tree).finish()?.to_bytes()))?;
+        Ok(PyBytes::new(py, &sum))
     }
 }
 

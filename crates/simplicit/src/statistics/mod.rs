@@ -38,6 +38,11 @@ pub const BLOCK: usize = 1024;
 /// dimensions costs 2md + m² multiplications, one in d dimensions d².
 const FEW: f64 = 0.41;
 
+/// Rows and columns of a tile.
+const TILE: usize = 64;
+/// Set in the number of samples, as it is written, where G is written without what is above its diagonal.
+const LOWER: u64 = 1 << 63;
+
 /// Whether so many samples are better kept as they are.
 pub(crate) fn are_few(samples: usize, features: usize) -> bool {
     (samples as f64) < FEW * features as f64
@@ -104,12 +109,31 @@ fn gram_of(features: &Matrix) -> Matrix {
     let d = features.cols();
     let mut gram = Matrix::zeros(d, d);
     gram_lower(&mut gram, features);
-    for i in 0..d {
-        for j in 0..i {
-            gram[(j, i)] = gram[(i, j)];
+    mirror(&mut gram);
+    gram
+}
+
+/// Tiles of a square matrix on and below the diagonal, as ranges of rows and columns.
+fn lower_tiles(d: usize) -> impl Iterator<Item = [std::ops::Range<usize>; 2]> {
+    cuts(d, TILE).flat_map(move |rows| cuts(rows.end, TILE).map(move |columns| [rows.clone(), columns]))
+}
+
+/// Copies what is below the diagonal above it, a tile at a time: lines of one tile stay in the cache.
+fn mirror(gram: &mut Matrix) {
+    for [rows, columns] in lower_tiles(gram.cols()) {
+        for i in rows {
+            for j in columns.start..columns.end.min(i) {
+                gram[(j, i)] = gram[(i, j)];
+            }
         }
     }
-    gram
+}
+
+/// Whether both halves have the same bits; sums that somebody else added up may not.
+fn is_symmetric(gram: &Matrix) -> bool {
+    lower_tiles(gram.cols()).all(|[rows, columns]| {
+        rows.into_iter().all(|i| columns.clone().all(|j| gram[(i, j)].to_bits() == gram[(j, i)].to_bits()))
+    })
 }
 
 impl Statistics {
@@ -388,68 +412,70 @@ impl Statistics {
         )
     }
 
-    /// Numbers of its three parts, as they are written.
-    fn parts(&self) -> [&[f64]; 3] {
-        let form = match &self.form {
-            Form::Gram(gram) => gram,
-            Form::Samples { features, .. } => features,
-        };
-        [form.as_slice(), self.cross.as_slice(), &self.energy]
+    /// The first word and the rows of numbers after it, as they are written: of G without what is above the diagonal.
+    fn words(&self) -> (u64, Vec<&[f64]>) {
+        let (mut first, mut rows) = (self.samples as u64, Vec::new());
+        match &self.form {
+            Form::Gram(gram) if is_symmetric(gram) => {
+                first |= LOWER;
+                rows.extend((0..gram.rows()).map(|i| &gram.row(i)[..=i]));
+            }
+            Form::Gram(form) | Form::Samples { features: form, .. } => rows.push(form.as_slice()),
+        }
+        rows.extend([self.cross.as_slice(), &self.energy]);
+        (first, rows)
     }
 
     /// All numbers, little-endian, samples first.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let mut out = vec![0; self.written()];
-        self.write(&mut out);
-        out
-    }
-
-    /// Number of bytes that [`Statistics::write`] writes.
-    pub fn written(&self) -> usize {
-        8 * (1 + self.parts().iter().map(|part| part.len()).sum::<usize>())
-    }
-
-    /// [`Statistics::to_bytes`] into memory of that length; statistics of wide layers are hundreds of megabytes.
-    pub fn write(&self, out: &mut [u8]) {
-        let (words, _) = out.as_chunks_mut::<8>();
-        let Some((first, mut rest)) = words.split_first_mut() else { return };
-        *first = (self.samples as u64).to_le_bytes();
-        for part in self.parts() {
-            let (words, after) = rest.split_at_mut(part.len().min(rest.len()));
-            words.iter_mut().zip(part).for_each(|(word, v)| *word = v.to_le_bytes());
-            rest = after;
+        let (first, rows) = self.words();
+        let mut out = vec![0; 8 * (1 + rows.iter().map(|row| row.len()).sum::<usize>())];
+        let mut words = out.as_chunks_mut::<8>().0.iter_mut();
+        words.by_ref().take(1).for_each(|word| *word = first.to_le_bytes());
+        for row in rows {
+            words.by_ref().zip(row).for_each(|(word, v)| *word = v.to_le_bytes());
         }
+        out
     }
 
     /// The inverse of [`Statistics::to_bytes`]; `None` if the length does not fit or a number is not finite.
     pub fn from_bytes(bytes: &[u8], features: usize, targets: usize) -> Option<Self> {
-        let (samples, rest) = bytes.split_first_chunk::<8>()?;
-        let samples = usize::try_from(u64::from_le_bytes(*samples)).ok()?;
+        let (first, rest) = bytes.split_first_chunk::<8>()?;
+        let first = u64::from_le_bytes(*first);
+        let (lower, samples) = (first & LOWER != 0, usize::try_from(first & !LOWER).ok()?);
         let (numbers, tail) = rest.as_chunks::<8>();
         let others = features.checked_mul(targets)?.checked_add(targets)?;
+        let form = numbers.len().checked_sub(others)?;
+        let square = features.checked_mul(features)?;
+        let expected = if lower { (square + features) / 2 } else { square };
         // Samples are kept only where they are fewer than the features, so the length says which form it is.
-        let lines = numbers.len().checked_sub(others)?.checked_div(features).unwrap_or(0);
-        let few = lines == samples && lines != features;
-        if numbers.len() != lines.checked_mul(features)?.checked_add(others)?
-            || !(few || lines == features)
-            || !tail.is_empty()
-        {
+        let few = !lower && samples != features && form == samples.checked_mul(features)?;
+        if !tail.is_empty() || !(few || form == expected) {
             return None;
         }
+        // Zero times a number is zero unless it is infinite or none: one sum over all of them, without a branch.
         let read = |words: &[[u8; 8]]| {
             let values: Vec<f64> = words.iter().map(|word| f64::from_le_bytes(*word)).collect();
-            // Zero times a number is zero unless it is infinite or none: one sum over all of them, without a branch.
             (values.iter().map(|v| v * 0.0).sum::<f64>() == 0.0).then_some(values)
         };
-        let (form, numbers) = numbers.split_at(lines * features);
+        let (form, numbers) = numbers.split_at(form);
         let (cross, energy) = numbers.split_at(targets * features);
-        let form = Matrix::from_vec(lines, features, read(form)?).ok()?;
-        Some(Self {
-            samples,
-            form: if few { Form::of_samples(form) } else { Form::Gram(form) },
-            cross: Matrix::from_vec(targets, features, read(cross)?).ok()?,
-            energy: read(energy)?,
-        })
+        let form = if lower {
+            let (mut gram, mut rest) = (Matrix::zeros(features, features), form);
+            for i in 0..features {
+                let (row, after) = rest.split_at(i + 1);
+                gram.row_mut(i)[..=i].copy_from_slice(&read(row)?);
+                rest = after;
+            }
+            mirror(&mut gram);
+            Form::Gram(gram)
+        } else if few {
+            Form::of_samples(Matrix::from_vec(samples, features, read(form)?).ok()?)
+        } else {
+            Form::Gram(Matrix::from_vec(features, features, read(form)?).ok()?)
+        };
+        let cross = Matrix::from_vec(targets, features, read(cross)?).ok()?;
+        Some(Self { samples, form, cross, energy: read(energy)? })
     }
 
     /// [`Statistics::fingerprint`] of what [`Statistics::to_bytes`] wrote.
@@ -461,16 +487,19 @@ impl Statistics {
 
     /// Sixteen bytes that say which statistics these are.
     pub fn fingerprint(&self) -> [u8; 16] {
+        let (first, rows) = self.words();
         let mut print = Fingerprint::default();
-        print.add([self.samples as u64].into_iter());
-        self.parts().into_iter().for_each(|part| print.add(part.iter().map(|v| v.to_bits())));
+        print.add([first].into_iter());
+        rows.into_iter().for_each(|row| print.add(row.iter().map(|v| v.to_bits())));
         print.finish()
     }
 
     /// Bytes that it takes.
     pub(crate) fn bytes(&self) -> u64 {
-        let [form, cross, _] = self.parts();
-        8 * (form.len() + cross.len()) as u64
+        let form = match &self.form {
+            Form::Gram(form) | Form::Samples { features: form, .. } => form.as_slice().len(),
+        };
+        8 * (form + self.cross.as_slice().len()) as u64
     }
 
     /// Number of samples m.
@@ -714,8 +743,21 @@ mod tests {
         let (f, t) = data(40);
         let own = Statistics::of(&f, &t).unwrap();
         let bytes = own.to_bytes();
-        assert_eq!(bytes.len(), 8 * (1 + 7 * 7 + 3 * 7 + 3));
+        // What is above the diagonal of G is not written.
+        assert_eq!(bytes.len(), 8 * (1 + 7 * 8 / 2 + 3 * 7 + 3));
         assert_eq!(bytes[8..16], own.gram()[(0, 0)].to_le_bytes());
+        assert_eq!(bytes[24..32], own.gram()[(1, 1)].to_le_bytes());
+        assert_eq!(Statistics::from_bytes(&bytes, 7, 3).unwrap(), own);
+        assert!(Statistics::from_bytes(&bytes, 3, 7).is_none() && Statistics::from_bytes(&bytes[8..], 7, 3).is_none());
+        // Unless somebody else's sums have other bits there; several tiles.
+        let wide = |twist: f64| {
+            let gram = Matrix::from_fn(150, 150, |i, j| 1.0 + (i * j) as f64 + if i < j { twist } else { 0.0 });
+            Statistics::from_sums(9, gram, Matrix::from_fn(1, 150, |_, j| j as f64), vec![2.0]).unwrap()
+        };
+        for (other, numbers) in [(wide(0.0), 150 * 151 / 2), (wide(0.5), 150 * 150)] {
+            assert_eq!(other.to_bytes().len(), 8 * (1 + numbers + 150 + 1));
+            assert_eq!(Statistics::from_bytes(&other.to_bytes(), 150, 1).unwrap(), other);
+        }
         assert_eq!(own.fingerprint(), Statistics::fingerprint_of(&bytes));
         let mut names = std::collections::BTreeSet::from([own.fingerprint()]);
         for k in 0..bytes.len() / 8 {

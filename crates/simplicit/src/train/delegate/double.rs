@@ -17,12 +17,21 @@ pub(super) struct Elsewhere<'a> {
     settings: TrainSettings,
     pub(super) walks: Mutex<Vec<(WalkTask, Vec<Step>)>>,
     pub(super) shards: Mutex<Vec<Shard>>,
+    /// Which sums it was asked for.
+    pub(super) asked: Mutex<Vec<&'static str>>,
 }
 
 impl<'a> Elsewhere<'a> {
     pub(super) fn new(source: &'a dyn StateSource, settings: &TrainSettings) -> Self {
         let settings = settings.clone();
-        Self { source, network: None, settings, walks: Mutex::default(), shards: Mutex::default() }
+        Self {
+            source,
+            network: None,
+            settings,
+            walks: Mutex::default(),
+            shards: Mutex::default(),
+            asked: Mutex::default(),
+        }
     }
 }
 
@@ -105,6 +114,7 @@ impl Delegate for Elsewhere<'_> {
     /// Two pieces to a shard, the last shard first.
     fn sums(&self, task: &SumsTask, take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>) -> Result<()> {
         let task = SumsTask::from_bytes(&task.to_bytes())?;
+        self.asked.lock().unwrap().push(task.kind());
         let (size, mut results) = (2 * WalkTask::PIECE, Vec::new());
         let firsts: Vec<usize> = (0..task.samples()).step_by(size).collect();
         for &first in firsts.iter().rev() {

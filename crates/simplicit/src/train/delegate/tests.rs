@@ -3,6 +3,7 @@
 use super::double::Elsewhere;
 use crate::arrays::Array;
 use crate::backend::Device;
+use crate::compress::{Settings, compress};
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::Matrix;
@@ -12,7 +13,7 @@ use crate::parallel::{Cancel, Threads};
 use crate::problem::{Connectivity, RowProblem, penalty::L1};
 use crate::random::Random;
 use crate::solver::CardinalitySettings;
-use crate::states::{ArrayStates, Collected};
+use crate::states::{ArrayStates, Collected, StateMap};
 use crate::statistics::BLOCK;
 use crate::train::{
     Forget, Keep, Objective, RowsTask, Run, Shard, StatisticsTask, Step, SumsTask, TrainInput, TrainSettings, WalkTask,
@@ -122,6 +123,34 @@ fn feature_maps_that_walk_elsewhere_have_the_same_bits() {
 }
 
 #[test]
+fn the_error_of_the_outputs_has_the_same_bits_elsewhere() {
+    let (network, mut random) = (convolutional(), Random::new(8));
+    // A whole shard and a part of one.
+    let u = Matrix::from_fn(2 * WalkTask::PIECE + 300, 72, |_, _| random.normal() as f32);
+    let source = Collected::new(&network, &u).unwrap();
+    let train = TrainSettings { target_sparsity: Some(0.5), positions: 5, ..TrainSettings::default() };
+    let mut there = Elsewhere::new(&source, &train);
+    there.network = Some(convolutional());
+    let with = |keep: &dyn Keep| {
+        let (cancel, mut ignore) = (Cancel::new(), |_| {});
+        let mut run = Run { threads: Threads::new(2), cancel: &cancel, keep, progress: &mut ignore };
+        let settings = Settings { train: train.clone(), ..Settings::default() };
+        compress(&network, &u, &settings, &mut run).unwrap()
+    };
+    let (here, elsewhere) = (with(&Forget), with(&there));
+    assert_eq!(here.model.to_bytes(), elsewhere.model.to_bytes());
+    assert_eq!(here.output_error.to_bits(), elsewhere.output_error.to_bits());
+    assert_eq!(*there.asked.lock().unwrap().last().unwrap(), "errors");
+    // From scratch: the outputs of both networks.
+    let y = Equilibrium::new(&here.model, EquilibriumSettings::default()).unwrap().run(&u).unwrap().y;
+    let right = network.states(&u).unwrap().y;
+    let square = |(a, b): (&f32, &f64)| (f64::from(*a) - b).powi(2);
+    let off: f64 = y.as_slice().iter().zip(right.as_slice()).map(square).sum();
+    let all: f64 = right.as_slice().iter().map(|v| v.powi(2)).sum();
+    assert!(here.output_error > 0.01 && (here.output_error - (off / all).sqrt()).abs() < 1e-5 * here.output_error);
+}
+
+#[test]
 fn a_shard_refuses_what_does_not_fit() {
     let (network, settings) = (convolutional(), TrainSettings::default());
     let model = ImplicitModel::from_network(&network).unwrap();
@@ -141,10 +170,13 @@ fn a_shard_refuses_what_does_not_fit() {
 }
 
 #[test]
-fn row_weights_refuse_what_does_not_fit() {
+fn sums_refuse_what_does_not_fit() {
     let network = convolutional();
     let model = ImplicitModel::from_network(&network).unwrap();
-    let task = SumsTask::Joint { samples: 40, baseline: Box::new(model.clone()), rough: Box::new(model) };
+    let other = || Box::new(model.clone());
+    let errors = SumsTask::Errors { samples: 40, baseline: other(), model: other() };
+    assert_eq!(SumsTask::from_bytes(&errors.to_bytes()).unwrap().to_bytes(), errors.to_bytes());
+    let task = SumsTask::Joint { samples: 40, baseline: other(), rough: other() };
     let bytes = task.to_bytes();
     assert_eq!(SumsTask::from_bytes(&bytes).unwrap().to_bytes(), bytes);
     assert!(SumsTask::from_bytes(&bytes[..20]).is_err() && SumsTask::from_bytes(&bytes[..99]).is_err());
@@ -153,6 +185,11 @@ fn row_weights_refuse_what_does_not_fit() {
     };
     assert!(run(&task, None, 71, 0).is_err() && run(&task, None, 72, 3).is_err());
     assert_eq!(run(&task, None, 72, 0).unwrap().len(), 2);
+    assert!(run(&errors, None, 71, 0).is_err() && run(&errors, None, 72, 32).is_err());
+    assert_eq!(run(&errors, None, 72, 256).unwrap()[0][0], 0.0);
+    let dense = Box::new(states(10).0);
+    let of_dense = SumsTask::Errors { samples: 40, baseline: dense.clone(), model: dense };
+    assert!(run(&of_dense, None, 6, 0).is_err());
     let own = |size| SumsTask::Own { samples: 40, size, draws: 1, seed: 0, maps: true };
     assert!(run(&own(256), None, 72, 0).is_err() && run(&own(3), Some(&network), 72, 0).is_err());
     assert!(run(&own(128), Some(&network), 72, 0).is_err() && run(&own(256), Some(&network), 72, 0).is_ok());

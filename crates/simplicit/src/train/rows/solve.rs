@@ -1,5 +1,7 @@
 //! The rows of a group, solved in blocks: cardinality, or convex rounds with reweighting and a refit.
 
+use std::borrow::Cow;
+
 use crate::backend::{self, Device, GroupBackend, block_rows};
 use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Matching, RowProblem, Units};
@@ -200,7 +202,10 @@ pub(in crate::train) fn solve(
             let found = |block: usize| keep::find(keep, &key(block), tasks[block].length(d));
             let mut kept = (0..tasks.len()).map(found).collect::<Result<Vec<_>>>()?;
             let missing: Vec<usize> = (0..tasks.len()).filter(|&block| kept[block].is_none()).collect();
-            let asked: Vec<RowsTask> = missing.iter().map(|&block| tasks[block].clone()).collect();
+            // Without an earlier run all of them are missing, and nothing is copied.
+            let some = || missing.iter().map(|&block| tasks[block].clone()).collect();
+            let asked: Cow<[RowsTask]> =
+                if missing.len() == tasks.len() { Cow::Borrowed(&tasks) } else { Cow::Owned(some()) };
             if !asked.is_empty() {
                 elsewhere.rows(statistics, &asked, &mut |k, rows| {
                     keep::put(keep, &key(missing[k]), &rows)?;
