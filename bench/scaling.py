@@ -29,14 +29,14 @@ import numpy as np
 import page
 
 import simplicit
-from simplicit.engine import FAN_IN, PIECE
+from simplicit.engine import FAN_IN, PIECE, TOGETHER, branches
 
 #: What is assumed of a cluster that was not measured.
 BANDWIDTH = 10e9 / 8
 THREADS = 0.7
 #: Bytes of a node's object store: the statistics and the inverses of the widest group, several times.
 STORE = 2**31
-PHASES = ("weights", "walk", "merge", "rows")
+PHASES = ("weights", "walk", "merge", "rows", "errors")
 #: Cores that this process may use.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -134,8 +134,9 @@ class Runs:
         last = self.rows[-1]["engine"]
         what = {
             "shards": "inputs, once", "tasks": "the network, once, and row problems", "steps": "solved rows, to every shard",
-            "statistics": "sums of shards on the way to their total", "inverses": "of a group, to those who solve its rows",
-            "results": "totals, sums and rows, to the driver",
+            "statistics": "sums of shards on the way to their total, and totals to those who solve rows",
+            "inverses": "of a group, to those who solve its rows", "totals": "statistics of every group, to the driver",
+            "results": "sums for row weights and rows, to the driver",
         }  # fmt: skip
         kinds = [(k, f"{last.bytes[k]:,}", text) for k, text in what.items()]
         return [page.table(head, lines), f"What travels, with {self.rows[-1]['workers']} workers:", page.table(("", "bytes", ""), kinds)]
@@ -156,9 +157,12 @@ class Cost:
         self.busy = {k: float(np.mean([e.busy[k] for e in engines])) for k in PHASES}
         self.driver = float(np.mean([r["seconds"] - sum(r["engine"].wall.values()) for r in timed]))
         one = engines[0]
-        self.groups = one.calls["walk"] / self.shards(self.images)
+        self.groups = one.calls["walk"] / len(branches([0] * self.shards(self.images), TOGETHER))
         self.rows_at_once = one.blocks / max(1, one.calls["rows"]) * timed[0]["workers"]
-        self.sizes = {k: float(one.bytes[k]) for k in ("statistics", "inverses", "results", "tasks", "steps")}
+        self.sizes = {k: float(one.bytes[k]) for k in ("totals", "inverses", "results", "tasks", "steps")}
+        # Core-seconds for a byte of a sum that is added to others.
+        added = sum(e.bytes["totals"] * e.calls["walk"] / self.groups for e in engines if e.calls["merge"])
+        self.adding = sum(e.busy["merge"] for e in engines) / added if added else 0.0
         left = [sum(r["engine"].wall.values()) - self.arithmetic(r["workers"], 1, self.images) for r in timed]
         design = [[sum(r["engine"].calls.values()), sum(r["engine"].bytes.values())] for r in timed]
         (self.latency, self.per_byte), _ = scipy.optimize.nnls(np.array(design, float), np.maximum(left, 0.0))
@@ -166,24 +170,31 @@ class Cost:
     def shards(self, images):
         return math.ceil(images / PIECE)
 
+    def levels(self, nodes, images):
+        """How often sums are added to those of other workers, and how many at a time."""
+        sums = min(nodes, self.shards(images))
+        return math.ceil(math.log(sums, FAN_IN) - 1e-9), min(sums, FAN_IN)
+
     def arithmetic(self, nodes, cores, images):
         threads = 1.0 if cores == 1 else THREADS * cores
         grown = images / self.images
         walk = grown * self.busy["walk"] / (min(nodes, self.shards(images)) * threads)
-        levels = math.log(max(2, min(nodes, self.shards(images))), FAN_IN)
-        merge = self.busy["merge"] / nodes if cores == 1 else self.busy["merge"] / self.shards(self.images) * FAN_IN * levels
+        levels, parts = self.levels(nodes, images)
+        merge = self.adding * self.sizes["totals"] * levels * parts
         rows = self.busy["rows"] / (min(nodes, self.rows_at_once) * threads)
         # Weights come from the first 1,000 images at most.
         weights = self.busy["weights"] / (min(nodes, self.shards(min(images, 1000))) * threads)
-        return weights + walk + merge + rows
+        errors = grown * self.busy["errors"] / (min(nodes, self.shards(images)) * threads)
+        return weights + walk + merge + rows + errors
 
     def seconds(self, nodes, cores, images):
         """On so many nodes of so many cores, one worker each, with so many images."""
         shards = min(nodes, self.shards(images))
-        calls = self.groups * (3 * shards + nodes)
-        sums = self.sizes["statistics"] / self.shards(self.images) * FAN_IN * max(1.0, math.log(max(2, shards), FAN_IN))
+        levels, parts = self.levels(nodes, images)
+        calls = self.groups * (2 * shards + levels + nodes)
+        sums = self.sizes["totals"] * levels * (parts - 1)
         spread = math.log2(max(2, nodes))
-        shared = self.sizes["inverses"] + self.sizes["results"] + self.sizes["steps"]
+        shared = self.sizes["totals"] + self.sizes["inverses"] + self.sizes["results"] + self.sizes["steps"]
         sent = sums + shared * spread + self.sizes["tasks"]
         return self.driver + self.arithmetic(nodes, cores, images) + self.latency * calls / max(1, nodes) + sent / BANDWIDTH
 
@@ -191,6 +202,7 @@ class Cost:
         lines = [
             ("seconds of the driver, alone", f"{self.driver:.2f}"),
             *((f"core-seconds of {k}", f"{self.busy[k]:.2f}") for k in PHASES),
+            ("core-seconds to add a gigabyte of sums", f"{1e9 * self.adding:.2f}"),
             ("blocks of rows in a group, on average", f"{self.rows_at_once:.1f}"),
             ("seconds a call", f"{self.latency:.4f}"),
             ("seconds a byte here", f"{self.per_byte:.1e}"),

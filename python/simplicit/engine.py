@@ -1,10 +1,10 @@
 """Training's heavy steps on somebody else's workers, with the bits they would have had here.
 
 An engine cuts the samples into shards, has their statistics made and summed on workers in a fixed tree, each worker those of
-its own shards first, and sends out blocks of rows. Networks with feature maps are walked through: every shard lives on a worker with the states of its layers,
-and is told the rows of each layer as they are solved. A worker that is lost is replaced, or its shards go to others, where
-they are made again from the steps so far: the result has the same bits. :mod:`simplicit.ray` is one; anything that
-can keep a :class:`Worker` elsewhere can be another: subclass :class:`Engine`.
+its own shards first, and sends out blocks of rows. Networks with feature maps are walked through: every shard lives on a worker
+with the states of its layers, and is told the rows of each layer as they are solved. A worker that is lost is replaced, or its
+shards go to others, where they are made again from the steps so far: the result has the same bits. :mod:`simplicit.ray` is one;
+anything that can keep a :class:`Worker` elsewhere can be another: subclass :class:`Engine`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import collections
 import functools
 import hashlib
-import itertools
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
@@ -141,9 +140,7 @@ class Worker:
 
     def inverse(self, digest: bytes, statistics: bytes, features: int, targets: int, task: bytes, number: int) -> bytes:
         """An inverse that all blocks of a group need."""
-        made: bytes = self._on_design(
-            digest, statistics, features, targets, lambda design: design.inverse(task, number, self._threads)
-        )
+        made: bytes = self._on_design(digest, statistics, features, targets, lambda design: design.inverse(task, number, self._threads))
         return made
 
     def _on_design(self, digest: bytes, statistics: bytes, features: int, targets: int, work: Callable[[Any], Any]) -> Any:
@@ -174,7 +171,7 @@ class _Branch(NamedTuple):
     """The sum over some consecutive shards, and the worker that has it."""
 
     first: int
-    count: int
+    shards: int
     value: Any
     size: int
     worker: int
@@ -399,7 +396,7 @@ class Engine:
         shards = self._cut(PIECE * self.shard_blocks, self._samples)
         self.bytes["steps"] += sum(map(len, steps))
 
-        def args(worker: int, numbers: range) -> Sequence[Any]:
+        def args(numbers: range, worker: int) -> Sequence[Any]:
             on_their_way, inputs = [], []
             for number in numbers:
                 host, known = self._hosts.get(number, (worker, 0))
@@ -413,13 +410,12 @@ class Engine:
             first_step = min(shard.known for shard in on_their_way)
             return (walk, group, share, *self._task, on_their_way, first_step, *inputs, *self._steps[first_step:])
 
-        def done(worker: int, numbers: range) -> None:
+        def done(numbers: range, worker: int) -> None:
             self._hosts.update({number: (worker, len(self._steps)) for number in numbers})
 
         def job(first: int, count: int, at: int) -> _Job:
             numbers, size = range(first, first + count), _size(features, targets)
-            about = {"numbers": numbers}
-            return _Job("walk", functools.partial(args, **about), size, at=at, done=functools.partial(done, **about))
+            return _Job("walk", functools.partial(args, numbers), size, at=at, done=functools.partial(done, numbers))
 
         def jobs() -> list[tuple[int, int, _Job]]:
             # A shard stays where it is; others are spread in order, so that neighbours are summed where they are.
@@ -528,19 +524,20 @@ class Engine:
         else:
             raise WorkFailed(f"{kind} of {features:,} features: results were lost {self.retries + 1} times; see retries")
         self._remember(_core.fingerprint(result), total.value, len(result), {total.worker})
-        self.bytes["results"] += len(result)
+        self.bytes["totals"] += len(result)
         yield result
 
     def _merged(self, parts: list[_Branch], features: int, targets: int) -> Generator[None, None, _Branch]:
         """The sum of all branches, on the workers that have most of them."""
-        block = max(part.count for part in parts)
+        block = max(part.shards for part in parts)
         while len(parts) > 1:
             block *= FAN_IN
-            groups = [list(group) for _, group in itertools.groupby(parts, lambda part: part.first // block)]
+            places = [part.first // block for part in parts]
+            groups = [[part for part, at in zip(parts, places, strict=True) if at == place] for place in sorted(set(places))]
             merges: list[_Job] = []
             for group in groups:
                 most = collections.Counter(part.worker for part in group).most_common(1)[0][0]
-                args = _given(features, targets, [part.count for part in group], *(part.value for part in group))
+                args = _given(features, targets, [part.shards for part in group], *(part.value for part in group))
                 at = self.alive.index(most) if most in self.alive else None
                 merges.append(_Job("merge", args, sum(part.size for part in group), at=at))
             yield from self._run([job for job, group in zip(merges, groups, strict=True) if len(group) > 1])
@@ -550,7 +547,7 @@ class Engine:
                     parts += group
                     continue
                 self.bytes["statistics"] += sum(part.size for part in group if part.worker != job.worker)
-                parts.append(_Branch(group[0].first, sum(part.count for part in group), job.value, job.made, job.worker))
+                parts.append(_Branch(group[0].first, sum(part.shards for part in group), job.value, job.made, job.worker))
         return parts[0]
 
     def _run(self, jobs: list[_Job]) -> Generator[None, None, None]:

@@ -83,7 +83,7 @@ def test_the_same_bits(problem, cluster):
         simplicit.ray.fit(SIM(**settings), network, U, address="10.0.0.1:6379")
     assert there.model_ == here.model_
     assert there.report_.rows == here.report_.rows
-    assert set(there.travelled_) == {"shards", "statistics", "tasks", "results"}
+    assert set(there.travelled_) == {"shards", "statistics", "tasks", "totals", "results"}
     assert there.travelled_["shards"] == U.nbytes
     assert there.work_["calls"]["rows"] == 5 and there.work_["busy"]["statistics"] > 0
 
