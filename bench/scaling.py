@@ -116,18 +116,22 @@ class Runs:
             ray.shutdown()
             cluster.shutdown()
 
+    def on_clusters(self):
+        """The runs with Ray."""
+        return [run for run in self.rows if run["engine"]]
+
     def tables(self):
-        alone = self.rows[0]["seconds"]
-        lines = [("none", "–", f"{alone:.1f}", "1.00", "–", "–", *["–"] * len(PHASES))]
+        alone = [run["seconds"] for run in self.rows if not run["engine"]]
+        lines = [("none", "–", f"{seconds:.1f}", "–", "–", "–", *["–"] * len(PHASES)) for seconds in alone]
         first = None
-        for run in self.rows[1:]:
+        for run in self.on_clusters():
             engine, seconds = run["engine"], run["seconds"]
             first = first or seconds
             idle = [1 - engine.busy[k] / max(1e-9, run["workers"] * engine.wall[k]) for k in PHASES]
             counts = run["workers"] <= self.cores
             lines.append((
                 "Ray", str(run["workers"]), f"{seconds:.1f}" if counts else "–", f"{first / seconds:.2f}" if counts else "–",
-                f"{sum(engine.bytes.values()) / 1e6:,.1f}", f"{sum(engine.calls.values()):,}",
+                f"{sum(engine.bytes.values()) / 1e6:,.1f}", f"{sum(engine.calls.values()):,.0f}",
                 *(f"{100 * max(0.0, i):.0f} %" if counts else "–" for i in idle),
             ))  # fmt: skip
         head = ("cluster", "workers", "seconds", "times one worker", "MB that travel", "calls", *(f"idle in {k}" for k in PHASES))
@@ -151,7 +155,7 @@ class Cost:
     def __init__(self, runs):
         import scipy.optimize
 
-        timed = [r for r in runs.rows[1:] if r["workers"] <= runs.cores]
+        timed = [r for r in runs.on_clusters() if r["workers"] <= runs.cores]
         engines = [r["engine"] for r in timed]
         self.images = runs.count
         self.busy = {k: float(np.mean([e.busy[k] for e in engines])) for k in PHASES}
@@ -250,8 +254,8 @@ class Cost:
             line = " ".join(f"{x(n):.1f},{y(v):.1f}" for n, v in points)
             parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
             parts.append(f'<text x="{width - right + 8}" y="{top + 16 + 18 * k}" fill="{colour}">{name}</text>')
-        one = next((r["seconds"] for r in runs.rows[1:] if r["workers"] == 1), None)
-        for run in runs.rows[1:]:
+        one = next((r["seconds"] for r in runs.on_clusters() if r["workers"] == 1), None)
+        for run in runs.on_clusters():
             if one and run["workers"] <= runs.cores:
                 parts.append(f'<circle cx="{x(run["workers"]):.1f}" cy="{y(one / run["seconds"]):.1f}" r="4" fill="#333"/>')
         parts.append(f'<text x="{width - right + 8}" y="{top + 16 + 18 * len(lines)}" fill="#333">● measured, 1 core a node</text>')
