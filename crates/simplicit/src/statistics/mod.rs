@@ -433,7 +433,7 @@ impl Statistics {
         let mut words = out.as_chunks_mut::<8>().0.iter_mut();
         words.by_ref().take(1).for_each(|word| *word = first.to_le_bytes());
         for row in rows {
-            words.by_ref().zip(row).for_each(|(word, v)| *word = v.to_le_bytes());
+            row.iter().zip(words.by_ref()).for_each(|(v, word)| *word = v.to_le_bytes());
         }
         out
     }
