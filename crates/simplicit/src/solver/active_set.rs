@@ -180,7 +180,7 @@ impl<'a> ActiveSet<'a> {
         {
             self.border.extend(c.iter().zip(&self.signs).map(|(c, sign)| c * sign));
         }
-        self.method = Method::of(self.row.coordinates, LEVEL, &self.diagonal);
+        self.method = Method::of(self.row.coordinates, LEVEL, &self.diagonal, f64::INFINITY);
     }
 
     /// Takes the step, along the ball's face if there is one.

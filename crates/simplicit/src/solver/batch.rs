@@ -27,6 +27,8 @@ const NEXT_TRY: f64 = 1.25;
 /// many more steps.
 const SETTLED_SIGNS: f64 = 0.02;
 const SETTLED_SIGNS_OF_COSTLY: f64 = 0.005;
+/// Newton systems of a row at one ε, about: what the making of an inverse is shared by.
+const SYSTEMS_AT_A_LEVEL: f64 = 5.0;
 
 /// The best certified point of a row.
 #[derive(Debug, Default, Clone)]
@@ -80,7 +82,8 @@ pub(crate) fn solve(
         trial: vec![0.0; d],
         double: Buffers::default(),
         single: Buffers::default(),
-        system: NewtonSystem::new(),
+        // All rows share the one inverse of the active set.
+        system: NewtonSystem::new(f64::INFINITY),
     };
     let mut states: Vec<Splitting> = rows.iter().map(|(row, start)| Splitting::new(row, start.as_deref(), d)).collect();
     start(coordinates, penalty, &mut states, &mut room);
@@ -120,9 +123,10 @@ pub(crate) fn solve(
         }
     }
     let mut left: Vec<Newton> = Vec::new();
+    let systems = SYSTEMS_AT_A_LEVEL * states.iter().filter(|s| !s.solved).count() as f64;
     for s in states.iter_mut().filter(|s| !s.solved) {
         let best = std::mem::take(&mut s.best);
-        left.push(Newton::new(s.row, s.level, std::mem::take(&mut s.v), std::mem::take(&mut s.y), best));
+        left.push(Newton::new(s.row, s.level, std::mem::take(&mut s.v), std::mem::take(&mut s.y), best, systems));
     }
     newton(coordinates, penalty, settings, &mut left, &mut room, cancel)?;
     let mut left = left.into_iter();

@@ -51,7 +51,7 @@ pub(super) struct Newton<'a> {
 
 impl<'a> Newton<'a> {
     /// From the sparse and the dense iterate of the splitting, and the best that is known.
-    pub(super) fn new(row: &'a Row<'a>, level: usize, anchor: Vec<f64>, y: Vec<f64>, best: Best) -> Self {
+    pub(super) fn new(row: &'a Row<'a>, level: usize, anchor: Vec<f64>, y: Vec<f64>, best: Best, systems: f64) -> Self {
         let d = anchor.len();
         Self {
             row,
@@ -67,7 +67,7 @@ impl<'a> Newton<'a> {
             border: Vec::new(),
             diagonal: vec![0.0; d],
             theta: 0.0,
-            system: NewtonSystem::new(),
+            system: NewtonSystem::new(systems),
             steps: 0,
             best,
             stalled: 0,

@@ -17,13 +17,14 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    /// The cheaper one, if the inverse exists.
-    pub(crate) fn of(coordinates: &Coordinates, level: usize, diagonal: &[f64]) -> Self {
+    /// The cheaper one, if the inverse exists; its making counts as the share of one among `systems`.
+    pub(crate) fn of(coordinates: &Coordinates, level: usize, diagonal: &[f64], systems: f64) -> Self {
         let active = diagonal.iter().filter(|v| **v >= 0.0).count();
         let exceptional = diagonal.iter().filter(|v| **v != 0.0).count();
         let d = diagonal.len();
         let cube = |k: usize| (k as f64).powi(3) / 3.0;
-        let corrected_is_cheaper = cube(exceptional) + 6.0 * (d * d) as f64 + 1e5 < cube(active);
+        let making = 3.0 * cube(d) / systems;
+        let corrected_is_cheaper = cube(exceptional) + 6.0 * (d * d) as f64 + 1e5 + making < cube(active);
         if corrected_is_cheaper && coordinates.inverse(level).is_some() { Self::Corrected } else { Self::Direct }
     }
 }
@@ -40,14 +41,18 @@ pub(crate) struct NewtonSystem {
     entries: Vec<usize>,
     factor: Cholesky,
     small: Vec<f64>,
+    /// How many systems share an inverse.
+    systems: f64,
 }
 
 /// Marks an entry outside J.
 pub(crate) const INACTIVE: f64 = -1.0;
 
 impl NewtonSystem {
-    pub(crate) fn new() -> Self {
+    /// For one of so many systems that share an inverse.
+    pub(crate) fn new(systems: f64) -> Self {
         Self {
+            systems,
             level: 0,
             diagonal: Vec::new(),
             valid: false,
@@ -75,7 +80,7 @@ impl NewtonSystem {
         self.level = level;
         self.diagonal.clear();
         self.diagonal.extend_from_slice(diagonal);
-        self.method = Method::of(coordinates, level, diagonal);
+        self.method = Method::of(coordinates, level, diagonal, self.systems);
         let inverse = if self.method == Method::Corrected { coordinates.inverse(level) } else { None };
         let d = diagonal.len();
         let direct = self.method == Method::Direct;
