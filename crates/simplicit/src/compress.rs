@@ -51,8 +51,8 @@ const MAP_DRAWS: usize = 2;
 /// Share of the samples that are held out where something is judged on them, and how many at least.
 const HELD_OUT_SHARE: usize = 10;
 const HELD_OUT_LEAST: usize = 100;
-/// Bytes of inputs that are held in memory at most.
-const HELD_INPUTS: u64 = 256 << 20;
+/// Bytes of inputs, and of states, that are held in memory at most.
+const HELD: u64 = 256 << 20;
 
 /// What is made sparse.
 #[derive(Clone, Copy)]
@@ -136,6 +136,8 @@ pub fn compress<'b>(
 ) -> Result<Compressed> {
     let baseline = baseline.into();
     let held = held_inputs(&baseline, inputs, settings)?;
+    // Who holds the inputs of all samples holds their states too, up to as many bytes.
+    let states = held.as_ref().map_or(0, |_| held_bytes(settings));
     let inputs = held.as_ref().map_or(inputs, |rows| rows as &dyn InputSource);
     let part = settings.training_part(inputs.samples())?.end;
     let own = match baseline {
@@ -161,13 +163,13 @@ pub fn compress<'b>(
     let weights = weights.as_deref();
     match (moved, baseline) {
         (None, Baseline::Network(network)) => {
-            on_source(&Collected::new(network, inputs)?, Some(&own), weights, settings, run)
+            on_source(&Collected::new(network, inputs)?.keeping(states), Some(&own), weights, settings, run)
         }
         (moved, _) => {
             let model = moved.as_ref().unwrap_or(&own);
             let alone = EquilibriumSettings { threads: Threads::one(), ..EquilibriumSettings::default() };
             let equilibrium = Equilibrium::new(model, alone)?;
-            on_source(&Collected::new(&equilibrium, inputs)?, Some(model), weights, settings, run)
+            on_source(&Collected::new(&equilibrium, inputs)?.keeping(states), Some(model), weights, settings, run)
         }
     }
 }
@@ -179,9 +181,12 @@ fn held_inputs(baseline: &Baseline, inputs: &dyn InputSource, settings: &Setting
         Baseline::Model(model) => model.layout(),
     };
     let bytes = 4 * (inputs.samples() * inputs.features()) as u64;
-    let room = settings.train.memory.map_or(HELD_INPUTS, |budget| HELD_INPUTS.min(budget / 8));
     let walked = layout.has_operators() || layout.layers().iter().any(|layer| layer.map.is_some());
-    if walked || bytes > room { Ok(None) } else { inputs.rows(0..inputs.samples()).map(Some) }
+    if walked || bytes > held_bytes(settings) { Ok(None) } else { inputs.rows(0..inputs.samples()).map(Some) }
+}
+
+fn held_bytes(settings: &Settings) -> u64 {
+    settings.train.memory.map_or(HELD, |budget| HELD.min(budget / 8))
 }
 
 /// The model whose states are matched, where these are not the baseline's own: the baseline in other coordinates, for gamma, or for

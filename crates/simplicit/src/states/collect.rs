@@ -1,15 +1,17 @@
 //! Running a network or an implicit model over inputs, a block at a time.
 
+use super::kept::Kept;
 use super::{StateBlock, StateMap, StateShape, StateSource};
 use crate::arrays::{DeviceInputs, InputSource};
 use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
-/// The states of `map` on `inputs`, computed block by block and never kept.
+/// The states of `map` on `inputs`, computed block by block; kept only if asked for.
 pub struct Collected<'a> {
     map: &'a dyn StateMap,
     inputs: &'a dyn InputSource,
+    kept: Kept,
 }
 
 impl<'a> Collected<'a> {
@@ -22,7 +24,13 @@ impl<'a> Collected<'a> {
                 format!("{} values per sample", inputs.features()),
             ));
         }
-        Ok(Self { map, inputs })
+        Ok(Self { map, inputs, kept: Kept::default() })
+    }
+
+    /// Keeps the states of blocks that were asked for, up to so many bytes: for those who read all samples again and again.
+    #[must_use]
+    pub fn keeping(self, bytes: u64) -> Self {
+        Self { kept: Kept::new(bytes), ..self }
     }
 }
 
@@ -59,10 +67,12 @@ impl StateSource for Collected<'_> {
     }
 
     fn block(&self, samples: std::ops::Range<usize>) -> Result<StateBlock> {
-        let first = samples.start;
-        let u = self.inputs(samples)?;
-        let block = self.map.states(&u)?;
-        block.require_finite(first)?;
-        Ok(block)
+        let u = self.inputs(samples.clone())?;
+        let [z, x, y] = self.kept.get_or(&samples, || {
+            let block = self.map.states(&u)?;
+            block.require_finite(samples.start)?;
+            Ok([block.z, block.x, block.y])
+        })?;
+        Ok(StateBlock { u: u.cast(), z, x, y })
     }
 }

@@ -8,12 +8,14 @@ mod arrays;
 mod block;
 mod collect;
 mod file;
+mod kept;
 mod slice;
 
 pub use arrays::{ArrayStates, require_activation};
 pub use block::StateBlock;
 pub use collect::Collected;
 pub use file::{StatesMetadata, write_states};
+pub(crate) use kept::Kept;
 pub use slice::StateSlice;
 
 pub use crate::arrays::InputSource;

@@ -61,9 +61,13 @@ fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&str>
     let total = task.samples();
     let statistics = match run.keep.delegate() {
         Some(elsewhere) => elsewhere.statistics(task)?,
-        None => task.run(input.source.origin().unwrap_or(input.source), run.threads, run.cancel, |done| {
-            (run.progress)(Progress::Samples { group: name.to_string(), done, total });
-        })?,
+        None => {
+            // The source has the states of the stage before, and keeps them.
+            let here = StatisticsTask { stage: None, ..task.clone() };
+            here.run(input.source, run.threads, run.cancel, |done| {
+                (run.progress)(Progress::Samples { group: name.to_string(), done, total });
+            })?
+        }
     };
     if let Some(key) = key {
         run.keep.put(key, &statistics.to_bytes())?;

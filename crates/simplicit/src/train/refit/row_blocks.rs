@@ -7,8 +7,7 @@ use crate::linalg::{Cholesky, axpy, dot};
 use crate::problem::penalty::soft;
 use crate::train::refit::linearised::Linearised;
 
-/// Conjugate gradient steps per round, and the residual at which they end.
-const STEPS: usize = 20;
+/// The residual at which conjugate gradients end, relative to the right-hand side.
 const RESIDUAL: f64 = 0.03;
 
 /// Rows' own normal matrices on their supports.
@@ -106,19 +105,21 @@ pub(in crate::train) fn into_ball(w: &mut [f64], support: &Linearised, kappa: f6
     }
 }
 
-/// Approximately H⁻¹r for the product v ↦ Hv; `r` becomes the residual.
+/// Moves `x` towards H⁻¹b for the product v ↦ Hv, `r` being the residual b − Hx, before and after.
 pub(in crate::train) fn conjugate_gradients(
+    x: &mut [f64],
     r: &mut [f64],
+    b: &[f64],
+    steps: usize,
     preconditioner: &Preconditioner,
     product: impl Fn(&[f64]) -> Result<Vec<f64>>,
-) -> Result<Vec<f64>> {
-    let mut x = vec![0.0; r.len()];
+) -> Result<()> {
     let mut z = preconditioner.apply(r);
     let mut direction = z.clone();
     let mut rz = dot(r, &z);
-    let first = rz;
-    for _ in 0..STEPS {
-        if rz.is_nan() || rz <= RESIDUAL * RESIDUAL * first {
+    let enough = RESIDUAL * RESIDUAL * dot(b, &preconditioner.apply(b));
+    for _ in 0..steps {
+        if rz.is_nan() || rz <= enough {
             break;
         }
         let image = product(&direction)?;
@@ -127,7 +128,7 @@ pub(in crate::train) fn conjugate_gradients(
             break;
         }
         let length = rz / curvature;
-        axpy(&mut x, length, &direction);
+        axpy(x, length, &direction);
         axpy(r, -length, &image);
         z = preconditioner.apply(r);
         let next = dot(r, &z);
@@ -135,5 +136,5 @@ pub(in crate::train) fn conjugate_gradients(
         direction.iter_mut().zip(&z).for_each(|(d, z)| *d = z + beta * *d);
         rz = next;
     }
-    Ok(x)
+    Ok(())
 }

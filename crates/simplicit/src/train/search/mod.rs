@@ -128,13 +128,15 @@ pub(in crate::train) struct StagedSearch {
     before: Option<stages::Stage>,
     taken: usize,
     start: Start,
+    /// Sparsity of the last model.
+    reached: Option<f64>,
     path: Vec<TriedModel>,
 }
 
 impl StagedSearch {
     pub(in crate::train) fn new(settings: &TrainSettings) -> Self {
         let start = Start { strength: settings.strength, slope: None };
-        Self { before: None, taken: 0, start, path: Vec::new() }
+        Self { before: None, taken: 0, start, reached: None, path: Vec::new() }
     }
 
     /// The model at a target (or at the strength of the settings), refitted; certified and close if it is one to keep.
@@ -148,6 +150,10 @@ impl StagedSearch {
     ) -> Result<Fitted> {
         let keep = stages::Named { keep: run.keep, name: format!("stage {} ", self.taken) };
         let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: &mut *run.progress };
+        // The curve of the last stage says where this one may begin.
+        if let (Some(target), Some(reached), Some(slope)) = (target, self.reached, self.start.slope) {
+            self.start.strength *= ((target - reached) / slope).clamp(-STRIDE.ln(), STRIDE.ln()).exp();
+        }
         let (start, path) = (&mut self.start, &mut self.path);
         let fitted = match &self.before {
             None => to_target(input, settings, start, target, to_keep, &mut run, path)?,
@@ -158,6 +164,7 @@ impl StagedSearch {
             }
         };
         self.taken += 1;
+        self.reached = Some(fitted.model.sparsity().sparsity);
         refitted(fitted, input, settings, self.start.strength, &mut run)
     }
 

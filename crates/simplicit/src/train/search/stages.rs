@@ -14,7 +14,7 @@ use crate::model::ImplicitModel;
 use crate::parallel::{self, Threads};
 use crate::problem::Connectivity;
 use crate::random::Random;
-use crate::states::{StateBlock, StateMap, StateShape, StateSource};
+use crate::states::{Kept, StateBlock, StateMap, StateShape, StateSource};
 use crate::statistics::BLOCK;
 use crate::train::evidence::importance::{drawn, softmax};
 use crate::train::refit::linearised::{Linearised, Samples, gates};
@@ -24,6 +24,8 @@ use crate::train::{Delegate, Keep, Objective, Run, TrainInput, TrainSettings};
 const FIRST: f64 = 0.35;
 /// What a stage leaves of the one before, at least.
 const RATIO: f64 = 0.6;
+/// Bytes of a stage's states that are kept at most.
+const KEPT: u64 = 256 << 20;
 /// Draws from the model's softmax per sample.
 const DRAWS: usize = 2;
 
@@ -54,6 +56,7 @@ pub(in crate::train) fn rungs(left: Option<f64>, target: f64) -> Vec<f64> {
 pub(in crate::train) struct Stage {
     model: ImplicitModel,
     equilibrium: Equilibrium,
+    kept: Kept,
     importance: Option<Vec<f64>>,
     /// What the settings allowed, as a mask.
     pub(in crate::train) connectivity: Connectivity,
@@ -66,19 +69,22 @@ impl Stage {
         settings: &TrainSettings,
         run: &Run,
     ) -> Result<Self> {
-        let equilibrium =
-            Equilibrium::new(&model, EquilibriumSettings { threads: Threads::one(), ..Default::default() })?;
+        let equilibrium = Equilibrium::new(
+            &model,
+            EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() },
+        )?;
         let importance = match input.importance {
             Some(_) => Some(own_importance(&model, &equilibrium, input, run)?),
             None => None,
         };
         let connectivity = Connectivity::Mask(crate::train::plan::connections::mask(input, settings)?);
-        Ok(Self { model, equilibrium, importance, connectivity })
+        let kept = Kept::new(settings.memory.map_or(KEPT, |budget| KEPT.min(budget / 8)));
+        Ok(Self { model, equilibrium, kept, importance, connectivity })
     }
 
     /// The samples with this model's states in the place of the baseline's; outputs stay the baseline's.
     pub(in crate::train) fn states<'a>(&'a self, source: &'a dyn StateSource) -> OwnStates<'a> {
-        OwnStates::new(source, &self.equilibrium)
+        OwnStates { source, equilibrium: &self.equilibrium, kept: Some(&self.kept) }
     }
 
     /// The training problem over those samples.
@@ -96,11 +102,12 @@ impl Stage {
 pub(in crate::train) struct OwnStates<'a> {
     source: &'a dyn StateSource,
     equilibrium: &'a Equilibrium,
+    kept: Option<&'a Kept>,
 }
 
 impl<'a> OwnStates<'a> {
     pub(in crate::train) fn new(source: &'a dyn StateSource, equilibrium: &'a Equilibrium) -> Self {
-        Self { source, equilibrium }
+        Self { source, equilibrium, kept: None }
     }
 }
 
@@ -118,9 +125,16 @@ impl StateSource for OwnStates<'_> {
     }
 
     fn block(&self, samples: std::ops::Range<usize>) -> Result<StateBlock> {
-        let theirs = self.source.block(samples)?;
-        let own = self.equilibrium.states(&theirs.u.cast())?;
-        Ok(StateBlock { u: theirs.u, z: own.z, x: own.x, y: theirs.y })
+        let theirs = self.source.block(samples.clone())?;
+        let own = || {
+            let own = self.equilibrium.states(&theirs.u.cast())?;
+            Ok([own.z, own.x, Matrix::default()])
+        };
+        let [z, x, _] = match self.kept {
+            Some(kept) => kept.get_or(&samples, own)?,
+            None => own()?,
+        };
+        Ok(StateBlock { u: theirs.u, z, x, y: theirs.y })
     }
 
     fn device_inputs(&self) -> Option<(&DeviceInputs, usize)> {

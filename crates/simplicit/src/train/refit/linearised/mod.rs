@@ -57,6 +57,8 @@ struct Sum {
     blocks: Vec<(usize, Block)>,
     /// Number of its constants in the list of weights.
     constants: usize,
+    /// Whether one of them is not zero.
+    has_constants: bool,
     operator: Option<Operator>,
 }
 
@@ -158,7 +160,8 @@ impl Linearised {
             }
             let (positions, constants) = (units.len() / rows.len().max(1), shapes.len());
             shapes.push((rows.len(), 1));
-            sums.push(Sum { target, units, rows, positions, blocks, constants, operator });
+            let has_constants = biases.iter().any(|b| *b != 0.0);
+            sums.push(Sum { target, units, rows, positions, blocks, constants, has_constants, operator });
         }
         let mut readers = vec![Vec::new(); layers.len()];
         for (s, sum) in sums.iter().enumerate() {
@@ -369,7 +372,7 @@ impl Linearised {
                     block.add_outer(cotangent, self.source(block.source, at.x, at.u), &mut dense[*number]);
                 }
             }
-            for s in 0..r.rows() {
+            for s in (0..r.rows()).filter(|_| sum.has_constants) {
                 let channels = cotangent.row(s).chunks_exact(sum.positions.max(1));
                 let constants = dense[sum.constants].as_mut_slice().iter_mut();
                 constants.zip(channels).for_each(|(total, units)| *total += units.iter().sum::<f32>());

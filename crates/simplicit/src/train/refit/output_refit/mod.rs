@@ -19,7 +19,7 @@ mod sketch;
 #[cfg(test)]
 mod tests;
 
-use problem::{Problem, Value};
+use problem::{At, Problem, Value};
 use sketch::Sketch;
 
 use crate::Result;
@@ -37,8 +37,11 @@ use crate::train::{Progress, Run, TrainInput, TrainSettings};
 const ROUNDS: usize = 4;
 /// Step halvings before a round counts as fruitless.
 const HALVINGS: usize = 5;
-/// A round that lowers the objective by less than this share is the last.
-const WORTH: f64 = 0.005;
+/// A round that lowers the divergence of held-out samples by less than this share is the last.
+const WORTH: f64 = 0.01;
+/// Conjugate gradient steps of a round, and of another ρ that starts from the step of the one before.
+const STEPS: usize = 20;
+const STEPS_AGAIN: usize = 6;
 /// ρ, tried from the smallest until held-out samples like one less than the one before.
 const RIDGES: [f64; 4] = [0.0, 0.01, 0.1, 1.0];
 /// Held-out samples that gain this share of what fitted ones do show no over-fitting: a larger ρ has nothing to mend.
@@ -165,6 +168,8 @@ fn output_refit(
         return Ok((model, None));
     }
     let problem = Problem::new(&model, input, settings, run.threads, run.cancel)?;
+    // The row problems' curvature is that of the model at the start, for all rounds.
+    let (before, mut sketch) = (model.clone(), None);
     let mut model = model;
     let mut now = State { w: start.clone(), value: problem.value(&model)?, ridge: None };
     let first = now.value;
@@ -180,14 +185,22 @@ fn output_refit(
         run.cancel.check()?;
         let step = Step { problem: &problem, support: &support, start: &start, settings };
         let key = format!("{key} output refit {round}");
-        let kept = keep::numbers(run.keep, &key, now.w.len() + 4, || Ok(step.take(&model, &now)?.to_numbers()))?;
+        let kept = keep::numbers(run.keep, &key, now.w.len() + 4, || {
+            let at = problem.at(&model)?;
+            let sketch = match &sketch {
+                Some(sketch) => sketch,
+                None if round == 0 => sketch.insert(Sketch::new(&problem, &at, &support)?),
+                None => sketch.insert(Sketch::new(&problem, &problem.at(&before)?, &support)?),
+            };
+            Ok(step.take(&model, &now, &at, sketch)?.to_numbers())
+        })?;
         let next = State::from_numbers(kept);
         let objective = next.value.all;
         (run.progress)(Progress::OutputRefit { round: round + 1, rounds: most, objective });
         if next.value.fitted >= now.value.fitted {
             break;
         }
-        let fruitful = next.value.fitted < (1.0 - WORTH) * now.value.fitted;
+        let fruitful = next.value.held_out < (1.0 - WORTH) * now.value.held_out;
         now = next;
         model = support.with_weights(&model, &now.w, settings.kappa.is_some())?;
         report = OutputRefit {
@@ -236,10 +249,9 @@ struct Step<'a> {
 
 impl Step<'_> {
     /// Where the step from `now` ends; `now` itself if none helps both fitted and held-out samples.
-    fn take(&self, model: &ImplicitModel, now: &State) -> Result<State> {
-        let at = self.problem.at(model)?;
+    fn take(&self, model: &ImplicitModel, now: &State, at: &At, sketch: &Sketch) -> Result<State> {
         let weights = self.support.dense(&now.w);
-        let mut descent = self.problem.descent(&at, self.support, &weights)?;
+        let mut descent = self.problem.descent(at, self.support, &weights)?;
         // Layers that were left out stay: neither a step nor what it is made from touches their entries.
         let kept = model.kept_rows();
         let hold = |values: &mut [f64]| {
@@ -247,27 +259,32 @@ impl Step<'_> {
             held.for_each(|(v, _)| *v = 0.0);
         };
         hold(&mut descent);
-        let sketch = Sketch::new(self.problem, &at, self.support)?;
         let diagonal = &sketch.diagonal;
         let mut best = State { w: now.w.clone(), value: now.value, ridge: now.ridge };
         let ridges = now.ridge.map_or(RIDGES.to_vec(), |ridge| vec![ridge]);
-        for ridge in ridges {
-            let mut residual: Vec<f64> = descent.clone();
+        // Every ridge starts from the step of the one before, whose residual tells its own.
+        let (mut step, mut residual, mut before) = (vec![0.0; descent.len()], descent.clone(), 0.0);
+        for (k, &ridge) in ridges.iter().enumerate() {
+            let pull = |k: usize| diagonal[k] * (now.w[k] - self.start[k]);
+            let right: Vec<f64> = descent.iter().enumerate().map(|(k, d)| d - ridge * pull(k)).collect();
             for (k, r) in residual.iter_mut().enumerate() {
-                *r -= ridge * diagonal[k] * (now.w[k] - self.start[k]);
+                *r -= (ridge - before) * (pull(k) + diagonal[k] * step[k]);
             }
+            before = ridge;
             let mut preconditioner = sketch.preconditioner(ridge)?;
             if let Some(kappa) = self.settings.kappa {
-                preconditioner.hold(self.support, &now.w, kappa, &residual);
+                preconditioner.hold(self.support, &now.w, kappa, &right);
             }
-            let step = conjugate_gradients(&mut residual, &preconditioner, |direction: &[f64]| {
-                let mut out = self.problem.curvature(&at, self.support, &weights, direction)?;
+            let product = |direction: &[f64]| {
+                let mut out = self.problem.curvature(at, self.support, &weights, direction)?;
                 for (k, o) in out.iter_mut().enumerate() {
                     *o += Sketch::damping(ridge) * diagonal[k] * direction[k];
                 }
                 hold(&mut out);
                 Ok(out)
-            })?;
+            };
+            let steps = if k == 0 { STEPS } else { STEPS_AGAIN };
+            conjugate_gradients(&mut step, &mut residual, &right, steps, &preconditioner, product)?;
             let Some(next) = self.judged(model, now, &step, ridge)? else { continue };
             let worse = next.value.held_out >= best.value.held_out;
             let gained = |before: f64, after: f64| (before - after) / before.max(f64::MIN_POSITIVE);

@@ -51,12 +51,13 @@ struct Chunk {
     y: Matrix<f32>,
 }
 
-/// Where the model is on one chunk.
+/// Where the model is on the fitted samples of one chunk.
 #[derive(Clone)]
 pub(super) struct Point {
     pub(super) u: Matrix<f32>,
     pub(super) x: Matrix<f32>,
     gates: Matrix<f32>,
+    y: Matrix<f32>,
     /// Probabilities, or nothing for squares.
     p: Matrix<f32>,
 }
@@ -195,6 +196,24 @@ impl<'a> Problem<'a> {
         (chunk * self.size + row) % HELD_OUT == HELD_OUT - 1
     }
 
+    /// Number of samples that are fitted.
+    pub(super) fn fitted(&self) -> usize {
+        self.counts().0
+    }
+
+    /// Chunk of a sample that is fitted, counted among those, and its row there.
+    pub(super) fn place(&self, fitted: usize) -> (usize, usize) {
+        let chunk = (fitted + fitted / (HELD_OUT - 1)) / self.size;
+        let before = chunk * self.size;
+        (chunk, fitted - (before - before / HELD_OUT))
+    }
+
+    /// The rows of a chunk that are fitted.
+    fn fitted_rows(&self, k: usize, m: &Matrix<f32>) -> Matrix<f32> {
+        let rows: Vec<&[f32]> = (0..m.rows()).filter(|s| !self.is_held_out(k, *s)).map(|s| m.row(s)).collect();
+        Matrix::from_vec(rows.len(), m.cols(), rows.concat()).unwrap_or_default()
+    }
+
     fn chunk(&self, k: usize) -> Result<Cow<'_, Chunk>> {
         if let Some(chunk) = self.held.get(k) {
             return Ok(Cow::Borrowed(chunk));
@@ -265,31 +284,26 @@ impl<'a> Problem<'a> {
         let mut at = At { equilibrium: equilibrium(model)?, layout: model.layout().clone(), points: Vec::new() };
         let points = parallel::map(self.threads, self.held.len(), |k| {
             self.cancel.check()?;
-            Ok(self.solved(&at, k)?.0)
+            self.solved(&at, k)
         })?;
         at.points = points;
         Ok(at)
     }
 
-    /// A chunk at the model, and its outputs.
-    fn solved(&self, at: &At, k: usize) -> Result<(Point, Matrix<f32>)> {
-        let u = self.inputs(k)?.into_owned();
+    /// The fitted samples of a chunk at the model.
+    fn solved(&self, at: &At, k: usize) -> Result<Point> {
+        let u = self.fitted_rows(k, &*self.inputs(k)?);
         let solution = at.equilibrium.run(&u)?;
         let gates = gates(&at.layout, &solution.z);
         let p = self.metric.gradient(&solution.y, &solution.y).0;
-        Ok((Point { u, x: solution.x, gates, p }, solution.y))
+        Ok(Point { u, x: solution.x, gates, y: solution.y, p })
     }
 
     pub(super) fn point<'p>(&self, at: &'p At, k: usize) -> Result<Cow<'p, Point>> {
         match at.points.get(k) {
             Some(point) => Ok(Cow::Borrowed(point)),
-            None => Ok(Cow::Owned(self.solved(at, k)?.0)),
+            None => Ok(Cow::Owned(self.solved(at, k)?)),
         }
-    }
-
-    /// Zero in the rows of samples that are not fitted.
-    fn keep_fitted(&self, k: usize, m: &mut Matrix<f32>) {
-        (0..m.rows()).filter(|s| self.is_held_out(k, *s)).for_each(|s| m.row_mut(s).fill(0.0));
     }
 
     /// Minus the gradient of the objective of fitted samples.
@@ -297,14 +311,12 @@ impl<'a> Problem<'a> {
         let (fitted, _) = self.counts();
         let mut out = vec![0.0; support.entries().len()];
         let work = |k: usize| {
-            let (point, y) = self.solved(at, k)?;
-            let chunk = self.chunk(k)?;
-            let mut v = self.metric.gradient(&y, &chunk.y).1;
-            let mut c = Matrix::from_fn(point.x.rows(), point.x.cols(), |s, i| {
-                self.states[i] * point.gates[(s, i)] * (point.x[(s, i)] - chunk.x[(s, i)])
+            let (point, chunk) = (self.point(at, k)?, self.chunk(k)?);
+            let (x, y) = (self.fitted_rows(k, &chunk.x), self.fitted_rows(k, &chunk.y));
+            let v = self.metric.gradient(&point.y, &y).1;
+            let c = Matrix::from_fn(x.rows(), x.cols(), |s, i| {
+                self.states[i] * point.gates[(s, i)] * (point.x[(s, i)] - x[(s, i)])
             });
-            self.keep_fitted(k, &mut v);
-            self.keep_fitted(k, &mut c);
             Ok(support.backward(weights, &v, &c, &point.samples()))
         };
         self.sum(work, |part| out.iter_mut().zip(part).for_each(|(o, g)| *o -= g / fitted as f64))?;
@@ -330,8 +342,6 @@ impl<'a> Problem<'a> {
                 let gates = point.gates.row(s).iter().zip(&self.states);
                 dz.row_mut(s).iter_mut().zip(gates).for_each(|(d, (g, l))| *d *= g * g * l);
             }
-            self.keep_fitted(k, &mut dy);
-            self.keep_fitted(k, &mut dz);
             Ok(support.backward(weights, &dy, &dz, &point.samples()))
         };
         self.sum(work, |part| out.iter_mut().zip(part).for_each(|(o, p)| *o += p / fitted as f64))?;

@@ -100,7 +100,7 @@ impl<'a> Sketch<'a> {
 /// E f_j² of a target's features and, unless they are too many, E ffᵀ.
 fn moments(problem: &Problem, at: &At, target: &Features) -> Result<(Vec<f64>, Option<Matrix>)> {
     let (positions, width) = (target.positions(), target.width);
-    let samples = problem.source.samples().min(if positions == 1 { ROWS } else { SAMPLES });
+    let samples = problem.fitted().min(if positions == 1 { ROWS } else { SAMPLES });
     let each = (ROWS / samples.max(1)).clamp(1, positions);
     let count = samples * each;
     let features = |range: Range<usize>| -> Result<Matrix> {
@@ -108,14 +108,14 @@ fn moments(problem: &Problem, at: &At, target: &Features) -> Result<(Vec<f64>, O
         let mut found: Option<(usize, Cow<'_, Point>)> = None;
         for (k, number) in range.enumerate() {
             let (sample, turn) = (number / each, number % each);
-            let chunk = sample / problem.size;
+            let (chunk, row) = problem.place(sample);
             let point = match found.take() {
                 Some((of, point)) if of == chunk => point,
                 _ => problem.point(at, chunk)?,
             };
             // Positions of a sample lie evenly, and begin elsewhere in the next.
             let position = (turn * positions / each + sample) % positions;
-            target.at(&point.u, &point.x, sample % problem.size, position, out.row_mut(k));
+            target.at(&point.u, &point.x, row, position, out.row_mut(k));
             found = Some((chunk, point));
         }
         Ok(out)

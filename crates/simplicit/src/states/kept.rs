@@ -1,0 +1,69 @@
+//! States of blocks that are read again and again, kept up to a number of bytes.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use crate::Result;
+use crate::linalg::Matrix;
+
+/// Z, X and Y of blocks of samples, found by their range.
+#[derive(Default)]
+pub(crate) struct Kept {
+    bytes: u64,
+    blocks: Mutex<(u64, BTreeMap<(usize, usize), [Matrix; 3]>)>,
+}
+
+impl Kept {
+    /// Room for so many bytes.
+    pub(crate) fn new(bytes: u64) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+
+    /// The block as it was computed before, or now. Two threads that ask for one block at once may both compute it.
+    pub(crate) fn get_or(
+        &self,
+        samples: &Range<usize>,
+        compute: impl FnOnce() -> Result<[Matrix; 3]>,
+    ) -> Result<[Matrix; 3]> {
+        let key = (samples.start, samples.end);
+        let lock = || self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(block) = lock().1.get(&key) {
+            return Ok(block.clone());
+        }
+        let block = compute()?;
+        let size = 8 * block.iter().map(|m| m.as_slice().len() as u64).sum::<u64>();
+        let (held, blocks) = &mut *lock();
+        if *held + size <= self.bytes && blocks.insert(key, block.clone()).is_none() {
+            *held += size;
+        }
+        Ok(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_computed_once_while_there_is_room() {
+        let computed = std::sync::atomic::AtomicUsize::new(0);
+        let kept = Kept::new(8 * 30);
+        let read = |samples: Range<usize>| {
+            let block = kept.get_or(&samples, || {
+                computed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                Ok(std::array::from_fn(|k| {
+                    Matrix::from_fn(samples.len(), 2, |i, j| (samples.start + i + j + k) as f64)
+                }))
+            });
+            block.unwrap()
+        };
+        // Five samples of six numbers fit, four more do not.
+        for _ in 0..3 {
+            assert_eq!(read(0..5)[1].row(4), [5.0, 6.0]);
+            assert_eq!(read(5..9)[2].row(0), [7.0, 8.0]);
+        }
+        assert_eq!(computed.into_inner(), 1 + 3);
+        assert!(Kept::default().get_or(&(0..1), || Err(crate::Error::Cancelled)).is_err());
+    }
+}
