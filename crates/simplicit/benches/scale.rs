@@ -35,7 +35,7 @@ fn main() {
         // The largest designs with fewer cells, for time.
         let all: &[usize] = &[16, ROWS, 512];
         let few = if d <= 2048 { all } else { &all[1..2] };
-        let many = if d <= 4096 { all } else { &all[1..] };
+        let many = if d <= 4096 { all } else { &all[1..2] };
         for (m, rows) in [(d / 4, few), (2 * d, many)] {
             for line in cells(d, m, rows, threads) {
                 let least = line.products / (speed * threads.get() as f64);
