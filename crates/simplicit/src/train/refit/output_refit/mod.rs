@@ -262,9 +262,10 @@ impl Step<'_> {
         let diagonal = &sketch.diagonal;
         let mut best = State { w: now.w.clone(), value: now.value, ridge: now.ridge };
         let ridges = now.ridge.map_or(RIDGES.to_vec(), |ridge| vec![ridge]);
-        // Every ridge starts from the step of the one before, whose residual tells its own.
+        // Every ridge starts from the step of the one before, whose residual tells its own, if that step was one to take.
         let (mut step, mut residual, mut before) = (vec![0.0; descent.len()], descent.clone(), 0.0);
-        for (k, &ridge) in ridges.iter().enumerate() {
+        let mut fresh = true;
+        for ridge in ridges {
             let pull = |k: usize| diagonal[k] * (now.w[k] - self.start[k]);
             let right: Vec<f64> = descent.iter().enumerate().map(|(k, d)| d - ridge * pull(k)).collect();
             for (k, r) in residual.iter_mut().enumerate() {
@@ -283,9 +284,15 @@ impl Step<'_> {
                 hold(&mut out);
                 Ok(out)
             };
-            let steps = if k == 0 { STEPS } else { STEPS_AGAIN };
+            let steps = if fresh { STEPS } else { STEPS_AGAIN };
             conjugate_gradients(&mut step, &mut residual, &right, steps, &preconditioner, product)?;
-            let Some(next) = self.judged(model, now, &step, ridge)? else { continue };
+            let judged = self.judged(model, now, &step, ridge)?;
+            fresh = judged.is_none();
+            if fresh {
+                step.fill(0.0);
+                residual.copy_from_slice(&right);
+            }
+            let Some(next) = judged else { continue };
             let worse = next.value.held_out >= best.value.held_out;
             let gained = |before: f64, after: f64| (before - after) / before.max(f64::MIN_POSITIVE);
             let fitted = gained(now.value.fitted, next.value.fitted);

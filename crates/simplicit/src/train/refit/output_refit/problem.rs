@@ -292,7 +292,8 @@ impl<'a> Problem<'a> {
 
     /// The fitted samples of a chunk at the model.
     fn solved(&self, at: &At, k: usize) -> Result<Point> {
-        let u = self.fitted_rows(k, &*self.inputs(k)?);
+        let all = self.inputs(k)?;
+        let u = self.fitted_rows(k, &all);
         let solution = at.equilibrium.run(&u)?;
         let gates = gates(&at.layout, &solution.z);
         let p = self.metric.gradient(&solution.y, &solution.y).0;
