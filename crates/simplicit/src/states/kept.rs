@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Result;
 use crate::linalg::Matrix;
@@ -10,14 +10,21 @@ use crate::linalg::Matrix;
 /// Z, X and Y of blocks of samples, found by their range.
 #[derive(Default)]
 pub(crate) struct Kept {
+    /// Room for so many bytes.
+    room: u64,
+    held: Mutex<Held>,
+}
+
+#[derive(Default)]
+struct Held {
     bytes: u64,
-    blocks: Mutex<(u64, BTreeMap<(usize, usize), [Matrix; 3]>)>,
+    blocks: BTreeMap<(usize, usize), Arc<[Matrix; 3]>>,
 }
 
 impl Kept {
     /// Room for so many bytes.
     pub(crate) fn new(bytes: u64) -> Self {
-        Self { bytes, ..Self::default() }
+        Self { room: bytes, ..Self::default() }
     }
 
     /// The block as it was computed before, or now. Two threads that ask for one block at once may both compute it.
@@ -27,15 +34,20 @@ impl Kept {
         compute: impl FnOnce() -> Result<[Matrix; 3]>,
     ) -> Result<[Matrix; 3]> {
         let key = (samples.start, samples.end);
-        let lock = || self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(block) = lock().1.get(&key) {
-            return Ok(block.clone());
+        let lock = || self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        // The lock is for finding the block, not for copying it.
+        let found = lock().blocks.get(&key).cloned();
+        if let Some(block) = found {
+            return Ok((*block).clone());
         }
         let block = compute()?;
         let size = 8 * block.iter().map(|m| m.as_slice().len() as u64).sum::<u64>();
-        let (held, blocks) = &mut *lock();
-        if *held + size <= self.bytes && blocks.insert(key, block.clone()).is_none() {
-            *held += size;
+        if lock().bytes + size <= self.room {
+            let copy = Arc::new(block.clone());
+            let held = &mut *lock();
+            if held.bytes + size <= self.room && held.blocks.insert(key, copy).is_none() {
+                held.bytes += size;
+            }
         }
         Ok(block)
     }
