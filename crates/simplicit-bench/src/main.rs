@@ -49,6 +49,9 @@ struct Args {
     /// Number of seeds
     #[arg(long, value_name = "N", default_value_t = 3)]
     seeds: u64,
+    /// The first of them: with --merge, further seeds join those of the JSON
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    first_seed: u64,
     /// Sparsities
     #[arg(long, value_delimiter = ',', default_value = "0.5,0.6,0.7,0.75,0.8,0.85,0.9,0.93,0.95")]
     levels: Vec<f64>,
@@ -102,7 +105,7 @@ impl Args {
             samples: self.samples,
             methods,
             held_out: self.held_out,
-            seeds: (0..self.seeds).collect(),
+            seeds: (self.first_seed..self.first_seed.saturating_add(self.seeds)).collect(),
             levels: sorted(&self.levels),
             connectivity_levels: sorted(&self.connectivity_levels),
             connectivity_seeds: self.connectivity_seeds,
