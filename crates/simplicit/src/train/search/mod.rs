@@ -211,98 +211,91 @@ fn to_target(
         preprocessing: input.preprocessing.clone(),
         ..*input
     };
-    let mut fitted = search_stage(&mut fitter, input, settings, start, target, last, run, path)?;
+    let mut trials = Trials { fitter: &mut fitter, input, settings, path, best: None };
+    let mut fitted = trials.search(start, target, last, run)?;
     for _ in 0..settings.robust_rounds {
-        fitter.prices.renew(&fitted.model, &input.preprocessing)?;
-        fitted = search_stage(&mut fitter, input, settings, start, target, last, run, path)?;
+        trials.fitter.prices.renew(&fitted.model, &input.preprocessing)?;
+        fitted = trials.search(start, target, last, run)?;
     }
     Ok(Fitted { allocation, ..fitted })
 }
 
-#[allow(clippy::too_many_arguments)]
-fn search_stage(
-    fitter: &mut Fitter,
-    input: &TrainInput,
-    settings: &TrainSettings,
-    start: &mut Start,
-    target: Option<f64>,
-    last: bool,
-    run: &mut Run,
-    path: &mut Vec<TriedModel>,
-) -> Result<Fitted> {
-    let Some(target) = target else {
-        let fitted = fit::fit(fitter, input, settings, start.strength, true, run)?;
-        reported(&fitted, start.strength, run, path);
-        return Ok(fitted);
-    };
-    let close = if last { CLOSE } else { NEAR };
-    // Where a model is a walk over all positions, one correction must do unless it misses what is promised.
-    let dear = fitter.has_taps() && last;
-    let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
-    let mut best: Option<(f64, f64, Fitted)> = None;
-    let steering = fitter.steering.take();
-    let allotted = steering.clone().filter(Steering::is_allotted);
-    if let Some(steering) = steering {
-        best = steered(fitter, input, settings, target, steering, run, path)?;
-    }
-    // Few groups, or a target beyond the surveyed prices, may be out of steering's reach: then one price for all is sought,
-    // times the factors that layers have.
-    if best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
-        let first = best.as_ref().map_or(start.strength, |(_, strength, _)| *strength);
-        let mut found = Found::with_slope(start.slope);
-        seek(
-            &mut found,
-            target,
-            first,
-            |found| found.is_close(target, enough),
-            |strength| {
-                fitter.steering = allotted.as_ref().map(|prices| prices.held(strength));
-                let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
-                let sparsity = reported(&fitted, strength, run, path);
-                let distance = (sparsity - target).abs();
-                if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
-                    best = Some((distance, strength, fitted));
-                }
-                Ok(sparsity)
-            },
-        )?;
-        fitter.steering = None;
-        start.slope = found.slope_near(target);
-    }
-    // At least one model was fitted.
-    let Some((_, strength, fitted)) = best else {
-        return Err(crate::Error::shape("models of a search", "at least one", 0));
-    };
-    start.strength = strength;
-    if last { fit::certified(fitter, input, settings, strength, fitted, run) } else { Ok(fitted) }
+/// Models of one stage at changing prices, all of them noted.
+struct Trials<'a, 'b> {
+    fitter: &'a mut Fitter,
+    input: &'a TrainInput<'b>,
+    settings: &'a TrainSettings,
+    path: &'a mut Vec<TriedModel>,
+    /// The model nearest to the target so far, its distance from it, and its common price.
+    best: Option<(f64, f64, Fitted)>,
 }
 
-/// The best of some models whose prices are steered within them, so that the first one mostly is the last: its distance from
-/// the target, its common price and itself.
-fn steered(
-    fitter: &mut Fitter,
-    input: &TrainInput,
-    settings: &TrainSettings,
-    target: f64,
-    mut steering: Steering,
-    run: &mut Run,
-    path: &mut Vec<TriedModel>,
-) -> Result<Option<(f64, f64, Fitted)>> {
-    let mut best: Option<(f64, f64, Fitted)> = None;
-    for _ in 0..MAX_STEERED {
-        let strength = steering.common();
-        fitter.steering = Some(steering);
-        let fitted = fit::fit(fitter, input, settings, strength, false, run)?;
-        let sparsity = reported(&fitted, strength, run, path);
-        let distance = (sparsity - target).abs();
-        if best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
-            best = Some((distance, strength, fitted));
+impl Trials<'_, '_> {
+    /// The model at the target, or at the start without one; the start becomes what it took.
+    fn search(&mut self, start: &mut Start, target: Option<f64>, last: bool, run: &mut Run) -> Result<Fitted> {
+        let Some(target) = target else {
+            let fitted = fit::fit(self.fitter, self.input, self.settings, start.strength, true, run)?;
+            reported(&fitted, start.strength, run, self.path);
+            return Ok(fitted);
+        };
+        let close = if last { CLOSE } else { NEAR };
+        // Where a model is a walk over all positions, one correction must do unless it misses what is promised.
+        let dear = self.fitter.has_taps() && last;
+        let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
+        let steering = self.fitter.steering.take();
+        let allotted = steering.clone().filter(Steering::is_allotted);
+        if let Some(steering) = steering {
+            self.steer(target, steering, run)?;
         }
-        let Some(passed) = fitter.steering.take().filter(|_| distance > STEERED_CLOSE) else { break };
-        steering = passed;
-        steering.again();
+        // Few groups, or a target beyond the surveyed prices, may be out of steering's reach: then one price for all is
+        // sought, times the factors that layers have.
+        if self.best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
+            let first = self.best.as_ref().map_or(start.strength, |(_, strength, _)| *strength);
+            let mut found = Found::with_slope(start.slope);
+            seek(
+                &mut found,
+                target,
+                first,
+                |found| found.is_close(target, enough),
+                |strength| {
+                    self.fitter.steering = allotted.as_ref().map(|prices| prices.held(strength));
+                    self.fit(strength, target, run)
+                },
+            )?;
+            self.fitter.steering = None;
+            start.slope = found.slope_near(target);
+        }
+        // At least one model was fitted.
+        let Some((_, strength, fitted)) = self.best.take() else {
+            return Err(crate::Error::shape("models of a search", "at least one", 0));
+        };
+        start.strength = strength;
+        if last { fit::certified(self.fitter, self.input, self.settings, strength, fitted, run) } else { Ok(fitted) }
     }
-    Ok(best)
+
+    /// Some models whose prices are steered within them, so that the first one mostly is the last.
+    fn steer(&mut self, target: f64, mut steering: Steering, run: &mut Run) -> Result<()> {
+        for _ in 0..MAX_STEERED {
+            let strength = steering.common();
+            self.fitter.steering = Some(steering);
+            let distance = (self.fit(strength, target, run)? - target).abs();
+            let Some(passed) = self.fitter.steering.take().filter(|_| distance > STEERED_CLOSE) else { break };
+            steering = passed;
+            steering.again();
+        }
+        Ok(())
+    }
+
+    /// The sparsity of the model at a price; the model is kept if none was nearer to the target.
+    fn fit(&mut self, strength: f64, target: f64, run: &mut Run) -> Result<f64> {
+        let fitted = fit::fit(self.fitter, self.input, self.settings, strength, false, run)?;
+        let sparsity = reported(&fitted, strength, run, self.path);
+        let distance = (sparsity - target).abs();
+        if self.best.as_ref().is_none_or(|(so_far, _, _)| distance < *so_far) {
+            self.best = Some((distance, strength, fitted));
+        }
+        Ok(sparsity)
+    }
 }
 
 /// The sparsity of a model that was fitted, noted and said.
