@@ -154,13 +154,16 @@ pub fn block_rows(rows: usize) -> usize {
 
 /// Multiply-adds of one step below which `auto` stays on the CPU: starting kernels would take longer than the work.
 const WORTH_A_GPU: f64 = 1e6;
+/// The same where a GPU was asked for: the rows of one channel of a depthwise convolution, of which a network has thousands,
+/// take microseconds a step on the CPU and some launches a step on a GPU.
+const TOO_SMALL: f64 = 1e4;
 
 /// The GPU that a device stands for, for work of so many multiply-adds a step; `None`: the CPU.
 pub(crate) fn gpu(device: Device, work: f64) -> Result<Option<&'static Cuda>> {
     static FOUND: OnceLock<Option<&'static Cuda>> = OnceLock::new();
     match device {
         Device::Cpu => Ok(None),
-        Device::Cuda(number) => Cuda::open(number).map(Some),
+        Device::Cuda(number) => Ok(Some(Cuda::open(number)?).filter(|_| work >= TOO_SMALL)),
         Device::Auto if work < WORTH_A_GPU => Ok(None),
         Device::Auto => Ok(*FOUND.get_or_init(|| Cuda::open(0).ok())),
     }

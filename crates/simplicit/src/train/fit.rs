@@ -28,6 +28,8 @@ use crate::{Error, Result};
 
 /// Alternations of a cyclic model with its own equilibrium states.
 const MAX_ALTERNATIONS: usize = 4;
+/// Times that a group is solved again at most, because the groups ahead cannot make up for what it kept.
+const CORRECTIONS: usize = 2;
 
 /// A fitted model.
 pub(super) struct Fitted {
@@ -153,9 +155,11 @@ pub(super) fn fit(
         if let Some(steering) = steering.as_ref().filter(|_| new_layer) {
             pass.strength = steering.price();
         }
-        new_layer = group.completes_layer;
+        // Alone in its layer it may be solved again at another price.
+        let alone = std::mem::replace(&mut new_layer, group.completes_layer) && group.completes_layer;
         let outputs = group.target == Some(Target::Output);
-        pass.group(group, &mut built, &key, settings.cascade && (outputs || !cyclic), run)?;
+        let corrections = steering.as_ref().filter(|_| alone);
+        pass.group(group, &mut built, &key, settings.cascade && (outputs || !cyclic), corrections, run)?;
         if let Some(steering) = steering.as_mut() {
             steering.passed(pass.strength, built.nonzeros(group));
         }
@@ -172,9 +176,9 @@ pub(super) fn fit(
         let mut next = built.clone();
         let key = format!("{key} turn {turn}");
         for layer in &plan.states {
-            pass.group(layer, &mut next, &key, true, run)?;
+            pass.group(layer, &mut next, &key, true, None, run)?;
         }
-        pass.group(&plan.outputs, &mut next, &key, true, run)?;
+        pass.group(&plan.outputs, &mut next, &key, true, None, run)?;
         if next.output_error() > 0.999 * built.output_error() {
             break;
         }
@@ -298,9 +302,18 @@ impl Pass<'_> {
         format!("{} {}", if own_states { key } else { "baseline" }, group.name)
     }
 
-    /// Statistics, problems, solutions and stored rows of one group.
-    fn group(&mut self, group: &Group, built: &mut Build, key: &str, cascade: bool, run: &mut Run) -> Result<()> {
-        let (input, settings, strength) = (self.input, self.settings, self.strength);
+    /// Statistics, problems, solutions and stored rows of one group; where `corrections` says that the groups ahead cannot
+    /// make up for what this one kept, its rows are solved again from the same statistics, at another price.
+    fn group(
+        &mut self,
+        group: &Group,
+        built: &mut Build,
+        key: &str,
+        cascade: bool,
+        corrections: Option<&Steering>,
+        run: &mut Run,
+    ) -> Result<()> {
+        let (input, settings) = (self.input, self.settings);
         let tuned = self.plan.has_taps().then(|| for_taps(settings));
         let settings = tuned.as_ref().unwrap_or(settings);
         let own_states = self.on_own_states(group, cascade);
@@ -320,6 +333,38 @@ impl Pass<'_> {
             Some(statistics) => statistics.clone(),
             None => Arc::new(self.gather(group, built, own_states, &key, run)?),
         };
+        let spent = self.prices.spent();
+        self.rows(group, built, settings, &statistics, &key, run)?;
+        if let Some(steering) = corrections.filter(|_| group.is_solved()) {
+            let mut tried = Vec::new();
+            while tried.len() < CORRECTIONS {
+                tried.push((self.strength, built.nonzeros(group)));
+                let Some(price) = steering.corrected(&tried) else { break };
+                self.strength = price;
+                self.prices.back_to(spent);
+                self.rows(group, built, settings, &statistics, &key, run)?;
+            }
+        }
+        if !own_states {
+            self.keep(group, &statistics);
+        }
+        if let Some(walks) = &mut self.walks {
+            walks.leave(self.settings, group, built, run)?;
+        }
+        Ok(())
+    }
+
+    /// A group's rows at the present price, as they are stored.
+    fn rows(
+        &mut self,
+        group: &Group,
+        built: &mut Build,
+        settings: &TrainSettings,
+        statistics: &Arc<Statistics>,
+        key: &str,
+        run: &mut Run,
+    ) -> Result<()> {
+        let (input, strength) = (self.input, self.strength);
         let place = format!("{key} at {strength:e}{}", self.prices.tag());
         let first_output = self.plan.outputs.rows.start;
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
@@ -327,11 +372,11 @@ impl Pass<'_> {
         // Large statistics that nobody looks at again are not kept, and neither are the rows' weights before rounding.
         let looked_at = !group.kept && has_bounds(settings, statistics.features());
         let mut weights = Vec::new();
-        for part in parts(settings, &statistics, group.rows.len()) {
+        for part in parts(settings, statistics, group.rows.len()) {
             let place = if part.start == 0 { place.clone() } else { format!("{place} from {}", part.start) };
-            let design = Design::new(&statistics)?;
+            let design = Design::new(statistics)?;
             let problems = problems(self.plan, input, settings, strength, group, &design, self.prices, part);
-            let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
+            let rows = Rows { name: &group.name, statistics: statistics, design: &design, problems: &problems };
             let solved = match group.kept {
                 true => rows.as_they_are(name_of, run.threads)?,
                 false => {
@@ -348,14 +393,8 @@ impl Pass<'_> {
                 }
             }
         }
-        if !own_states {
-            self.keep(group, &statistics);
-        }
         if looked_at {
-            built.evidence.insert(group.id(), Evidence { statistics, weights });
-        }
-        if let Some(walks) = &mut self.walks {
-            walks.leave(self.settings, group, built, run)?;
+            built.evidence.insert(group.id(), Evidence { statistics: statistics.clone(), weights });
         }
         Ok(())
     }

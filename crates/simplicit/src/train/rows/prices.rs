@@ -46,6 +46,16 @@ impl CertificatePrices {
         self.spent = 0.0;
     }
 
+    /// What the rows stored so far pay.
+    pub(in crate::train) fn spent(&self) -> f64 {
+        self.spent
+    }
+
+    /// The rows stored since then are solved again.
+    pub(in crate::train) fn back_to(&mut self, spent: f64) {
+        self.spent = spent;
+    }
+
     /// Row `problem` was stored with these weights; the constant is free.
     pub(in crate::train) fn note(&mut self, design: &Design, problem: &RowProblem, weights: &[f64]) {
         let free = |c: usize| problem.weights.as_ref().is_some_and(|w| w[c] == 0.0);

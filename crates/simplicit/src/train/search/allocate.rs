@@ -266,7 +266,7 @@ mod tests {
         let kept = |g: usize, price: f64| tops[g] * (0.5 - 0.1 * (price / 1e-6).ln()).clamp(0.0, 1.0);
         let mut survey = Survey::new(&prices);
         (0..4).for_each(|g| survey.push(prices.iter().map(|p| kept(g, *p)).collect()));
-        let start = Steering::new(survey, vec![0.0; 4], 1200.0);
+        let start = Steering::new(survey, vec![0.0; 4], 1200.0, 1.0);
         // The true worth of a non-zero over what the common price takes it for.
         let weights = [3.0, 1.0, 0.4, 1.0];
         let error = |g: usize, n: f64| {

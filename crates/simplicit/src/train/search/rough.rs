@@ -11,7 +11,7 @@ use crate::train::fit::{self, Fitter};
 use crate::train::keep::{self, Fleeting, Remembered};
 use crate::train::search::allocate::{self, Allocation, Exchanged, Judge, Tried};
 use crate::train::search::survey::{Steering, Survey};
-use crate::train::search::{Found, SLOPES, Start, seek};
+use crate::train::search::{self, Found, SLOPES, Start, seek};
 use crate::train::{Forget, Objective, Progress, Run, TrainInput, TrainSettings, layout, metadata};
 
 /// Accepted distance from the target.
@@ -257,7 +257,7 @@ fn surveyed(models: &mut dyn RoughModels, target: f64, run: &mut Run) -> Result<
     let shifts = models.reweigh(run)?.unwrap_or(unmoved);
     let (strength, fall) = survey.price(wanted, &shifts);
     let slope = Some(fall / all.max(1.0)).filter(|s| SLOPES.contains(s));
-    Ok((Start { strength, slope }, Steering::new(survey, shifts, wanted)))
+    Ok((Start { strength, slope }, Steering::new(survey, shifts, wanted, search::CLOSE * all)))
 }
 
 /// Prices of a survey.

@@ -111,8 +111,9 @@ pub(in crate::train) struct Steering {
     factors: Vec<f64>,
     /// The furthest that prices may go from where they would be if all groups were as expected, as a factor.
     reach: f64,
-    /// Non-zeros of all groups.
+    /// Non-zeros of all groups, and by how many of them a model may miss that.
     wanted: f64,
+    slack: f64,
     /// The price of all groups, before their factors, if all were as expected.
     common: f64,
     /// Price and non-zeros of the groups behind.
@@ -123,15 +124,18 @@ pub(in crate::train) struct Steering {
 
 /// The furthest that a group's price may be from the common one, as a factor.
 const STEERED: f64 = 1.5;
+/// The same of a group that is solved again because none ahead can make up for it.
+const CORRECTED: f64 = 2.25;
 /// Groups behind tell about those ahead as if they stood beside this share of all, which was as expected.
 const CONFIDENCE: f64 = 0.25;
 
 impl Steering {
-    /// For so many non-zeros of all groups, when the row weights of group g have grown by the factor e^shift(g).
-    pub(in crate::train) fn new(survey: Survey, shifts: Vec<f64>, wanted: f64) -> Self {
+    /// For so many non-zeros of all groups, give or take `slack`, when the row weights of group g have grown by the factor
+    /// e^shift(g).
+    pub(in crate::train) fn new(survey: Survey, shifts: Vec<f64>, wanted: f64, slack: f64) -> Self {
         let (common, _) = survey.price(wanted, &shifts);
         let factors = vec![0.0; shifts.len()];
-        Self { survey, shifts, factors, reach: STEERED, wanted, common, behind: Vec::new(), expected: 0.0 }
+        Self { survey, shifts, factors, reach: STEERED, wanted, slack, common, behind: Vec::new(), expected: 0.0 }
     }
 
     /// The same non-zeros with other factors on the prices, given as logarithms.
@@ -187,13 +191,55 @@ impl Steering {
 
     /// The price of the next group.
     pub(in crate::train) fn price(&self) -> f64 {
-        let counted: f64 = self.behind.iter().map(|b| b.1 as f64).sum();
-        let before = CONFIDENCE * self.wanted;
-        let ratio = (counted + before) / (self.expected + before);
-        let left = ((self.wanted - counted) / ratio).max(1.0);
+        let left = ((self.wanted - self.counted()) / self.ratio()).max(1.0);
         let group = self.behind.len();
         let (price, _) = self.survey.price_from(group, left, &self.moved());
         price.clamp(self.common / self.reach, self.common * self.reach) * self.factors[group].exp()
+    }
+
+    /// The price at which to solve the next group again after these tries (price, non-zeros), the last one being what it has
+    /// now: where the groups ahead cannot make up for what it kept within their own prices. A model's last large group is
+    /// such a one; with it the whole model would miss its target and have to be made again.
+    pub(in crate::train) fn corrected(&self, tried: &[(f64, usize)]) -> Option<f64> {
+        let group = self.behind.len();
+        let &(price, nonzeros) = tried.last().filter(|_| self.reach > 1.0)?;
+        let mut with = self.clone();
+        with.passed(price, nonzeros);
+        let left = with.wanted - with.counted();
+        let ahead = |common: f64| with.ratio() * with.survey.total(group + 1, common.ln(), &with.moved());
+        let possible = left.clamp(ahead(self.common * self.reach), ahead(self.common / self.reach));
+        let missing = left - possible;
+        if missing.abs() <= self.slack || nonzeros == 0 {
+            return None;
+        }
+        // The group's curve through what it kept last.
+        with.survey.scale(group, price.ln() - self.shifts[group], nonzeros);
+        let wanted = nonzeros as f64 + missing;
+        let own = self.factors[group].exp();
+        let (mut low, mut high) = (own * self.common / CORRECTED, own * self.common * CORRECTED);
+        for _ in 0..60 {
+            let middle = (low * high).sqrt();
+            let kept = with.survey.count(group, middle.ln() - self.shifts[group]);
+            if kept > wanted {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        // A price that was tried, or nearly so, has nothing more to say.
+        let price = (low * high).sqrt();
+        tried.iter().all(|(known, _)| (price / known).ln().abs() > 1e-3).then_some(price)
+    }
+
+    /// Non-zeros of the groups behind.
+    fn counted(&self) -> f64 {
+        self.behind.iter().map(|b| b.1 as f64).sum()
+    }
+
+    /// What groups keep over what was expected of them, by those behind.
+    fn ratio(&self) -> f64 {
+        let before = CONFIDENCE * self.wanted;
+        (self.counted() + before) / (self.expected + before)
     }
 
     /// What the next group kept at a price.
@@ -276,7 +322,7 @@ mod tests {
         let mut survey = Survey::new(&prices);
         tops.iter().for_each(|top| survey.push(prices.iter().map(|p| line(*top, *p)).collect()));
         let shifts = [0.1, 0.0, 0.3, 0.0];
-        let mut steering = Steering::new(survey, shifts.to_vec(), 900.0);
+        let mut steering = Steering::new(survey, shifts.to_vec(), 900.0, 1.0);
         // What groups keep in truth is more than the survey said.
         let truth = |g: usize, price: f64| factors[g] * line(tops[g], price * (-shifts[g]).exp());
         let walk = |steering: &mut Steering| {
@@ -296,6 +342,41 @@ mod tests {
         steering.again();
         let second = walk(&mut steering);
         assert!((second - 900.0).abs() < 5.0, "{second}");
+    }
+
+    #[test]
+    fn a_group_that_those_ahead_cannot_make_up_for_is_solved_again() {
+        let prices: Vec<f64> = (-4..=4).map(|k| 1e-6 * 3f64.powi(k)).collect();
+        let line = |top: f64, price: f64| top * (0.5 - 0.1 * (price / 1e-6).ln());
+        // The last large group keeps 15 % less than the survey said, and only a small one comes after it.
+        let (tops, factors) = ([300.0, 1000.0, 40.0], [1.0, 0.85, 1.0]);
+        let mut survey = Survey::new(&prices);
+        tops.iter().for_each(|top| survey.push(prices.iter().map(|p| line(*top, *p)).collect()));
+        let truth = |g: usize, price: f64| (factors[g] * line(tops[g], price)).round() as usize;
+        let (wanted, slack) = (600.0, 4.0);
+        let walk = |corrects: bool| {
+            let mut steering = Steering::new(survey.clone(), vec![0.0; 3], wanted, slack);
+            let mut again = [0; 3];
+            for g in 0..3 {
+                let mut price = steering.price();
+                let mut tried = vec![(price, truth(g, price))];
+                while let Some(other) = steering.corrected(&tried).filter(|_| corrects && again[g] < 2) {
+                    (price, again[g]) = (other, again[g] + 1);
+                    tried.push((price, truth(g, price)));
+                }
+                steering.passed(price, truth(g, price));
+            }
+            (steering.counted(), again)
+        };
+        let (plain, _) = walk(false);
+        assert!((plain - wanted).abs() > 5.0 * slack, "{plain}");
+        let (corrected, again) = walk(true);
+        assert!((corrected - wanted).abs() <= 2.0 * slack, "{corrected}");
+        assert_eq!((again[0], again[2]), (0, 0), "the small ones are left alone");
+        assert!((1..=2).contains(&again[1]));
+        // Prices that are held are not corrected.
+        let held = Steering::new(survey.clone(), vec![0.0; 3], wanted, slack).held(1e-6);
+        assert_eq!(held.corrected(&[(1e-6, 1)]), None);
     }
 
     #[test]
