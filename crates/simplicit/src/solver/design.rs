@@ -292,6 +292,11 @@ impl<'a> Design<'a> {
         self.statistics.bytes() + few + made
     }
 
+    /// Whether samples are so few that they stand in the place of their products.
+    pub(crate) fn has_few_samples(&self) -> bool {
+        self.statistics.few_samples().is_some()
+    }
+
     /// Ĝ of unit-RMS features in the form that is cheaper to compute with.
     pub(crate) fn quadratic(&self) -> Quadratic<'_> {
         match self.few_samples.get_or_init(|| self.coordinates(Scaling::Rms).few_samples()) {

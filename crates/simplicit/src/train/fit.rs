@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::memory::Room;
 use crate::model::{ImplicitModel, TapBlock, Target};
 use crate::network::Source;
+use crate::parallel::Threads;
 use crate::problem::RowProblem;
 use crate::solver::Design;
 use crate::statistics::Statistics;
@@ -212,7 +213,8 @@ pub(super) fn certified(
         let strength = found.strengths.get(number).copied().unwrap_or(strength);
         let design = Design::new(statistics)?;
         let all = 0..group.rows.len();
-        let problems = problems(&fitter.plan, input, settings, strength, group, &design, &fitter.prices, all);
+        let (plan, prices) = (&fitter.plan, &fitter.prices);
+        let problems = problems(plan, input, settings, strength, group, &design, prices, all, run.threads)?;
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
         let on_gpu = found.rows[group.rows.clone()].iter().any(|row| row.on_gpu);
         let count = allowance.rows(&rows, weights, on_gpu);
@@ -247,9 +249,9 @@ pub(super) fn survey(
     let kept: usize =
         plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
     for group in plan.groups() {
-        pass.on_group(group, &built, run, |pass, statistics, _| {
+        pass.on_group(group, &built, run, |pass, statistics, run| {
             let design = Design::new(statistics)?;
-            let problems = pass.unpriced(group, &design);
+            let problems = pass.unpriced(group, &design, run.threads)?;
             worth.extend(Rows { name: &group.name, statistics, design: &design, problems: &problems }.worth());
             Ok(())
         })?;
@@ -375,7 +377,8 @@ impl Pass<'_> {
         for part in parts(settings, statistics, group.rows.len()) {
             let place = if part.start == 0 { place.clone() } else { format!("{place} from {}", part.start) };
             let design = Design::new(statistics)?;
-            let problems = problems(self.plan, input, settings, strength, group, &design, self.prices, part);
+            let (plan, prices) = (self.plan, &*self.prices);
+            let problems = problems(plan, input, settings, strength, group, &design, prices, part, run.threads)?;
             let rows = Rows { name: &group.name, statistics: statistics, design: &design, problems: &problems };
             let solved = match group.kept {
                 true => rows.as_they_are(name_of, run.threads)?,
@@ -426,8 +429,9 @@ impl Pass<'_> {
     }
 
     /// The problems of a group whose prices are one.
-    fn unpriced(&self, group: &Group, design: &Design) -> Vec<RowProblem> {
-        problems(self.plan, self.input, self.settings, 1.0, group, design, self.prices, 0..group.rows.len())
+    fn unpriced(&self, group: &Group, design: &Design, threads: Threads) -> Result<Vec<RowProblem>> {
+        let (plan, input, settings, all) = (self.plan, self.input, self.settings, 0..group.rows.len());
+        problems(plan, input, settings, 1.0, group, design, self.prices, all, threads)
     }
 
     /// Expected non-zeros of one group at every price.
@@ -442,7 +446,7 @@ impl Pass<'_> {
         let tuned = self.plan.has_taps().then(|| for_taps(self.settings));
         let settings = tuned.as_ref().unwrap_or(self.settings);
         let design = Design::new(statistics)?;
-        let problems = self.unpriced(group, &design);
+        let problems = self.unpriced(group, &design, run.threads)?;
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
         rows.survey(settings, number, prices, run)
     }

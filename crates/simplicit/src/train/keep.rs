@@ -62,6 +62,10 @@ impl Keep for Fleeting<'_> {
         Ok(())
     }
 
+    fn keeps(&self) -> bool {
+        false
+    }
+
     fn folder(&self) -> Option<&std::path::Path> {
         self.0.folder()
     }

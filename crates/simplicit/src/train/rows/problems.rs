@@ -1,7 +1,9 @@
 //! The rows of a group as problems over its design.
 
+use crate::Result;
 use crate::model::{TapWeights, Target};
 use crate::network::Source;
+use crate::parallel::{self, Threads};
 use crate::problem::{Ball, Matching, RowProblem};
 use crate::solver::Design;
 use crate::train::plan::{Group, Place, Plan};
@@ -9,7 +11,7 @@ use crate::train::rows::group::{entry_price, weighed};
 use crate::train::rows::prices::{self, CertificatePrices};
 use crate::train::{TrainInput, TrainSettings};
 
-/// One problem per row of the group among `rows`.
+/// One problem per row of the group among `rows`, made on all threads: a group may have millions of weights.
 #[allow(clippy::too_many_arguments)]
 pub(in crate::train) fn problems(
     plan: &Plan,
@@ -20,7 +22,8 @@ pub(in crate::train) fn problems(
     design: &Design,
     prices: &CertificatePrices,
     rows: std::ops::Range<usize>,
-) -> Vec<RowProblem> {
+    threads: Threads,
+) -> Result<Vec<RowProblem>> {
     let places = group.places();
     let outputs = group.target == Some(Target::Output);
     let largest = input.importance.map(|w| w.iter().copied().fold(0.0, f64::max));
@@ -58,7 +61,7 @@ pub(in crate::train) fn problems(
         problem.start = start(input, group, &places, k);
         problem
     };
-    rows.map(problem).collect()
+    parallel::map(threads, rows.len(), |k| Ok(problem(rows.start + k)))
 }
 
 /// Whether a weight belongs to A (or C).
@@ -103,13 +106,45 @@ fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Optio
             _ => Vec::new(),
         })
         .collect();
-    let find =
-        |row: &[(usize, f32)], j: usize| row.binary_search_by_key(&j, |e| e.0).map_or(0.0, |at| f64::from(row[at].1));
+    // Places come nearly always in the order of the columns, so that the next entry is the one looked for, or behind it.
+    let (mut next_known, mut next_taps) = (0, vec![0; taps.len()]);
     let weight = |&place: &Place| match place {
-        Place::Column(j) => find(&known, j),
-        Place::Tap { block, column } => taps.get(block).map_or(0.0, |row| find(row, column)),
+        Place::Column(j) => find(&known, j, &mut next_known),
+        Place::Tap { block, column } => taps.get(block).map_or(0.0, |row| find(row, column, &mut next_taps[block])),
         Place::Constant if outputs => f64::from(baseline.output_bias()[k]),
         Place::Constant => f64::from(baseline.state_bias()[group.rows.start + k]),
     };
     Some(places.iter().map(weight).collect())
+}
+
+/// The value of column j in a row of ascending columns; `next` is the entry behind the one found last.
+fn find(row: &[(usize, f32)], j: usize, next: &mut usize) -> f64 {
+    let is_behind = |at: usize| at.checked_sub(1).is_none_or(|before| row[before].0 < j);
+    let at = match row.get(*next) {
+        Some(entry) if entry.0 == j => Ok(*next),
+        Some(entry) if entry.0 > j && is_behind(*next) => Err(*next),
+        None if is_behind(row.len()) => Err(row.len()),
+        _ => row.binary_search_by_key(&j, |e| e.0),
+    };
+    *next = at.map_or_else(|missing| missing, |found| found + 1);
+    at.map_or(0.0, |found| f64::from(row[found].1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_found_in_any_order_of_the_columns() {
+        let row: Vec<(usize, f32)> = [(1, 1.0), (2, 2.0), (5, 5.0), (9, 9.0)].to_vec();
+        let truth = |j: usize| row.iter().find(|e| e.0 == j).map_or(0.0, |e| f64::from(e.1));
+        let ascending: Vec<usize> = (0..12).collect();
+        let descending: Vec<usize> = (0..12).rev().collect();
+        let mixed: Vec<usize> = (0..60).map(|k| (k * 7 + k / 5) % 12).collect();
+        for order in [ascending, descending, mixed] {
+            let mut next = 0;
+            order.iter().for_each(|&j| assert_eq!(find(&row, j, &mut next), truth(j), "{j} of {order:?}"));
+        }
+        assert_eq!(find(&[], 3, &mut 0), 0.0);
+    }
 }

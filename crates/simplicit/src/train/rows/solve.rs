@@ -1,7 +1,5 @@
 //! The rows of a group, solved in blocks: cardinality, or convex rounds with reweighting and a refit.
 
-use std::borrow::Cow;
-
 use crate::backend::{self, Device, GroupBackend, block_rows};
 use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Matching, RowProblem, Units};
@@ -96,7 +94,7 @@ pub(in crate::train) fn cardinality(
         None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut told)?.0,
         Some(elsewhere) => {
             let mut out = Vec::with_capacity(total);
-            let tasks = row_tasks(statistics, settings, strength, problems, block);
+            let tasks = row_tasks(statistics, settings, strength, problems.chunks(block));
             elsewhere.rows(statistics, &tasks, &mut |_, rows| {
                 out.extend(rows.chunks_exact(design.features() + ROW_EXTRAS).map(<[f64]>::to_vec));
                 told(out.len());
@@ -110,12 +108,11 @@ pub(in crate::train) fn cardinality(
 }
 
 /// Blocks of rows for other processes.
-fn row_tasks(
+fn row_tasks<'a>(
     statistics: &Statistics,
     settings: &TrainSettings,
     strength: f64,
-    problems: &[RowProblem],
-    block: usize,
+    blocks: impl Iterator<Item = &'a [RowProblem]>,
 ) -> Vec<RowsTask> {
     // Over few samples an inverse costs less than its journey.
     let shared = matches!(settings.objective, Objective::Cardinality) && statistics.few_samples().is_none();
@@ -127,7 +124,7 @@ fn row_tasks(
         answers: None,
         inverses,
     };
-    problems.chunks(block).map(task).collect()
+    blocks.map(task).collect()
 }
 
 /// All rows of a group in blocks, each block kept as it comes.
@@ -151,38 +148,28 @@ pub(in crate::train) fn solve(
     let mut out = Vec::with_capacity(total);
     let whole = matches!(settings.objective, Objective::Cardinality);
     let size = if whole { block_rows(total) } else { ROW_BLOCK };
-    let tasks = row_tasks(statistics, settings, strength, problems, size);
+    let blocks: Vec<&[RowProblem]> = problems.chunks(size).collect();
+    let length = |block: usize| blocks[block].len() * (d + ROW_EXTRAS);
     let key = |block: usize| format!("{key} rows {block}");
-    // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
-    let mut together = None;
-    let mut on_gpu = false;
-    if whole && keep.delegate().is_none() {
-        let kept =
-            (0..tasks.len()).map(|b| keep::find(keep, &key(b), tasks[b].length(d))).collect::<Result<Vec<_>>>()?;
-        let kept: Option<Vec<Vec<f64>>> = kept.into_iter().collect();
-        together = Some(match kept {
-            Some(blocks) => {
-                on_gpu = backend::gpu(settings.device, work(problems, d))?.is_some();
-                blocks
-            }
-            None => {
-                let told = &mut |done: usize| {
-                    (run.progress)(Progress::Rows {
-                        group: name.to_string(),
-                        done: done.min(total.saturating_sub(1)),
-                        total,
-                    });
-                };
-                let rows;
-                (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, told)?;
-                let blocks: Vec<Vec<f64>> = rows.chunks(size).map(<[Vec<f64>]>::concat).collect();
-                for (block, rows) in blocks.iter().enumerate() {
-                    keep::put(keep, &key(block), rows)?;
-                }
-                blocks
-            }
-        });
+    let mut kept = Vec::new();
+    if whole || keep.delegate().is_some() {
+        kept = (0..blocks.len()).map(|b| keep::find(keep, &key(b), length(b))).collect::<Result<Vec<_>>>()?;
     }
+    let told = |done: usize| Progress::Rows { group: name.to_string(), done, total };
+    // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
+    if whole && keep.delegate().is_none() && kept.iter().any(Option::is_none) {
+        let not_yet = &mut |done: usize| (run.progress)(told(done.min(total.saturating_sub(1))));
+        let (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, not_yet)?;
+        if keep.keeps() {
+            for (block, rows) in rows.chunks(size).enumerate() {
+                keep::put(keep, &key(block), &in_one(rows.to_vec()))?;
+            }
+        }
+        (run.progress)(told(total));
+        let row = |weights| Solved { weights, relative_gap: None, at_limit: false, on_gpu };
+        return Ok(rows.into_iter().map(row).collect());
+    }
+    let on_gpu = whole && keep.delegate().is_none() && backend::gpu(settings.device, work(design, problems))?.is_some();
     let mut take = |_: usize, rows: Vec<f64>| {
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
             let gap = row[d];
@@ -193,40 +180,30 @@ pub(in crate::train) fn solve(
                 on_gpu,
             });
         }
-        (run.progress)(Progress::Rows { group: name.to_string(), done: out.len(), total });
+        (run.progress)(told(out.len()));
         Ok(())
     };
-    match (keep.delegate(), together) {
-        (_, Some(blocks)) => blocks.into_iter().enumerate().try_for_each(|(block, rows)| take(block, rows))?,
-        (Some(elsewhere), None) => {
-            let found = |block: usize| keep::find(keep, &key(block), tasks[block].length(d));
-            let mut kept = (0..tasks.len()).map(found).collect::<Result<Vec<_>>>()?;
-            let missing: Vec<usize> = (0..tasks.len()).filter(|&block| kept[block].is_none()).collect();
-            // Without an earlier run all of them are missing, and nothing is copied.
-            let some = || missing.iter().map(|&block| tasks[block].clone()).collect();
-            let asked: Cow<[RowsTask]> =
-                if missing.len() == tasks.len() { Cow::Borrowed(&tasks) } else { Cow::Owned(some()) };
-            if !asked.is_empty() {
-                elsewhere.rows(statistics, &asked, &mut |k, rows| {
-                    keep::put(keep, &key(missing[k]), &rows)?;
-                    kept[missing[k]] = Some(rows);
-                    Ok(())
-                })?;
-            }
-            kept.into_iter().flatten().enumerate().try_for_each(|(block, rows)| take(block, rows))?;
+    if let Some(elsewhere) = keep.delegate() {
+        let missing: Vec<usize> = (0..blocks.len()).filter(|&block| kept[block].is_none()).collect();
+        if !missing.is_empty() {
+            let asked = row_tasks(statistics, settings, strength, missing.iter().map(|&block| blocks[block]));
+            elsewhere.rows(statistics, &asked, &mut |k, rows| {
+                keep::put(keep, &key(missing[k]), &rows)?;
+                kept[missing[k]] = Some(rows);
+                Ok(())
+            })?;
         }
-        (None, None) => parallel::fold(
-            threads,
-            tasks.len(),
-            |block| {
-                cancel.check()?;
-                let length = tasks[block].length(d);
-                keep::numbers(keep, &key(block), length, || {
-                    Ok(solve_block(design, settings, &tasks[block].problems, cancel)?.concat())
-                })
-            },
-            take,
-        )?,
+    }
+    if kept.is_empty() {
+        let solve = |block: usize| {
+            cancel.check()?;
+            keep::numbers(keep, &key(block), length(block), || {
+                Ok(solve_block(design, settings, blocks[block], cancel)?.concat())
+            })
+        };
+        parallel::fold(threads, blocks.len(), solve, take)?;
+    } else {
+        kept.into_iter().flatten().enumerate().try_for_each(|(block, rows)| take(block, rows))?;
     }
     if out.len() != total {
         return Err(Error::shape(format!("rows of {name}"), total, out.len()));
@@ -234,12 +211,19 @@ pub(in crate::train) fn solve(
     Ok(out)
 }
 
-/// Multiply-adds of a step of the splitting.
-fn work(problems: &[RowProblem], features: usize) -> f64 {
-    problems.len() as f64 * (features * features) as f64
+/// Multiply-adds of a step of the splitting on a GPU; none for few samples: a GPU has no sample space, and the whole matrix
+/// that it would invert instead costs far more than the samples do on the CPU.
+fn work(design: &Design, problems: &[RowProblem]) -> f64 {
+    let features = design.features();
+    if design.has_few_samples() { 0.0 } else { problems.len() as f64 * (features * features) as f64 }
 }
 
-/// Rows of the cardinality problem with what stands behind their weights: no gap, no limit. And whether a GPU solved them.
+/// Rows of the cardinality problem one after the other, each with what stands behind its weights: no gap, no limit.
+fn in_one(rows: Vec<Vec<f64>>) -> Vec<f64> {
+    rows.into_iter().flat_map(|row| row.into_iter().chain([f64::NAN, 0.0])).collect()
+}
+
+/// Rows of the cardinality problem, and whether a GPU solved them.
 #[allow(clippy::too_many_arguments)]
 fn cardinality_rows(
     design: &Design,
@@ -255,8 +239,7 @@ fn cardinality_rows(
     let mut solve = |backend: &dyn GroupBackend| {
         solver::solve_in_blocks(design, problems, strength, how, backend, block, threads, cancel, progress)
     };
-    let (rows, on_gpu) = on_device(settings, work(problems, design.features()), &mut solve)?;
-    Ok((rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect(), on_gpu))
+    on_device(settings, work(design, problems), &mut solve)
 }
 
 /// Work for the GPU of the settings, if it is worth it, or else for their backend; and whether the GPU did it.
@@ -293,7 +276,7 @@ pub(in crate::train) fn solve_blocks(
     let problems = blocks.concat();
     let ignored = &mut |_| {};
     let (rows, _) = cardinality_rows(design, settings, strength, &problems, size, threads, cancel, ignored)?;
-    Ok(rows.chunks(size).map(<[Vec<f64>]>::concat).collect())
+    Ok(rows.chunks(size).map(|rows| in_one(rows.to_vec())).collect())
 }
 
 /// A block of convex rows.
