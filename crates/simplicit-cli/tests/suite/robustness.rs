@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use crate::program::{TRAIN, data, run};
+use crate::program::{TRAIN_UNBOUNDED, data, run};
 use serde_json::Value;
 
 const TEST: &str = "--inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz";
@@ -21,7 +21,7 @@ fn list(value: &Value) -> Vec<f64> {
 fn results_for_scripts_and_their_picture() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
-    run(d, &format!("{TRAIN} --out m.safetensors")).expect(0);
+    run(d, &format!("{TRAIN_UNBOUNDED} --out m.safetensors")).expect(0);
     let attack = format!(
         "attack --model m.safetensors --network @fashion_fc.onnx {TEST} --samples 100 --epsilon 4/255,1/255 --queries 20"
     );
@@ -53,7 +53,7 @@ fn results_for_scripts_and_their_picture() {
         assert!(page.contains(&format!("</i>{word}</li>")), "{word}");
     }
     // Results of another model are not drawn.
-    run(d, &format!("{TRAIN} --mu 1e-5 --out other.safetensors")).expect(0);
+    run(d, &format!("{TRAIN_UNBOUNDED} --mu 1e-5 --out other.safetensors")).expect(0);
     let ran = run(d, "report --model other.safetensors --attack a.json --out r.html").expect(2);
     assert!(ran.one_line().contains("a.json: expected results of this model"), "{ran:?}");
 }
