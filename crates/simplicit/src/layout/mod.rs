@@ -195,7 +195,7 @@ impl Layout {
     }
 
     /// Whether every activation is positively homogeneous, as the diagonal rescaling needs.
-    pub fn is_positively_homogeneous(&self) -> bool {
+    pub(crate) fn is_positively_homogeneous(&self) -> bool {
         self.layers.iter().all(|l| l.activation.is_positively_homogeneous())
     }
 }

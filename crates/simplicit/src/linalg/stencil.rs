@@ -12,7 +12,7 @@ const FOOTPRINT: usize = 1536;
 
 /// One row of weights per result map; weight k of a row reads the source `offset[k]` positions further on than the result.
 #[derive(Debug, Clone)]
-pub struct Stencil {
+pub(crate) struct Stencil {
     height: usize,
     width: usize,
     /// Positions between the starts of two rows of the source.
@@ -24,7 +24,7 @@ pub struct Stencil {
 impl Stencil {
     /// `rows` are (offset, weight) lists, summed by ascending offset; results are `height` × `width` grids, source rows
     /// `stride` positions apart.
-    pub fn new<R: IntoIterator<Item = (usize, f32)>>(
+    pub(crate) fn new<R: IntoIterator<Item = (usize, f32)>>(
         [height, width]: [usize; 2],
         stride: usize,
         rows: impl IntoIterator<Item = R>,
@@ -53,7 +53,7 @@ impl Stencil {
 
     /// `rows` are (column, weight) lists, columns ascending; column j reads `offsets[j]` positions further on, and
     /// `group` columns read one channel.
-    pub fn with_offsets(
+    pub(crate) fn with_offsets(
         [height, width]: [usize; 2],
         stride: usize,
         offsets: &[usize],
@@ -68,7 +68,7 @@ impl Stencil {
     }
 
     /// Number of result maps.
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.weights.rows()
     }
 
@@ -76,7 +76,7 @@ impl Stencil {
     ///
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
-    pub fn accumulate(&self, sums: &mut [f32], source: &[f32], lanes: usize) {
+    pub(crate) fn accumulate(&self, sums: &mut [f32], source: &[f32], lanes: usize) {
         if self.weights.is_empty() {
             return;
         }

@@ -18,7 +18,8 @@ mod well_posedness;
 pub use components::{Components, components};
 pub use factorise::Factorised;
 pub use layered::{Block, DenseLayer, Target};
-pub use metadata::{ModelMetadata, OUTPUT, Scaling};
+pub(crate) use metadata::OUTPUT;
+pub use metadata::{ModelMetadata, Scaling};
 pub use reduce::{Ranges, Reduced};
 pub use rescale::Rescaled;
 pub use sparsity::{LayerCount, LetterCounts, Sparsity};
@@ -202,7 +203,7 @@ impl ImplicitModel {
     }
 
     /// For every row of the layout and then every output, whether its layer was left out of training.
-    pub fn kept_rows(&self) -> Vec<bool> {
+    pub(crate) fn kept_rows(&self) -> Vec<bool> {
         let is_kept = |name: &str| self.metadata().kept.iter().any(|kept| kept == name);
         let layers = self.layout().layers().iter().map(|l| (is_kept(&l.name), l.rows()));
         let all = layers.chain([(is_kept(OUTPUT), self.shape().outputs)]);
