@@ -185,10 +185,10 @@ pub(in crate::train) fn solve(
     }
     let mut take = |_: usize, rows: Vec<f64>| {
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
-            let gap = row[d];
             out.push(Solved {
                 weights: row[..d].to_vec(),
-                relative_gap: (!gap.is_nan()).then_some(gap),
+                // Rows of cardinality have none.
+                relative_gap: (!whole).then_some(row[d]),
                 at_limit: row[d + 1] != 0.0,
                 on_gpu,
             });
@@ -256,7 +256,7 @@ fn cardinality_rows(
         solver::solve_in_blocks(design, problems, strength, how, backend, block, threads, cancel, progress)
     };
     let (rows, on_gpu) = on_device(settings, work(problems, design.features()), &mut solve)?;
-    Ok((rows.into_iter().map(|row| [row, vec![f64::NAN, 0.0]].concat()).collect(), on_gpu))
+    Ok((rows.into_iter().map(|row| [row, vec![0.0; ROW_EXTRAS]].concat()).collect(), on_gpu))
 }
 
 /// Work for the GPU of the settings, if it is worth it, or else for their backend; and whether the GPU did it.
