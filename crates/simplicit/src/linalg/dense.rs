@@ -45,12 +45,6 @@ impl<T: Scalar> Matrix<T> {
     pub fn view(&self) -> View<'_, T> {
         View::new(self.as_slice(), self.rows(), self.cols(), self.cols())
     }
-
-    /// Some rows as an operand of [`gemm`].
-    pub(crate) fn rows_view(&self, rows: std::ops::Range<usize>) -> View<'_, T> {
-        let cols = self.cols();
-        View::new(&self.as_slice()[rows.start * cols..rows.end * cols], rows.len(), cols, cols)
-    }
 }
 
 fn faer_view<T: ComplexField>(view: View<'_, T>) -> MatRef<'_, T> {

@@ -67,11 +67,6 @@ impl Stencil {
         Self { height, width, stride, weights, instructions }
     }
 
-    /// Number of result maps.
-    pub(crate) fn rows(&self) -> usize {
-        self.weights.rows()
-    }
-
     /// `sums += weights × source`; `sums` is rows × positions × lanes, `source` positions × lanes.
     ///
     /// # Panics
@@ -105,7 +100,6 @@ mod tests {
             let rows: Vec<Vec<(usize, f32)>> =
                 (0..5).map(|i| (0..3 * i).map(|_| (r.below(2 * stride + 3), r.normal() as f32)).collect()).collect();
             let stencil = Stencil::new([height, width], stride, rows.clone());
-            assert_eq!(stencil.rows(), 5);
             let positions = height * stride + 2 * stride + 3;
             let mut alone: Option<Vec<f32>> = None;
             for lanes in [1, 3, 8, 16, 32] {

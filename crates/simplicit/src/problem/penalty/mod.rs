@@ -114,7 +114,7 @@ impl EntryScale {
 
 /// The smallest factor on the penalty that makes the zero row optimal: max_j |g_j| / (ω_j f′(0⁺)), g the gradient of the
 /// fit at zero (unpenalised entries eliminated). Infinite for a penalty without a kink at zero, such as ridge.
-pub(crate) fn smallest_zeroing_factor(penalty: &dyn Penalty, gradient: &[f64], weights: &[f64]) -> f64 {
+pub fn smallest_zeroing_factor(penalty: &dyn Penalty, gradient: &[f64], weights: &[f64]) -> f64 {
     let kink = penalty.slope(0.0);
     gradient
         .iter()
