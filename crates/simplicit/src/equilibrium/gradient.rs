@@ -96,7 +96,7 @@ impl InputGradient {
     }
 
     /// As [`InputGradient::at`], also where a maximum or another operator reads the inputs `u` themselves.
-    pub(crate) fn at_inputs(&self, u: &Matrix<f32>, z: &Matrix<f32>, v: &Matrix<f32>) -> Result<GradientSolution> {
+    pub fn at_inputs(&self, u: &Matrix<f32>, z: &Matrix<f32>, v: &Matrix<f32>) -> Result<GradientSolution> {
         self.pull(z, Some(u), v)
     }
 

@@ -1,8 +1,8 @@
 //! Plain matrices, sparse rows, and the one seam to the dense kernels.
 //!
 //! No other module names the matrix crate: products, factorisations and eigenvalues are asked for here, single-threaded,
-//! because parallelism lives in [`crate::parallel`] and must not multiply. The one exception is [`shifted_inverse`], which
-//! is told its threads.
+//! because parallelism lives in [`crate::parallel`] and must not multiply. The one exception is the inverse
+//! of a large symmetric matrix, which is told its threads.
 
 mod csr;
 mod dense;

@@ -35,7 +35,7 @@ pub struct ModelMetadata {
 }
 
 /// The name of the outputs among layers.
-pub(crate) const OUTPUT: &str = "output";
+pub const OUTPUT: &str = "output";
 
 impl ModelMetadata {
     pub(super) fn check(&self, states: usize) -> Result<()> {
