@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _BATCH = 4096
 #: Settings of the built-in method.
 _NOT_HERE = (
-    "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "robust", "robust_refit",
+    "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "stages", "robust", "robust_refit",
     "prove", "reach",
     "allocate", "augment", "positions", "bounds", "cascade", "matching", "scale", "mean", "std", "device", "memory",
 )  # fmt: skip

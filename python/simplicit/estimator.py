@@ -22,7 +22,7 @@ from simplicit.states import States
 from simplicit.statistics import Statistics, fit_statistics
 
 #: Settings that the command line spells on|off.
-_SWITCHES = ("normalize", "output_aware", "bias", "refit", "cascade")
+_SWITCHES = ("normalize", "output_aware", "bias", "refit", "cascade", "stages")
 #: Settings that are not flags of ``simplicit train``.
 _OURS = ("network", "mask", "threads", "checkpoint", "progress", "solver", "zero_below")
 
@@ -70,6 +70,9 @@ class SIM:
         Convex solves with reweighting between them.
     output_refit : int, optional
         Rounds of least squares over all non-zeros together; 0 is none.
+    stages : bool, optional
+        Approach a target in stages, each of which makes the refitted model before it sparser; needs ``output_refit`` and
+        cardinality. Default: where both are so, but not for networks with convolutions.
     allocate : int, optional
         Rounds of moving non-zeros between layers to where they are worth most to the outputs of samples that were not fitted;
         convolutions or operators with a target only.
@@ -158,6 +161,7 @@ class SIM:
         rounds: int | None = None,
         refit: bool | None = None,
         output_refit: int | None = None,
+        stages: bool | None = None,
         allocate: int | None = None,
         cascade: bool | None = None,
         robust: int | None = None,
@@ -205,6 +209,7 @@ class SIM:
         self.rounds = rounds
         self.refit = refit
         self.output_refit = output_refit
+        self.stages = stages
         self.allocate = allocate
         self.cascade = cascade
         self.robust = robust

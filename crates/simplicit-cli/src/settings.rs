@@ -167,6 +167,8 @@ pub(crate) struct Effective {
     pub(crate) refit: Option<Switch>,
     pub(crate) output_refit: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stages: Option<Switch>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) allocate: Option<usize>,
     pub(crate) cascade: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -310,6 +312,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         rounds: convex.then_some(args.rounds.unwrap_or(if plain { 1 } else { 3 })),
         refit: convex.then_some(args.refit.unwrap_or((!plain).into())),
         output_refit: args.output_refit.unwrap_or(if unfit { 0 } else { OUTPUT_REFIT }),
+        stages: args.stages,
         allocate: args.allocate,
         cascade: args.cascade.unwrap_or((!plain).into()),
         robust: args.robust,
@@ -441,6 +444,7 @@ impl Effective {
             rounds: self.rounds.unwrap_or(1),
             refit: self.refit.is_none_or(Switch::is_on),
             output_refit: Some(self.output_refit),
+            stages: self.stages.map(Switch::is_on),
             allocate: self.allocate.unwrap_or(0),
             cascade: self.cascade.is_on(),
             bias: self.bias.is_on(),

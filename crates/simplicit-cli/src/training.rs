@@ -10,6 +10,7 @@ use simplicit::problem::Mask;
 use simplicit::states::{InputSource, StateSource};
 use simplicit::train::{Keep, Phase, Progress, Run};
 
+use crate::args::Switch;
 use crate::baseline::{Baseline, Kind};
 use crate::overall::Plan;
 use crate::progress::{Watcher, phase_words};
@@ -73,8 +74,9 @@ impl Job<'_> {
     /// What the length of the training depends on.
     fn plan(&self, groups: usize) -> Plan {
         let effective = self.effective;
-        // Networks with feature maps, which have positions, go to their target at once.
-        let staged = effective.output_refit > 0 && effective.positions.is_none();
+        // Networks with feature maps, which have positions, go to their target at once unless asked for stages.
+        let pays = effective.output_refit > 0 && effective.positions.is_none();
+        let staged = effective.stages.map_or(pays, Switch::is_on);
         Plan {
             groups,
             staged_target: effective.target_sparsity.filter(|_| staged && effective.robust.is_none()),

@@ -15,9 +15,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, Prepared, SampleDiagnostics};
-use simplicit::kernels::{Choice, Cost, FEW, Finish, Grid, GridWeights, Instructions, RowWeights, thread_seconds};
+use simplicit::kernels::{
+    Aligned, Choice, Cost, FEW, Finish, Grid, GridWeights, Instructions, RowWeights, thread_seconds,
+};
 use simplicit::layout::{Activation, Layer, Layout};
-use simplicit::linalg::lanes::Aligned;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{DenseLayer, ImplicitModel, ModelParts, TapWeights};
 use simplicit::network::Network;

@@ -7,6 +7,9 @@
 #[path = "../tests/common/paper.rs"]
 #[allow(dead_code)]
 mod paper;
+#[path = "../tests/common/reference.rs"]
+#[allow(dead_code)]
+mod reference;
 
 use std::time::Instant;
 
@@ -18,11 +21,11 @@ fn busy() -> f64 {
     text.split_whitespace().next().and_then(|ns| ns.parse::<f64>().ok()).map_or(wall, |ns| 1e-9 * ns)
 }
 
+use reference::{ConicPenalty, ReferenceForm, ReferenceSettings, solve_by_cones};
 use simplicit::linalg::{Matrix, axpy, dot};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::penalty::L1;
 use simplicit::problem::{Ball, RowProblem};
-use simplicit::solver::reference::{ConicPenalty, ReferenceForm, ReferenceSettings, solve_by_cones};
 use simplicit::solver::{Design, RowSolution, SolverSettings, Status, solve_rows};
 use simplicit::statistics::Statistics;
 
@@ -94,7 +97,7 @@ fn main() {
                 let settings = ReferenceSettings { form, tolerance, size, exact: false };
                 let penalty = ConicPenalty::L1 { beta: BETA };
                 let start = busy();
-                let Ok(solved) = solve_by_cones(&design, penalty, &problems[k], &settings) else { break };
+                let Ok(solved) = solve_by_cones(&statistics, penalty, &problems[k], &settings) else { break };
                 let seconds = busy() - start;
                 let above = (solved.objective - rows[k].primal) / rows[k].primal;
                 if above.abs() <= 1e-6 || tolerance == TOLERANCES[TOLERANCES.len() - 1] {

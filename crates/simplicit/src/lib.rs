@@ -44,23 +44,48 @@
 //!
 //! | from | to | by |
 //! |---|---|---|
-//! | an ONNX file | a network | [`Network::from_onnx`](network::Network::from_onnx) |
-//! | a network and inputs | a sparse model and its report | [`compress::compress`] |
-//! | a model and inputs | outputs | [`equilibrium::Prepared`] |
-//! | a model | a file, ONNX | [`ImplicitModel`](model::ImplicitModel), [`onnx`] |
-//! | arrays of one's own | sparse rows, proven | [`Problem`](solver::Problem) |
+//! | an ONNX file | a network | [`Network::from_onnx`] |
+//! | a network and inputs | a sparse model and its report | [`compress()`] |
+//! | a model and inputs | outputs | [`Prepared`]; with states and bounds of their errors, [`Equilibrium`] |
+//! | a model | a file, ONNX | [`ImplicitModel::save`], [`onnx`] |
+//! | arrays of one's own | sparse rows, proven | [`Problem`] |
 //! | a model and labelled inputs | accuracy, attacks, certificates | [`evaluate`], [`attack`], [`certify`] |
 //!
-//! Work that takes long has a [`Run`](train::Run): threads, checkpoint, progress, a way to stop.
+//! Work that takes long has a [`Run`]: threads, checkpoint, progress, a way to stop. These names, and those that their
+//! signatures mention, are all that most callers need; the modules below hold the rest.
+//!
+//! ```
+//! use simplicit::compress::Settings;
+//! use simplicit::layout::Activation;
+//! use simplicit::network::Shape;
+//! use simplicit::random::Random;
+//! use simplicit::{Matrix, Network, Prepared, Run, Threads, compress};
+//!
+//! # fn main() -> simplicit::Result<()> {
+//! let mut random = Random::new(0);
+//! let mut dense = |rows, cols| Matrix::from_fn(rows, cols, |_, _| random.normal() as f32 / (cols as f32).sqrt());
+//! let network = Network::builder(Shape::Vector(20))? // yours: Network::from_onnx("network.onnx")?
+//!     .linear(dense(16, 20), None)?
+//!     .activation(Activation::Relu)?
+//!     .linear(dense(4, 16), None)?
+//!     .build()?;
+//! let inputs = dense(300, 20); // yours; one sample a row, no labels
+//!
+//! let sparse = compress(&network, &inputs, &Settings::to_sparsity(0.5), &mut Run::default())?;
+//! assert!((sparse.model.sparsity().sparsity - 0.5).abs() < 0.05);
+//! let outputs = Prepared::new(&sparse.model, 300)?.outputs(&inputs, Threads::available())?;
+//! assert_eq!((outputs.rows(), outputs.cols()), (300, 4));
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! # Arrays in, certified rows out
 //!
 //! ```
-//! use simplicit::linalg::Matrix;
-//! use simplicit::parallel::{Cancel, Threads};
 //! use simplicit::problem::penalty::L1;
 //! use simplicit::random::Random;
-//! use simplicit::solver::{Problem, Status};
+//! use simplicit::solver::Status;
+//! use simplicit::{Cancel, Matrix, Problem, Threads};
 //!
 //! # fn main() -> simplicit::Result<()> {
 //! // 500 samples of 14 features, and two targets, each a sum of two of them; one sample a row.
@@ -107,11 +132,14 @@ pub mod compress;
 pub mod equilibrium;
 mod error;
 pub mod evaluate;
+#[doc(hidden)] // for the command line and the benchmarks
 pub mod files;
 pub mod graph;
+#[doc(hidden)] // for the command line and the benchmarks
 pub mod kernels;
 pub mod layout;
 pub mod linalg;
+#[doc(hidden)] // for the command line and the benchmarks
 pub mod memory;
 pub mod model;
 pub mod network;
@@ -124,7 +152,15 @@ pub mod states;
 pub mod statistics;
 pub mod train;
 
+pub use compress::{Compressed, compress};
+pub use equilibrium::{Equilibrium, Prepared};
 pub use error::{Error, InfeasibleRow, Result};
+pub use linalg::Matrix;
+pub use model::ImplicitModel;
+pub use network::Network;
+pub use parallel::{Cancel, Threads};
+pub use solver::Problem;
+pub use train::Run;
 
 /// The documents' examples, run as tests.
 #[cfg(doctest)]

@@ -173,6 +173,7 @@ fn settings() -> Effective {
         rounds: None,
         refit: None,
         output_refit: crate::settings::OUTPUT_REFIT,
+        stages: None,
         allocate: None,
         cascade: Switch::On,
         robust: None,

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use crate::program::{TRAIN, run};
+use crate::program::{TRAIN, TRAIN_UNBOUNDED, run};
 use serde_json::Value;
 
 const KEYS: &str = "sparsity nonzeros baseline_nonzeros multiply_adds baseline_multiply_adds model_bytes accuracy \
@@ -26,7 +26,7 @@ fn require_keys(value: &Value) {
 fn json_has_every_key_and_null_where_it_does_not_apply() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
-    run(d, &format!("{TRAIN} --out m.safetensors --json r.json")).expect(0);
+    run(d, &format!("{TRAIN_UNBOUNDED} --out m.safetensors --json r.json")).expect(0);
     let trained = json(d, "r.json");
     require_keys(&trained);
     assert_eq!(trained["baseline_nonzeros"], 52_896);
@@ -71,7 +71,7 @@ fn json_has_every_key_and_null_where_it_does_not_apply() {
 fn same_seed_same_bytes_for_any_number_of_threads_and_from_the_recipe() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
-    let train = |flags: &str| run(d, &format!("{TRAIN} {flags}")).expect(0);
+    let train = |flags: &str| run(d, &format!("{TRAIN_UNBOUNDED} {flags}")).expect(0);
     train("--seed 3 --threads 1 --out one.safetensors");
     train("--seed 3 --threads 2 --out two.safetensors");
     train("--seed 4 --out other.safetensors");
@@ -90,7 +90,7 @@ fn same_seed_same_bytes_for_any_number_of_threads_and_from_the_recipe() {
 fn provenance_has_settings_and_hashes_but_no_time_path_or_threads() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
-    run(d, &format!("{TRAIN} --threads 2 --out m.safetensors")).expect(0);
+    run(d, &format!("{TRAIN_UNBOUNDED} --threads 2 --out m.safetensors")).expect(0);
     let text = String::from_utf8_lossy(&std::fs::read(d.join("m.safetensors")).unwrap()).into_owned();
     let header = &text[..text.rfind("\"provenance\"").unwrap() + 1200];
     assert!(header.contains("cardinality") && header.contains("version"));
@@ -117,7 +117,7 @@ fn completions_for_every_shell() {
 fn a_missed_target_is_exit_1_and_a_reached_one_is_0() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
-    run(d, &format!("{TRAIN} --target-sparsity 0.7 --out m.safetensors --json r.json")).expect(0);
+    run(d, &format!("{TRAIN_UNBOUNDED} --target-sparsity 0.7 --out m.safetensors --json r.json")).expect(0);
     assert!((json(d, "r.json")["sparsity"].as_f64().unwrap() - 0.7).abs() <= 0.002);
     // Ridge has no zeros to give.
     let flags = "--penalty ridge --refit off --rounds 1 --target-sparsity 0.7 --samples 120 --connectivity baseline";
@@ -131,7 +131,7 @@ fn max_drop_holds_on_the_held_out_tenth() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
     let train = "train --network @fashion_fc.onnx --inputs @fashion_train_images.idx.gz --samples 1000";
-    run(d, &format!("{train} --max-drop 2 --out m.safetensors --json r.json")).expect(0);
+    run(d, &format!("{train} --bounds off --max-drop 2 --out m.safetensors --json r.json")).expect(0);
     let result = json(d, "r.json");
     assert!(result["agreement"].as_f64().unwrap() >= 0.98);
     assert!(result["sparsity"].as_f64().unwrap() > 0.5);
@@ -160,7 +160,8 @@ fn kappa_rescale_gamma_and_the_papers_preset() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
     let norm = |flags: &str| {
-        run(d, &format!("{TRAIN} {flags} --out m.safetensors --json r.json")).expect(0);
+        let train = if flags.contains("l1") { TRAIN } else { TRAIN_UNBOUNDED };
+        run(d, &format!("{train} {flags} --out m.safetensors --json r.json")).expect(0);
         let result = json(d, "r.json");
         (result["norm_a_inf"].as_f64().unwrap(), result)
     };

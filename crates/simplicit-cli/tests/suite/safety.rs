@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::program::{PROGRAM, Ran, TRAIN, command, names, run, words};
+use crate::program::{PROGRAM, Ran, TRAIN_UNBOUNDED, command, names, run, words};
 use simplicit::random::Random;
 
 /// One model; `--progress json` says how far it is.
 fn line() -> String {
-    format!("{TRAIN} --checkpoint kept --progress json --out m.safetensors")
+    format!("{TRAIN_UNBOUNDED} --checkpoint kept --progress json --out m.safetensors")
 }
 
 /// Kills the run after so many lines of progress and a little while, or when its final write begins.
@@ -94,7 +94,7 @@ fn a_run_killed_again_and_again_still_ends_with_the_same_bytes() {
 fn a_checkpoint_of_other_settings_or_inputs_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let d = directory.path();
-    let train = format!("{TRAIN} --checkpoint kept --out m.safetensors");
+    let train = format!("{TRAIN_UNBOUNDED} --checkpoint kept --out m.safetensors");
     run(d, &train).expect(0);
     let model = std::fs::read(d.join("m.safetensors")).unwrap();
     for other in ["--mu 1e-5", "--seed 1", "--scale 1/256", "--inputs @fashion_test_images.idx.gz"] {
@@ -145,12 +145,12 @@ fn a_file_size_limit_is_one_line_and_nothing_half_written() {
     let d = directory.path();
     std::fs::write(d.join("m.safetensors"), b"old").unwrap();
     // The model takes about 60 kB, the recipe less than one.
-    let ran = limited(d, 16, &format!("{TRAIN} --out m.safetensors --json r.json")).expect(2);
+    let ran = limited(d, 16, &format!("{TRAIN_UNBOUNDED} --out m.safetensors --json r.json")).expect(2);
     assert!(ran.one_line().contains("File too large"), "{ran:?}");
     assert_eq!(names(d), ["m.safetensors"]);
     assert_eq!(std::fs::read(d.join("m.safetensors")).unwrap(), b"old");
     // The statistics of the first layer take 5 MB.
-    let ran = limited(d, 512, &format!("{TRAIN} --out m.safetensors --checkpoint kept")).expect(2);
+    let ran = limited(d, 512, &format!("{TRAIN_UNBOUNDED} --out m.safetensors --checkpoint kept")).expect(2);
     assert!(ran.one_line().contains("File too large"), "{ran:?}");
     assert_eq!(names(d), ["kept", "m.safetensors"]);
     assert_eq!(std::fs::read(d.join("m.safetensors")).unwrap(), b"old");
@@ -165,7 +165,7 @@ fn a_file_size_limit_is_one_line_and_nothing_half_written() {
     assert_eq!(names(d), ["kept", "m.safetensors", "simplicit-quickstart"]);
     assert_eq!(names(&d.join("simplicit-quickstart")), Vec::<String>::new());
     // Without the limit the checkpoint goes on.
-    run(d, &format!("{TRAIN} --out m.safetensors --checkpoint kept")).expect(0);
+    run(d, &format!("{TRAIN_UNBOUNDED} --out m.safetensors --checkpoint kept")).expect(0);
 }
 
 #[test]

@@ -41,7 +41,7 @@ pub(crate) use hash::digest;
 pub use inputs::Inputs;
 pub use labels::Labels;
 pub use npy::write_npy;
-pub use pictures::{PictureSettings, picture_files};
+pub use pictures::PictureSettings;
 pub use preprocessing::{PerFeature, Preprocessing};
 pub use selection::Selection;
 pub use source::InputSource;

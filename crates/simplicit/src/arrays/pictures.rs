@@ -32,7 +32,7 @@ struct Picture {
 }
 
 /// The JPEG and PNG files of a folder, in the order of their names.
-pub fn picture_files(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
+pub(crate) fn picture_files(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
     let folder = folder.as_ref();
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {

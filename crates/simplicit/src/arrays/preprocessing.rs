@@ -61,7 +61,7 @@ impl Preprocessing {
 
     /// Whether it can apply to samples of `inputs` values, whatever their axes: one number, or a number per channel of
     /// equal channels.
-    pub fn check_inputs(&self, inputs: usize) -> Result<()> {
+    pub(crate) fn check_inputs(&self, inputs: usize) -> Result<()> {
         self.check()?;
         for (name, values) in [("mean", &self.mean), ("std", &self.std)] {
             if !inputs.is_multiple_of(values.len()) {

@@ -16,6 +16,7 @@ mod program;
 mod run;
 mod schedule;
 
+#[doc(hidden)] // for the command line
 pub use device::DeviceModel;
 pub(crate) use device::{DeviceLayer, geometry, operand as device_operand};
 pub use gradient::{GradientSolution, InputGradient};
@@ -23,7 +24,7 @@ pub(crate) use operand::Packing;
 pub(crate) use prepared::Sum;
 pub use prepared::{BlockKernel, LayerSum, LayerTime, Prepared, Workspace};
 pub use run::SampleDiagnostics;
-pub use schedule::{Schedule, Stage};
+pub(crate) use schedule::Schedule;
 
 use std::sync::{Mutex, OnceLock};
 

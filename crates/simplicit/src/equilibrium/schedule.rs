@@ -5,24 +5,24 @@ use crate::model::components;
 
 /// States that are computed together, each reading only earlier stages (or, in a cycle, itself).
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stage {
+pub(crate) struct Stage {
     /// The states, as rows of A.
-    pub units: Vec<usize>,
+    pub(crate) units: Vec<usize>,
     /// Whether they read each other and must be iterated.
-    pub cyclic: bool,
+    pub(crate) cyclic: bool,
 }
 
 /// The stages in an order in which they can be computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Schedule {
+pub(crate) struct Schedule {
     /// Every state of interest in exactly one stage.
-    pub stages: Vec<Stage>,
+    pub(crate) stages: Vec<Stage>,
 }
 
 impl Schedule {
     /// Strongly connected components in topological order; the acyclic states of one depth form one stage. States that
     /// are not `wanted` are left out; whoever wants a state must want what it reads.
-    pub fn new(a: &Csr<f32>, wanted: impl Fn(usize) -> bool) -> Self {
+    pub(crate) fn new(a: &Csr<f32>, wanted: impl Fn(usize) -> bool) -> Self {
         let parts = components(a);
         let mut depth = vec![0usize; a.rows()];
         let mut levels: Vec<(Stage, Vec<Stage>)> = Vec::new();
@@ -57,7 +57,7 @@ impl Schedule {
     }
 
     /// Which states an output depends on, directly or through others.
-    pub fn read_by_outputs(a: &Csr<f32>, c: &Csr<f32>) -> Vec<bool> {
+    pub(crate) fn read_by_outputs(a: &Csr<f32>, c: &Csr<f32>) -> Vec<bool> {
         let mut live = vec![false; a.rows()];
         let mut todo: Vec<usize> = c.indices().iter().map(|&j| j as usize).collect();
         while let Some(i) = todo.pop() {

@@ -10,7 +10,6 @@ pub use accuracy::{
     ClassChange, accuracy, agreement, class_changes, equilibrium_error, mean_squared_error, predictions, top_accuracy,
 };
 pub use layers::{LayerError, layer_errors};
-pub(crate) use on_states::OutputErrors;
-pub use on_states::{error_on_gpu, error_on_states};
+pub(crate) use on_states::{OutputErrors, error_on_gpu, error_on_states};
 pub use ranges::state_ranges;
 pub use rank::{Rank, rank};

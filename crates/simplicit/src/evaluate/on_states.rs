@@ -67,7 +67,7 @@ impl OutputErrors {
 
 /// RMS of (model − source outputs) / RMS of the source's over all its samples, and how many did not converge. The source's
 /// outputs are computed by `baseline`, whose states it has, where that is faster.
-pub fn error_on_states(
+pub(crate) fn error_on_states(
     model: &ImplicitModel,
     baseline: Option<&ImplicitModel>,
     source: &dyn StateSource,
@@ -97,7 +97,7 @@ pub fn error_on_states(
 }
 
 /// [`error_on_states`] on a GPU, with the outputs of `baseline`, whose states the source has; `None`: the CPU has to do it.
-pub fn error_on_gpu(
+pub(crate) fn error_on_gpu(
     device: Device,
     model: &ImplicitModel,
     baseline: Option<&ImplicitModel>,

@@ -45,7 +45,7 @@ impl OutputFile {
     }
 
     /// Writes at a position.
-    pub fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.file.seek(SeekFrom::Start(offset)).map_err(|e| Error::io(&self.target, e))?;
         self.write(bytes)
     }

@@ -185,7 +185,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// A vector of exactly `length` f32 values.
-    pub fn f32_vector(&self, name: &str, length: Option<usize>) -> Result<Vec<f32>, String> {
+    pub(crate) fn f32_vector(&self, name: &str, length: Option<usize>) -> Result<Vec<f32>, String> {
         let tensor = self.vector(name, length)?;
         match tensor.dtype {
             Dtype::F32 => Ok(tensor.bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()),
@@ -194,7 +194,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// A vector of non-negative whole numbers, each at most `largest`.
-    pub fn index_vector(&self, name: &str, length: Option<usize>, largest: usize) -> Result<Vec<usize>, String> {
+    pub(crate) fn index_vector(&self, name: &str, length: Option<usize>, largest: usize) -> Result<Vec<usize>, String> {
         let tensor = self.vector(name, length)?;
         let bytes = &tensor.bytes;
         // A negative number becomes a huge one, which `largest` refuses.

@@ -249,7 +249,7 @@ impl Activation {
     }
 
     /// φ over a slice, in place: the same bits as one by one.
-    pub fn apply_slice(self, values: &mut [f32]) {
+    pub(crate) fn apply_slice(self, values: &mut [f32]) {
         match self {
             Activation::Identity => {}
             Activation::Relu => vectorised(
@@ -262,7 +262,7 @@ impl Activation {
     }
 
     /// φ(u) ≤ φ(v) for every u ≤ v.
-    pub fn is_non_decreasing(self) -> bool {
+    pub(crate) fn is_non_decreasing(self) -> bool {
         match self {
             Activation::LeakyRelu { slope } => slope >= 0.0,
             Activation::Elu { alpha } | Activation::HardSigmoid { alpha, .. } => alpha >= 0.0,
@@ -282,7 +282,7 @@ impl Activation {
     }
 
     /// |φ(u) − φ(v)| ≤ |u − v| for all u and v.
-    pub fn is_non_expansive(self) -> bool {
+    pub(crate) fn is_non_expansive(self) -> bool {
         match self {
             Activation::LeakyRelu { slope } => slope.abs() <= 1.0,
             Activation::Elu { alpha } | Activation::HardSigmoid { alpha, .. } => alpha.abs() <= 1.0,
@@ -305,7 +305,7 @@ impl Activation {
     }
 
     /// φ(αz) = αφ(z) for every α ≥ 0.
-    pub fn is_positively_homogeneous(self) -> bool {
+    pub(crate) fn is_positively_homogeneous(self) -> bool {
         match self {
             Activation::Relu | Activation::LeakyRelu { .. } | Activation::Identity => true,
             Activation::Clip { low, high } => {

@@ -193,9 +193,4 @@ impl Layout {
         }
         Ok(())
     }
-
-    /// Whether every activation is positively homogeneous, as the diagonal rescaling needs.
-    pub fn is_positively_homogeneous(&self) -> bool {
-        self.layers.iter().all(|l| l.activation.is_positively_homogeneous())
-    }
 }

@@ -45,12 +45,6 @@ impl<T: Scalar> Matrix<T> {
     pub fn view(&self) -> View<'_, T> {
         View::new(self.as_slice(), self.rows(), self.cols(), self.cols())
     }
-
-    /// Some rows as an operand of [`gemm`].
-    pub fn rows_view(&self, rows: std::ops::Range<usize>) -> View<'_, T> {
-        let cols = self.cols();
-        View::new(&self.as_slice()[rows.start * cols..rows.end * cols], rows.len(), cols, cols)
-    }
 }
 
 fn faer_view<T: ComplexField>(view: View<'_, T>) -> MatRef<'_, T> {
@@ -84,7 +78,7 @@ pub fn gemm<T: Scalar + ComplexField>(
 }
 
 /// Adds FᵀF to the lower triangle of the d × d matrix `gram` (the rest is left alone), F having d columns.
-pub fn gram_lower(gram: &mut Matrix, f: &Matrix) {
+pub(crate) fn gram_lower(gram: &mut Matrix, f: &Matrix) {
     let d = f.cols();
     assert_eq!((gram.rows(), gram.cols()), (d, d));
     if d == 0 || f.rows() == 0 {
@@ -186,7 +180,7 @@ impl Cholesky {
     }
 
     /// Solves Lᵀx = b.
-    pub fn solve_upper(&self, b: &mut [f64], columns: usize) {
+    pub(crate) fn solve_upper(&self, b: &mut [f64], columns: usize) {
         let n = self.size;
         if n == 0 || columns == 0 {
             return;
@@ -197,7 +191,7 @@ impl Cholesky {
     }
 
     /// Solves L x = b.
-    pub fn solve_lower(&self, b: &mut [f64], columns: usize) {
+    pub(crate) fn solve_lower(&self, b: &mut [f64], columns: usize) {
         let n = self.size;
         if n == 0 || columns == 0 {
             return;
@@ -241,7 +235,7 @@ impl Cholesky {
 
 /// Runs a loop compiled for the best vector instructions this processor has.
 #[inline(always)]
-pub fn vectorised<R>(work: impl FnOnce() -> R) -> R {
+pub(crate) fn vectorised<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
 }
 

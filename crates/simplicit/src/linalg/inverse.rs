@@ -37,7 +37,7 @@ fn at(i: usize, j: usize) -> usize {
 
 /// scale·(A + shift·I)⁻¹ of a symmetric matrix in single precision, computed in double precision. An error if the matrix
 /// is not numerically positive definite after the shift.
-pub fn shifted_inverse(a: &Matrix, shift: f64, scale: f64, threads: Threads) -> Result<Matrix<f32>> {
+pub(crate) fn shifted_inverse(a: &Matrix, shift: f64, scale: f64, threads: Threads) -> Result<Matrix<f32>> {
     let n = a.rows();
     let count = Tiles::count(n);
     // A few tiles are done before another thread has started.

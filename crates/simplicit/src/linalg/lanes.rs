@@ -1,13 +1,13 @@
 //! Samples side by side: feature-major blocks in which a feature of `lanes` samples is a few vector registers.
 
-pub use crate::kernels::Aligned;
+pub(crate) use crate::kernels::Aligned;
 
 /// The numbers of samples that run side by side; a power of two from 8 to 64.
-pub const MAX_LANES: usize = 64;
+pub(crate) const MAX_LANES: usize = 64;
 
 /// Raises `largest` (one number per lane) to the largest magnitude of `rows`, features × lanes. A NaN counts as larger
 /// than infinity and stays.
-pub fn largest_magnitudes(largest: &mut [f32], rows: &[f32]) {
+pub(crate) fn largest_magnitudes(largest: &mut [f32], rows: &[f32]) {
     if largest.len().is_power_of_two() && (8..=MAX_LANES).contains(&largest.len()) {
         return pulp::Arch::new().dispatch(Largest { largest, rows });
     }
@@ -61,7 +61,14 @@ impl pulp::WithSimd for Largest<'_> {
 /// Samples to lanes: `out[j·lanes + s] = samples[s·stride + j]` for `count` samples and `features` features. Lanes
 /// past `count` are left alone. Gives back whether all of these are finite: looking at them again would take half as long
 /// as moving them.
-pub fn to_lanes(out: &mut [f32], samples: &[f32], stride: usize, count: usize, features: usize, lanes: usize) -> bool {
+pub(crate) fn to_lanes(
+    out: &mut [f32],
+    samples: &[f32],
+    stride: usize,
+    count: usize,
+    features: usize,
+    lanes: usize,
+) -> bool {
     assert!(count <= lanes && out.len() >= features * lanes);
     if count == 0 || features == 0 {
         return true;
@@ -85,7 +92,7 @@ pub fn to_lanes(out: &mut [f32], samples: &[f32], stride: usize, count: usize, f
 }
 
 /// Lanes to samples: `out[s·stride + j] = source[j·lanes + s]` for `count` samples and `features` features.
-pub fn from_lanes(out: &mut [f32], stride: usize, source: &[f32], count: usize, features: usize, lanes: usize) {
+pub(crate) fn from_lanes(out: &mut [f32], stride: usize, source: &[f32], count: usize, features: usize, lanes: usize) {
     assert!(count <= lanes && source.len() >= features * lanes);
     // Eight features at a time: a sample's numbers are then written side by side.
     let whole = features / 8 * 8;

@@ -1,22 +1,23 @@
 //! Plain matrices, sparse rows, and the one seam to the dense kernels.
 //!
 //! No other module names the matrix crate: products, factorisations and eigenvalues are asked for here, single-threaded,
-//! because parallelism lives in [`crate::parallel`] and must not multiply. The one exception is [`shifted_inverse`], which
-//! is told its threads.
+//! because parallelism lives in [`crate::parallel`] and must not multiply. The one exception is the inverse
+//! of a large symmetric matrix, which is told its threads.
 
 mod csr;
 mod dense;
 mod inverse;
-pub mod lanes;
+pub(crate) mod lanes;
 mod matrix;
 mod rounding;
 mod stencil;
-pub mod tiles;
+pub(crate) mod tiles;
 
 pub use csr::Csr;
 pub(crate) use csr::add_up;
-pub use dense::{Cholesky, View, axpy, dot, gemm, gram_lower, singular_values, symmetric_eigen, vectorised};
-pub use inverse::shifted_inverse;
+pub use dense::{Cholesky, View, axpy, dot, gemm, singular_values, symmetric_eigen};
+pub(crate) use dense::{gram_lower, vectorised};
+pub(crate) use inverse::shifted_inverse;
 pub use matrix::{Matrix, Scalar};
 pub use rounding::toward_zero;
-pub use stencil::Stencil;
+pub(crate) use stencil::Stencil;

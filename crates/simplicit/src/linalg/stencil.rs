@@ -12,7 +12,7 @@ const FOOTPRINT: usize = 1536;
 
 /// One row of weights per result map; weight k of a row reads the source `offset[k]` positions further on than the result.
 #[derive(Debug, Clone)]
-pub struct Stencil {
+pub(crate) struct Stencil {
     height: usize,
     width: usize,
     /// Positions between the starts of two rows of the source.
@@ -24,7 +24,7 @@ pub struct Stencil {
 impl Stencil {
     /// `rows` are (offset, weight) lists, summed by ascending offset; results are `height` × `width` grids, source rows
     /// `stride` positions apart.
-    pub fn new<R: IntoIterator<Item = (usize, f32)>>(
+    pub(crate) fn new<R: IntoIterator<Item = (usize, f32)>>(
         [height, width]: [usize; 2],
         stride: usize,
         rows: impl IntoIterator<Item = R>,
@@ -53,7 +53,7 @@ impl Stencil {
 
     /// `rows` are (column, weight) lists, columns ascending; column j reads `offsets[j]` positions further on, and
     /// `group` columns read one channel.
-    pub fn with_offsets(
+    pub(crate) fn with_offsets(
         [height, width]: [usize; 2],
         stride: usize,
         offsets: &[usize],
@@ -67,16 +67,11 @@ impl Stencil {
         Self { height, width, stride, weights, instructions }
     }
 
-    /// Number of result maps.
-    pub fn rows(&self) -> usize {
-        self.weights.rows()
-    }
-
     /// `sums += weights × source`; `sums` is rows × positions × lanes, `source` positions × lanes.
     ///
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
-    pub fn accumulate(&self, sums: &mut [f32], source: &[f32], lanes: usize) {
+    pub(crate) fn accumulate(&self, sums: &mut [f32], source: &[f32], lanes: usize) {
         if self.weights.is_empty() {
             return;
         }
@@ -105,7 +100,6 @@ mod tests {
             let rows: Vec<Vec<(usize, f32)>> =
                 (0..5).map(|i| (0..3 * i).map(|_| (r.below(2 * stride + 3), r.normal() as f32)).collect()).collect();
             let stencil = Stencil::new([height, width], stride, rows.clone());
-            assert_eq!(stencil.rows(), 5);
             let positions = height * stride + 2 * stride + 3;
             let mut alone: Option<Vec<f32>> = None;
             for lanes in [1, 3, 8, 16, 32] {

@@ -8,11 +8,11 @@ use super::lanes::MAX_LANES;
 use super::{Csr, Scalar};
 
 /// Columns per tile.
-pub const TILE: usize = 128;
+pub(crate) const TILE: usize = 128;
 
 /// A sparse matrix cut into tiles of columns.
 #[derive(Debug, Clone)]
-pub struct Tiles<T> {
+pub(crate) struct Tiles<T> {
     rows: usize,
     /// The tiles that have entries, and where their spans start.
     tiles: Vec<(usize, usize)>,
@@ -32,7 +32,7 @@ struct Span {
 
 impl<T: Scalar> Tiles<T> {
     /// Cuts a matrix; values may change their precision.
-    pub fn new(matrix: &Csr<f32>) -> Self {
+    pub(crate) fn new(matrix: &Csr<f32>) -> Self {
         let mut entries: Vec<(u32, u32, usize)> = Vec::with_capacity(matrix.nonzeros());
         for row in 0..matrix.rows() {
             for k in matrix.indptr()[row]..matrix.indptr()[row + 1] {
@@ -73,7 +73,7 @@ impl<T: Scalar> Tiles<T> {
     }
 
     /// The tiles that have entries, ascending.
-    pub fn occupied(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn occupied(&self) -> impl Iterator<Item = usize> + '_ {
         self.tiles.iter().map(|&(tile, _)| tile)
     }
 
@@ -85,7 +85,7 @@ impl<T: Scalar> Tiles<T> {
 }
 
 /// The two precisions of [`accumulate`].
-pub trait Lane: Scalar {
+pub(crate) trait Lane: Scalar {
     /// `sums += tile × source` for the k-th occupied tile, `source` being the features of that tile alone.
     fn accumulate_tile(tiles: &Tiles<Self>, k: usize, sums: &mut [Self], source: &[Self], lanes: usize);
 }
@@ -95,7 +95,7 @@ pub trait Lane: Scalar {
 ///
 /// # Panics
 /// If a slice is too short; sizes are the caller's own arithmetic, never data.
-pub fn accumulate<T: Lane>(tiles: &Tiles<T>, sums: &mut [T], source: &[T], lanes: usize) {
+pub(crate) fn accumulate<T: Lane>(tiles: &Tiles<T>, sums: &mut [T], source: &[T], lanes: usize) {
     for (k, tile) in tiles.occupied().enumerate() {
         T::accumulate_tile(tiles, k, sums, &source[tile * TILE * lanes..], lanes);
     }

@@ -60,7 +60,7 @@ pub struct Block {
 
 impl ImplicitModel {
     /// A model from dense blocks between layers, the input and the output, in any order.
-    pub fn from_blocks(
+    pub(crate) fn from_blocks(
         layout: Layout,
         inputs: usize,
         outputs: usize,

@@ -202,7 +202,7 @@ impl ImplicitModel {
     }
 
     /// For every row of the layout and then every output, whether its layer was left out of training.
-    pub fn kept_rows(&self) -> Vec<bool> {
+    pub(crate) fn kept_rows(&self) -> Vec<bool> {
         let is_kept = |name: &str| self.metadata().kept.iter().any(|kept| kept == name);
         let layers = self.layout().layers().iter().map(|l| (is_kept(&l.name), l.rows()));
         let all = layers.chain([(is_kept(OUTPUT), self.shape().outputs)]);

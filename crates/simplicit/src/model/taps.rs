@@ -74,7 +74,7 @@ impl TapBlock {
     }
 
     /// The columns that row o may use: those of its group of input channels.
-    pub fn group_columns(&self, o: usize) -> std::ops::Range<usize> {
+    pub(crate) fn group_columns(&self, o: usize) -> std::ops::Range<usize> {
         let each = self.columns() / self.groups.max(1);
         let group = o / (self.output.channels / self.groups.max(1)).max(1);
         group * each..(group + 1) * each
@@ -116,7 +116,7 @@ impl TapBlock {
     }
 
     /// Sum of magnitudes of row o: at least that of any unrolled row of the channel, poolings being averages or maxima.
-    pub fn row_norm(&self, o: usize) -> f64 {
+    pub(crate) fn row_norm(&self, o: usize) -> f64 {
         match &self.weights {
             TapWeights::Taps(taps) => taps.row(o).map(|(_, v)| f64::from(v).abs()).sum(),
             TapWeights::Identity => 1.0,

@@ -62,7 +62,7 @@ impl FixedMap {
     }
 
     /// Whether the map is linear, so that it could be written as a matrix.
-    pub fn is_linear(self) -> bool {
+    pub(crate) fn is_linear(self) -> bool {
         !matches!(self, FixedMap::MaxPool { .. })
     }
 

@@ -30,7 +30,7 @@ impl Shape {
     }
 
     /// The shape of a value with these dimensions for a batch of one: 1 × n is a vector, 1 × c × h × w a map.
-    pub fn from_dims(dims: Dims) -> Self {
+    pub(crate) fn from_dims(dims: Dims) -> Self {
         match *dims.sizes() {
             [1, size] => Shape::Vector(size),
             [1, channels, height, width] => Shape::map(channels, height, width),
@@ -123,7 +123,7 @@ impl Window {
     }
 
     /// Height and width that the window covers, the places between dilated ones included; nothing where that overflows.
-    pub fn extent(self) -> Option<[usize; 2]> {
+    pub(crate) fn extent(self) -> Option<[usize; 2]> {
         let along = |axis: usize| {
             self.kernel[axis]
                 .checked_sub(1)

@@ -92,7 +92,7 @@ impl<'a, 's> PricedRows<'a, 's> {
 
 /// Bounds for the answers of cardinality rows, or proofs where these are asked for.
 #[allow(clippy::too_many_arguments)]
-pub fn cardinality_bound(
+pub(crate) fn cardinality_bound(
     design: &Design,
     problems: &[RowProblem],
     answers: &[Vec<f64>],

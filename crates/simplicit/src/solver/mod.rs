@@ -12,12 +12,11 @@ mod newton;
 mod newton_system;
 mod problem;
 pub mod prove;
-#[cfg(feature = "reference")]
-pub mod reference;
 mod refit;
 mod splitting;
 
-pub use bound::{CardinalityBound, PricedRows, cardinality_bound};
+pub(crate) use bound::cardinality_bound;
+pub use bound::{CardinalityBound, PricedRows};
 pub(crate) use cardinality::solve_in_blocks;
 pub use cardinality::{CardinalitySettings, solve_cardinality};
 pub use design::Design;
@@ -33,7 +32,7 @@ use crate::parallel::{self, Cancel, Threads};
 use crate::problem::{Penalty, RowProblem};
 
 /// Rows solved side by side in one matrix product.
-pub const ROW_BLOCK: usize = 32;
+pub(crate) const ROW_BLOCK: usize = 32;
 
 /// When to stop.
 #[derive(Debug, Clone, PartialEq)]

@@ -29,7 +29,7 @@ impl<'a> Collected<'a> {
 
     /// Keeps the states of blocks that were asked for, up to so many bytes: for those who read all samples again and again.
     #[must_use]
-    pub fn keeping(self, bytes: u64) -> Self {
+    pub(crate) fn keeping(self, bytes: u64) -> Self {
         Self { kept: Kept::new(bytes), ..self }
     }
 }

@@ -81,6 +81,10 @@ pub trait StateSource: Sync {
     fn origin(&self) -> Option<&dyn StateSource> {
         None
     }
+    /// Whether outputs are what the baseline makes of the states; not where states of something else stand in their place.
+    fn outputs_follow_from_states(&self) -> bool {
+        true
+    }
     /// Non-zero parameters of the baseline, where the source knows them.
     fn baseline_nonzeros(&self) -> Option<u64> {
         None

@@ -61,6 +61,10 @@ impl StateSource for StateSlice<'_> {
         self.source.layers_are_known()
     }
 
+    fn outputs_follow_from_states(&self) -> bool {
+        self.source.outputs_follow_from_states()
+    }
+
     fn baseline_nonzeros(&self) -> Option<u64> {
         self.source.baseline_nonzeros()
     }

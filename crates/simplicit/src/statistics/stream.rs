@@ -23,7 +23,7 @@ impl Statistics {
     }
 
     /// [`Statistics::stream`] over a shard of `all` samples, whose number decides what is kept.
-    pub fn stream_shard(
+    pub(crate) fn stream_shard(
         samples: usize,
         all: usize,
         threads: Threads,

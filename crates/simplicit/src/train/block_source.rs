@@ -34,7 +34,7 @@ impl LinearBlock {
     }
 
     /// Rows of a group.
-    pub fn group_rows(&self) -> usize {
+    pub(crate) fn group_rows(&self) -> usize {
         self.weights.rows() / self.groups
     }
 
@@ -119,6 +119,9 @@ pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Resul
         if got > 0 {
             return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
         }
+    }
+    if settings.stages == Some(true) {
+        return Err(Error::setting("stages", format!("off for linear blocks; {elsewhere}"), "on"));
     }
     if let Some(epsilon) = settings.robust_refit {
         return Err(Error::setting("robust-refit", format!("none for linear blocks; {elsewhere}"), epsilon));

@@ -21,9 +21,13 @@ mod search;
 pub use block_source::{BlockRows, BlockSource, LinearBlock};
 pub use blocks::{TrainedBlocks, train_blocks};
 pub use checkpoint::Checkpoint;
-pub use delegate::{Delegate, RowsTask, StatisticsTask, numbers_from_bytes, numbers_to_bytes};
+pub use delegate::Delegate;
+#[doc(hidden)] // what workers of the command line and the Python package are sent
+pub use delegate::{RowsTask, StatisticsTask, numbers_from_bytes, numbers_to_bytes};
 pub use evidence::importance::{importance, importance_on};
+#[doc(hidden)]
 pub use evidence::shard::{Shard, Step, WalkTask};
+#[doc(hidden)]
 pub use evidence::sums_task::SumsTask;
 pub use keep::{Forget, Keep};
 pub use plan::estimate::{Estimate, estimate};
@@ -104,6 +108,10 @@ pub struct TrainSettings {
     /// Rounds of the refit of all non-zeros together, in the metric of the output; 0 is none. Default: 4, and none for
     /// models with convolutions or operators and with exact matching.
     pub output_refit: Option<usize>,
+    /// Whether targets are approached in stages, each of which makes the refitted model before it sparser. Needs
+    /// cardinality, a refit in the output metric and no robust rounds. Default: wherever that is so but for models with
+    /// convolutions or operators.
+    pub stages: Option<bool>,
     /// Rounds in which layers' prices are moved by what their non-zeros are worth to the outputs of samples that were not
     /// fitted, on rough models. For models with convolutions or operators, cardinality and a target. Default 0.
     pub allocate: usize,
@@ -156,6 +164,7 @@ impl Default for TrainSettings {
             rounds: 3,
             refit: true,
             output_refit: None,
+            stages: None,
             allocate: 0,
             cascade: true,
             bias: false,
@@ -395,8 +404,12 @@ pub struct Trained {
 /// Trains a model.
 pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
     check(input, settings, run.threads)?;
+    check_stages_here(input, settings, run)?;
     if settings.allocate > 0 && settings.target_sparsity.is_none() {
         return Err(Error::setting("allocate", "0 without a target sparsity", settings.allocate));
+    }
+    if settings.stages == Some(true) && settings.target_sparsity.is_none() {
+        return Err(Error::setting("stages", "off without a target sparsity", "on"));
     }
     let trained = search::search(input, settings, run)?;
     match settings.robust_refit {
@@ -427,6 +440,7 @@ fn check(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Resu
         }
     }
     check_allocation(input, settings)?;
+    check_stages(input, settings)?;
     plan::choice::check(input, settings)?;
     if let Some(epsilon) = settings.robust_refit {
         let Some(baseline) = input.baseline else {
@@ -453,7 +467,7 @@ fn check(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Resu
 
 /// An allocation over layers moves the prices of a survey, and holds samples out.
 fn check_allocation(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
-    let shares = input.baseline.is_some_and(|b| !b.taps().is_empty() || b.layout().has_operators());
+    let shares = input.baseline.is_some_and(shares_weights);
     let expected = match settings.allocate {
         0 => return Ok(()),
         _ if !shares => "0 for a network without convolutions or operators",
@@ -467,6 +481,29 @@ fn check_allocation(input: &TrainInput, settings: &TrainSettings) -> Result<()> 
         _ => return Ok(()),
     };
     Err(Error::setting("allocate", expected, settings.allocate))
+}
+
+/// Stages price non-zeros, and every one starts from a refitted model.
+fn check_stages(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    let expected = match settings.stages {
+        None | Some(false) => return Ok(()),
+        _ if !matches!(settings.objective, Objective::Cardinality) => "off without the penalty cardinality",
+        _ if refit::output_refit::rounds(input.baseline, settings) == 0 => {
+            "off without a refit in the output metric (output-refit)"
+        }
+        _ if settings.robust_rounds > 0 => "off with robust rounds, which train the whole model again",
+        _ => return Ok(()),
+    };
+    Err(Error::setting("stages", expected, "on"))
+}
+
+/// Workers walk through the layers of a network and take its outputs as they come out: those of a stage's model.
+fn check_stages_here(input: &TrainInput, settings: &TrainSettings, run: &Run) -> Result<()> {
+    if settings.stages == Some(true) && run.keep.delegate().is_some() && input.baseline.is_some_and(shares_weights) {
+        let expected = "off for networks with convolutions or operators on a cluster";
+        return Err(Error::setting("stages", expected, "on"));
+    }
+    Ok(())
 }
 
 /// What makes no sense where the sparsity is not one target: on a path, or where a drop decides.
@@ -548,10 +585,15 @@ fn check_settings(settings: &TrainSettings) -> Result<()> {
     Ok(())
 }
 
+/// Whether a model is walked through layer by layer: weights are shared, poolings or residual sums stand between, or operators.
+fn shares_weights(model: &ImplicitModel) -> bool {
+    !model.taps().is_empty() || model.layout().has_operators()
+}
+
 /// Whose rows are trained: the baseline's where weights are shared, which may split a map that its network declares.
 fn layout<'a>(input: &'a TrainInput) -> &'a Layout {
     match input.baseline {
-        Some(baseline) if !baseline.taps().is_empty() || baseline.layout().has_operators() => baseline.layout(),
+        Some(baseline) if shares_weights(baseline) => baseline.layout(),
         _ => input.source.layout(),
     }
 }

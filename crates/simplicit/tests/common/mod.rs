@@ -3,6 +3,7 @@
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // Each test file uses its own part.
 
 pub mod paper;
+pub mod reference;
 pub mod rows;
 
 use std::path::PathBuf;

@@ -4,7 +4,8 @@
 use simplicit::linalg::Matrix;
 use simplicit::problem::{Ball, RowProblem, Units};
 use simplicit::random::Random;
-use simplicit::solver::reference::ConicPenalty;
+
+use super::reference::ConicPenalty;
 
 /// A row problem and the samples it is about.
 #[derive(Debug, Clone)]

@@ -210,6 +210,7 @@ fn what_a_module_cannot_do_is_refused() {
     };
     assert_eq!(refused(TrainSettings { kappa: Some(0.9), ..settings() }), "kappa");
     assert_eq!(refused(TrainSettings { output_refit: Some(2), ..settings() }), "output-refit");
+    assert_eq!(refused(TrainSettings { stages: Some(true), ..settings() }), "stages");
     assert_eq!(refused(TrainSettings { bias: true, ..settings() }), "bias");
     assert_eq!(refused(TrainSettings { target_sparsity: Some(1.5), ..settings() }), "target-sparsity");
     assert_eq!(

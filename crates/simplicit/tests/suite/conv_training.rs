@@ -18,7 +18,9 @@ use simplicit::problem::penalty::L1;
 use simplicit::random::Random;
 use simplicit::states::{Collected, InputSource, StateMap};
 use simplicit::statistics::Statistics;
-use simplicit::train::{Bounds, Forget, Keep, Objective, Run, TrainInput, TrainSettings, Trained, importance, train};
+use simplicit::train::{
+    Bounds, Forget, Keep, Objective, Run, TrainInput, TrainSettings, Trained, importance, train, train_to_max_drop,
+};
 
 fn images(count: usize) -> Matrix<f32> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fashion_train_images.idx.gz");
@@ -267,6 +269,83 @@ fn a_target_is_hit_the_count_is_right_and_threads_do_not_matter() {
     assert!(error < 0.1, "{error}");
     assert!((error - report.training_error).abs() < 1e-4, "{error} {}", report.training_error);
     assert_eq!(trained(&network, &u, &settings, 1, &Forget).model.to_bytes(), model.to_bytes());
+}
+
+#[test]
+fn stages_start_from_the_refitted_model_and_match_the_networks_outputs() {
+    let (network, u) = (network(), images(200));
+    let at_once = TrainSettings { target_sparsity: Some(0.7), output_refit: Some(1), ..TrainSettings::default() };
+    let staged = TrainSettings { stages: Some(true), ..at_once.clone() };
+    let notes = Notes::default();
+    let Trained { model, report } = trained(&network, &u, &staged, 2, &notes);
+    let sparsity = model.sparsity().sparsity;
+    assert!((sparsity - 0.7).abs() <= 0.003, "{sparsity} {:?}", report.path);
+    assert!(report.output_refit.is_some());
+    let y = Equilibrium::new(&model, EquilibriumSettings::default()).unwrap().outputs(&u).unwrap().y;
+    let error = simplicit::evaluate::equilibrium_error(&y, &network.forward(&u).unwrap()).unwrap();
+    assert!((error - report.training_error).abs() < 1e-4, "{error} {}", report.training_error);
+
+    // What the second stage matched, by the energy of its targets: the network's outputs, but not its states.
+    let kept = notes.0.lock().unwrap();
+    let energies = |stage: usize, layer: &str, rows: usize| -> Vec<f64> {
+        let found = |(key, _): &(&String, &Vec<u8>)| {
+            key.starts_with(&format!("stage {stage} ")) && key.ends_with(&format!(" {layer} statistics"))
+        };
+        let (_, bytes) = kept.iter().find(found).unwrap();
+        let statistics = (1..=37).find_map(|features| Statistics::from_bytes(bytes, features, rows)).unwrap();
+        (0..rows).map(|k| statistics.energy(k) / statistics.samples() as f64).collect()
+    };
+    let theirs = network.states(&u).unwrap();
+    let energy = |values: &Matrix, k: usize| (0..200).map(|s| values[(s, k)].powi(2)).sum::<f64>() / 200.0;
+    for (k, got) in energies(1, "outputs", 10).into_iter().enumerate() {
+        let expected = energy(&theirs.y, k);
+        assert!((got - expected).abs() <= 1e-5 * expected, "output {k}: {got}, from scratch {expected}");
+    }
+    let first = &network.layout().layers().last().unwrap().name;
+    let (network_s, models) = (energies(0, first, 4), energies(1, first, 4));
+    assert!(network_s.iter().zip(&models).any(|(a, b)| (a / b - 1.0).abs() > 1e-4), "{network_s:?} {models:?}");
+    assert!(kept.keys().all(|key| !key.starts_with("stage 2 ")), "0.65 and 0.7 are two stages");
+    drop(kept);
+
+    assert_eq!(trained(&network, &u, &staged, 1, &Forget).model.to_bytes(), model.to_bytes());
+    // Where nothing is said a network with feature maps goes to its target at once.
+    let notes = Notes::default();
+    let one = trained(&network, &u, &at_once, 2, &notes);
+    assert!(notes.0.lock().unwrap().keys().all(|key| key.starts_with("stage 0 ")));
+    let off = TrainSettings { stages: Some(false), ..at_once };
+    assert_eq!(trained(&network, &u, &off, 2, &Forget).model.to_bytes(), one.model.to_bytes());
+}
+
+#[test]
+fn stages_that_cannot_be_taken_are_refused_before_any_work() {
+    let (network, u) = (network(), images(20));
+    let baseline = ImplicitModel::from_network(&network).unwrap();
+    let source = Collected::new(&network, &u).unwrap();
+    let input =
+        TrainInput { source: &source, baseline: Some(&baseline), importance: None, preprocessing: Default::default() };
+    let on = TrainSettings {
+        stages: Some(true),
+        output_refit: Some(1),
+        target_sparsity: Some(0.7),
+        ..TrainSettings::default()
+    };
+    let convex = Objective::Convex(Arc::new(L1::new(1e-3).unwrap()));
+    for (settings, expected) in [
+        (TrainSettings { output_refit: None, ..on.clone() }, "off without a refit in the output metric"),
+        (TrainSettings { objective: convex, ..on.clone() }, "off without the penalty cardinality"),
+        (TrainSettings { robust_rounds: 1, ..on.clone() }, "off with robust rounds"),
+        (TrainSettings { target_sparsity: None, ..on.clone() }, "off without a target sparsity"),
+    ] {
+        let mut worked = false;
+        let mut progress = |_| worked = true;
+        let mut run = Run { progress: &mut progress, ..Run::default() };
+        let message = train(&input, &settings, &mut run).unwrap_err().to_string();
+        assert!(message.starts_with(&format!("stages: expected {expected}")), "{message}");
+        assert!(!worked, "{expected}");
+    }
+    let untargeted = TrainSettings { target_sparsity: None, ..on };
+    let message = train_to_max_drop(&input, &source, 1.0, &untargeted, &mut Run::default()).unwrap_err().to_string();
+    assert!(message.starts_with("stages: expected off where a drop decides"), "{message}");
 }
 
 #[test]

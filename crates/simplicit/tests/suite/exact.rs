@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests are tests.
 
 use crate::common::paper;
+use crate::common::reference::{ReferenceForm, ReferenceSettings, ReferenceStatus, solve_by_cones};
 use crate::common::rows::{BallKind, BoundKind, Case, random_case, square};
 use simplicit::arrays::Array;
 use simplicit::layout::Activation;
@@ -11,7 +12,6 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::penalty::{L1, Ridge};
 use simplicit::problem::{Ball, RowProblem};
 use simplicit::random::Random;
-use simplicit::solver::reference::{ReferenceForm, ReferenceSettings, ReferenceStatus, solve_by_cones};
 use simplicit::solver::{Design, RowSolution, SolverSettings, Status, largest_mismatch, solve_rows_exactly};
 use simplicit::states::ArrayStates;
 use simplicit::statistics::Statistics;
@@ -42,11 +42,10 @@ fn solve(case: &Case) -> Result<RowSolution> {
 /// The smallest cost the conic solver finds, in the first form in which it succeeds; `None` if infeasible.
 fn reference(case: &Case, size: f64) -> Option<f64> {
     let statistics = statistics(case);
-    let design = Design::new(&statistics).unwrap();
     let residual = ReferenceForm::Residual { features: &case.features, target: &case.target };
     for (form, tolerance) in [(ReferenceForm::Gram, 1e-9), (residual, 1e-9), (ReferenceForm::Gram, 1e-7)] {
         let settings = ReferenceSettings { form, exact: true, tolerance, size: Some(size) };
-        let solution = solve_by_cones(&design, case.penalty, &case.problem, &settings).unwrap();
+        let solution = solve_by_cones(&statistics, case.penalty, &case.problem, &settings).unwrap();
         match solution.status {
             ReferenceStatus::Solved => return Some(solution.objective),
             ReferenceStatus::Infeasible => return None,

@@ -13,7 +13,7 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Connectivity;
 use simplicit::problem::penalty::L1;
 use simplicit::states::{Collected, InputSource};
-use simplicit::train::{Forget, Objective, Run, TrainInput, TrainSettings, train};
+use simplicit::train::{Bounds, Forget, Objective, Run, TrainInput, TrainSettings, train};
 
 fn images(name: &str, samples: usize) -> (Inputs, Matrix<f32>) {
     let inputs = Inputs::new(Array::open(data(name)).unwrap(), None, &Selection::all()).unwrap();
@@ -223,7 +223,12 @@ fn robust_rounds_lower_the_constant_of_convolutions() {
 fn a_refit_by_linear_bounds_certifies_more() {
     let epsilon = 4.0 / 255.0;
     let setting = setting(400);
-    let settings = TrainSettings { target_sparsity: Some(0.8), output_refit: Some(0), ..TrainSettings::default() };
+    let settings = TrainSettings {
+        target_sparsity: Some(0.8),
+        output_refit: Some(0),
+        bounds: Some(Bounds::Off),
+        ..TrainSettings::default()
+    };
     let plain = setting.train(&settings);
     let sturdy = setting.train(&TrainSettings { robust_refit: Some(epsilon), ..settings });
     assert_eq!(plain.sparsity().sparsity, sturdy.sparsity().sparsity);

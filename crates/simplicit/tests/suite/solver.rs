@@ -3,15 +3,15 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // Helpers of tests are tests.
 
 use crate::common::paper;
+use crate::common::reference::{
+    ConicPenalty, ReferenceForm, ReferenceSettings, ReferenceSolution, ReferenceStatus, solve_by_cones,
+};
 use crate::common::rows::{BallKind, BoundKind, Case, known_optimum, random_case, square};
 use simplicit::linalg::{Matrix, toward_zero};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::penalty::L1;
 use simplicit::problem::{Ball, Penalty, RowProblem, Units};
 use simplicit::random::Random;
-use simplicit::solver::reference::{
-    ConicPenalty, ReferenceForm, ReferenceSettings, ReferenceSolution, ReferenceStatus, solve_by_cones,
-};
 use simplicit::solver::{Design, RowSolution, SolverSettings, Status, solve_rows, solve_rows_into};
 use simplicit::statistics::Statistics;
 use simplicit::{Error, Result};
@@ -41,10 +41,8 @@ fn solve(case: &Case) -> RowSolution {
 }
 
 fn by_cones(case: &Case, form: ReferenceForm, tolerance: f64, size: f64) -> ReferenceSolution {
-    let statistics = statistics(case);
-    let design = Design::new(&statistics).unwrap();
     let settings = ReferenceSettings { form, exact: false, tolerance, size: Some(size) };
-    solve_by_cones(&design, case.penalty, &case.problem, &settings).unwrap()
+    solve_by_cones(&statistics(case), case.penalty, &case.problem, &settings).unwrap()
 }
 
 /// The first form and tolerance at which the conic solver calls itself successful. `size` is about the optimal value.

@@ -38,7 +38,7 @@ pub enum SumsTask {
         /// Whose errors are looked at.
         rough: Box<ImplicitModel>,
     },
-    /// Of [`error_on_states`](crate::evaluate::error_on_states()), for a baseline with feature maps.
+    /// Of the error of outputs on the samples, for a baseline with feature maps.
     Errors {
         /// Over the first so many samples of the run.
         samples: usize,

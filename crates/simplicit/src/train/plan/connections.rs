@@ -35,15 +35,20 @@ pub(in crate::train) fn mask(input: &TrainInput, settings: &TrainSettings) -> Re
     settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())
 }
 
-/// What is solved, in which order.
-pub(in crate::train) fn plan(input: &TrainInput, settings: &TrainSettings) -> Result<Plan> {
-    let constant = constants(input, settings);
+/// The baseline, if it is walked through layer by layer.
+pub(in crate::train) fn walked<'a>(input: &TrainInput<'a>, settings: &TrainSettings) -> Option<&'a ImplicitModel> {
     let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
     // Residual sums alone do not stand in the way of cycles.
     let shared = |b: &&ImplicitModel| {
         b.layout().has_operators() || !b.taps().is_empty() && (acyclic || b.without_taps().is_none())
     };
-    let mut plan = match input.baseline.filter(shared) {
+    input.baseline.filter(shared)
+}
+
+/// What is solved, in which order.
+pub(in crate::train) fn plan(input: &TrainInput, settings: &TrainSettings) -> Result<Plan> {
+    let constant = constants(input, settings);
+    let mut plan = match walked(input, settings) {
         Some(baseline) => {
             require_no_residual_ball(baseline, settings)?;
             Plan::taps(baseline, &settings.connectivity, settings.reach, &constant)?

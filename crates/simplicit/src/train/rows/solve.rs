@@ -162,7 +162,7 @@ pub(in crate::train) fn solve(
         let (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, not_yet)?;
         if keep.keeps() {
             for (block, rows) in rows.chunks(size).enumerate() {
-                keep::put(keep, &key(block), &in_one(rows.to_vec()))?;
+                keep::put(keep, &key(block), &in_one(rows))?;
             }
         }
         (run.progress)(told(total));
@@ -172,10 +172,10 @@ pub(in crate::train) fn solve(
     let on_gpu = whole && keep.delegate().is_none() && backend::gpu(settings.device, work(design, problems))?.is_some();
     let mut take = |_: usize, rows: Vec<f64>| {
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
-            let gap = row[d];
             out.push(Solved {
                 weights: row[..d].to_vec(),
-                relative_gap: (!gap.is_nan()).then_some(gap),
+                // Rows of cardinality have none.
+                relative_gap: (!whole).then_some(row[d]),
                 at_limit: row[d + 1] != 0.0,
                 on_gpu,
             });
@@ -219,8 +219,8 @@ fn work(design: &Design, problems: &[RowProblem]) -> f64 {
 }
 
 /// Rows of the cardinality problem one after the other, each with what stands behind its weights: no gap, no limit.
-fn in_one(rows: Vec<Vec<f64>>) -> Vec<f64> {
-    rows.into_iter().flat_map(|row| row.into_iter().chain([f64::NAN, 0.0])).collect()
+fn in_one(rows: &[Vec<f64>]) -> Vec<f64> {
+    rows.iter().flat_map(|row| row.iter().copied().chain([0.0; ROW_EXTRAS])).collect()
 }
 
 /// Rows of the cardinality problem, and whether a GPU solved them.
@@ -276,7 +276,7 @@ pub(in crate::train) fn solve_blocks(
     let problems = blocks.concat();
     let ignored = &mut |_| {};
     let (rows, _) = cardinality_rows(design, settings, strength, &problems, size, threads, cancel, ignored)?;
-    Ok(rows.chunks(size).map(|rows| in_one(rows.to_vec())).collect())
+    Ok(rows.chunks(size).map(in_one).collect())
 }
 
 /// A block of convex rows.

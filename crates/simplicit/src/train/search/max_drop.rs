@@ -37,6 +37,9 @@ pub fn train_to_max_drop(
         let expected = "0 where a drop decides how sparse the model is";
         return Err(Error::setting("allocate", expected, settings.allocate));
     }
+    if settings.stages == Some(true) {
+        return Err(Error::setting("stages", "off where a drop decides how sparse the model is", "on"));
+    }
     if !(0.0..=100.0).contains(&max_drop) {
         return Err(Error::setting("max-drop", "points between 0 and 100, such as 0.5", max_drop));
     }

@@ -103,10 +103,10 @@ impl Found {
         let mut points = self.points.clone();
         points.sort_by(|a, b| (a.1 - target).abs().total_cmp(&(b.1 - target).abs()));
         let slope = match points[..] {
-            [a, b, ..] => (b.1 - a.1) / (b.0 - a.0),
-            _ => f64::NAN,
+            [a, b, ..] => Some((b.1 - a.1) / (b.0 - a.0)),
+            _ => None,
         };
-        Some(slope).filter(|s| SLOPES.contains(s)).or(self.slope)
+        slope.filter(|s| SLOPES.contains(s)).or(self.slope)
     }
 }
 

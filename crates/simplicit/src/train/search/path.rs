@@ -11,7 +11,9 @@ use crate::train::refit::output_refit::refitted;
 use crate::train::search::max_drop::{agreement, require_judge};
 use crate::train::search::stages;
 use crate::train::search::{CLOSE, Found, StagedSearch, reported, seek};
-use crate::train::{Run, TrainInput, TrainSettings, Trained, check, check_untargeted};
+use crate::train::{
+    Run, TrainInput, TrainSettings, Trained, check, check_stages_here, check_untargeted, shares_weights,
+};
 use crate::{Error, Result};
 
 /// One model per level (shares of the baseline's non-zeros to remove, in any order), in ascending order of the level,
@@ -25,6 +27,7 @@ pub fn path(
     run: &mut Run,
 ) -> Result<Vec<Trained>> {
     check(input, settings, run.threads)?;
+    check_stages_here(input, settings, run)?;
     check_untargeted("a path, whose levels are its targets", settings)?;
     if let Some(held_out) = held_out {
         require_judge(input, held_out)?;
@@ -54,7 +57,7 @@ pub fn path(
         }
         return Ok(out);
     }
-    if settings.cascade && input.baseline.is_some_and(|b| !b.taps().is_empty() || b.layout().has_operators()) {
+    if settings.cascade && input.baseline.is_some_and(shares_weights) {
         for level in levels {
             let keep = stages::Named { keep: run.keep, name: format!("level {level} ") };
             let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: &mut *run.progress };

@@ -2,8 +2,9 @@
 //! the baseline.
 //!
 //! The states of the model so far take the place of the baseline's. They are what its refit in the output metric
-//! settled on, the row problems start from a residual of zero there, and row weights are those of its own outputs. Any
-//! connection that was allowed at first may come back.
+//! settled on, the row problems start from a residual of zero there, and row weights are those of its own outputs. Outputs
+//! stay the baseline's. Any connection that was allowed at first may come back; where weights are shared, the taps of the
+//! model before are what there is to choose from (with `feedforward`, all taps of the maps in reach).
 
 use crate::Result;
 use crate::arrays::DeviceInputs;
@@ -15,10 +16,11 @@ use crate::parallel::{self, Threads};
 use crate::problem::Connectivity;
 use crate::random::Random;
 use crate::states::{Kept, StateBlock, StateMap, StateShape, StateSource};
-use crate::statistics::BLOCK;
 use crate::train::evidence::importance::{drawn, softmax};
+use crate::train::plan::connections;
 use crate::train::refit::linearised::{Linearised, Samples, gates};
-use crate::train::{Delegate, Keep, Objective, Run, TrainInput, TrainSettings};
+use crate::train::refit::output_refit;
+use crate::train::{Delegate, Keep, Objective, Run, TrainInput, TrainSettings, shares_weights};
 
 /// Share of the baseline's non-zeros that the first stage leaves.
 const FIRST: f64 = 0.35;
@@ -29,12 +31,15 @@ const KEPT: u64 = 256 << 20;
 /// Draws from the model's softmax per sample.
 const DRAWS: usize = 2;
 
-/// Whether targets are approached in stages.
+/// Whether targets are approached in stages: if that is asked for, or nothing is said and it pays on models of this kind.
 pub(in crate::train) fn are_taken(input: &TrainInput, settings: &TrainSettings) -> bool {
-    crate::train::refit::output_refit::rounds(input.baseline, settings) > 0
-        && settings.robust_rounds == 0
-        && matches!(settings.objective, Objective::Cardinality)
-        && input.baseline.is_none_or(|b| b.taps().is_empty() && !b.layout().has_operators())
+    let pays = || {
+        output_refit::rounds(input.baseline, settings) > 0
+            && settings.robust_rounds == 0
+            && matches!(settings.objective, Objective::Cardinality)
+            && !input.baseline.is_some_and(shares_weights)
+    };
+    settings.stages.unwrap_or_else(pays)
 }
 
 /// The targets of all stages up to and with `target`, after a model that left the share `left` of the non-zeros (or
@@ -58,7 +63,7 @@ pub(in crate::train) struct Stage {
     equilibrium: Equilibrium,
     kept: Kept,
     importance: Option<Vec<f64>>,
-    /// What the settings allowed, as a mask.
+    /// What the settings allowed: as a mask, or as they said it where weights are shared.
     pub(in crate::train) connectivity: Connectivity,
 }
 
@@ -77,7 +82,10 @@ impl Stage {
             Some(_) => Some(own_importance(&model, &equilibrium, input, run)?),
             None => None,
         };
-        let connectivity = Connectivity::Mask(crate::train::plan::connections::mask(input, settings)?);
+        let connectivity = match connections::walked(input, settings) {
+            Some(_) => settings.connectivity.clone(),
+            None => Connectivity::Mask(connections::mask(input, settings)?),
+        };
         let kept = Kept::new(settings.memory.map_or(KEPT, |budget| KEPT.min(budget / 8)));
         Ok(Self { model, equilibrium, kept, importance, connectivity })
     }
@@ -137,6 +145,18 @@ impl StateSource for OwnStates<'_> {
         Ok(StateBlock { u: theirs.u, z, x, y: theirs.y })
     }
 
+    fn inputs(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>> {
+        self.source.inputs(samples)
+    }
+
+    fn ends(&self, samples: std::ops::Range<usize>) -> Result<(Matrix<f32>, Matrix)> {
+        self.source.ends(samples)
+    }
+
+    fn outputs_follow_from_states(&self) -> bool {
+        false
+    }
+
     fn device_inputs(&self) -> Option<(&DeviceInputs, usize)> {
         self.source.device_inputs()
     }
@@ -154,20 +174,22 @@ impl StateSource for OwnStates<'_> {
     }
 }
 
-/// E[(∂ log p(y|u)/∂z_i)²] with y drawn from the model's own softmax, as [`crate::train::evidence::importance`] has it for a network.
+/// E[(∂ log p(y|u)/∂z_i)²] with y drawn from the model's own softmax, summed over the units of a row, as [`crate::train::evidence::importance`] has it for a network.
 fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &TrainInput, run: &Run) -> Result<Vec<f64>> {
     let shape = model.shape();
     let scale = model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
     let (support, w) = Linearised::of(model);
     let m = support.dense(&w);
-    let samples = input.source.samples();
-    let mut total = vec![0.0; shape.states + shape.outputs];
+    let (samples, size) = (input.source.samples(), output_refit::chunk_of(shape));
+    let row_of = output_refit::rows_of_units(model);
+    let rows = model.layout().rows() + shape.outputs;
+    let mut total = vec![0.0; rows];
     parallel::fold(
         run.threads,
-        samples.div_ceil(BLOCK),
+        samples.div_ceil(size),
         |block| {
             run.cancel.check()?;
-            let u: Matrix<f32> = input.source.block(block * BLOCK..((block + 1) * BLOCK).min(samples))?.u.cast();
+            let u = input.source.inputs(block * size..((block + 1) * size).min(samples))?;
             let solution = equilibrium.run(&u)?;
             let gates = gates(model.layout(), &solution.z);
             let at = Samples { u: &u, x: &solution.x, gates: &gates };
@@ -175,13 +197,13 @@ fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &Trai
             let probabilities = softmax(&logits);
             let none = Matrix::zeros(u.rows(), shape.states);
             let mut random = Random::new(block as u64);
-            let mut sum = vec![0.0; shape.states + shape.outputs];
+            let mut sum = vec![0.0; rows];
             for _ in 0..DRAWS {
                 let v = drawn(&probabilities, scale, &mut random);
                 let r = support.adjoint(&m, &v, &none, &at);
                 for s in 0..v.rows() {
-                    let row = r.row(s).iter().chain(v.row(s));
-                    sum.iter_mut().zip(row).for_each(|(sum, g)| *sum += f64::from(*g).powi(2));
+                    let units = row_of.iter().zip(r.row(s).iter().chain(v.row(s)));
+                    units.for_each(|(row, g)| row.iter().for_each(|&i| sum[i] += f64::from(*g).powi(2)));
                 }
             }
             Ok(sum)

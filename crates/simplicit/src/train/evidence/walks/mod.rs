@@ -13,6 +13,7 @@ use crate::linalg::Matrix;
 use crate::memory::{Block, Pile, Room};
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
+use crate::parallel;
 use crate::statistics::{BLOCK, Statistics, WIDE, are_few};
 use crate::train::evidence::device_walk::{Chunks, Gpu};
 use crate::train::evidence::positions::{Chosen, per_sample};
@@ -205,6 +206,11 @@ impl<'a> Walks<'a> {
             Target::Output => group.rows.len(),
         };
         let positions = group.positions;
+        if target == Target::Output && !self.input.source.outputs_follow_from_states() {
+            self.continue_on_host(chosen.per_sample)?;
+            self.targets = Targets::Host(self.given_outputs(run)?);
+            return Ok(());
+        }
         if self.baseline.on_gpu().is_some() {
             let entered = self.enter_on_gpu(Sum::new(model, target), &chosen, rows, run);
             if backend::or_cpu(settings.device, entered)?.is_some() {
@@ -238,6 +244,22 @@ impl<'a> Walks<'a> {
             self.baseline.put(k, states);
         }
         Ok(())
+    }
+
+    /// The outputs that the samples came with.
+    fn given_outputs(&self, run: &Run) -> Result<Pile> {
+        let (source, samples) = (self.input.source, self.input.source.samples());
+        let mut outputs = Pile::new(&self.room);
+        parallel::fold(
+            run.threads,
+            samples.div_ceil(SAMPLES),
+            |block| {
+                run.cancel.check()?;
+                Ok(source.ends(block * SAMPLES..((block + 1) * SAMPLES).min(samples))?.1.cast())
+            },
+            |_, y| outputs.push(y),
+        )?;
+        Ok(outputs)
     }
 
     /// Statistics of the group entered last, at the seeded choice of positions; where the GPU fails under `auto`, the walk

@@ -19,6 +19,7 @@ mod sketch;
 #[cfg(test)]
 mod tests;
 
+pub(in crate::train) use problem::chunk_of;
 use problem::{At, Problem, Value};
 use sketch::Sketch;
 
@@ -31,7 +32,7 @@ use crate::train::fit::Fitted;
 use crate::train::keep;
 use crate::train::refit::linearised::Linearised;
 use crate::train::refit::row_blocks::{conjugate_gradients, into_ball};
-use crate::train::{Progress, Run, TrainInput, TrainSettings};
+use crate::train::{Progress, Run, TrainInput, TrainSettings, shares_weights};
 
 /// Rounds for models without shared weights or operators, where nothing is said.
 const ROUNDS: usize = 4;
@@ -66,7 +67,7 @@ pub struct OutputRefit {
 
 /// Rounds of the refit that the settings ask for; where they say nothing, those that pay on models of this kind.
 pub(in crate::train) fn rounds(model: Option<&ImplicitModel>, settings: &TrainSettings) -> usize {
-    let shares = model.is_some_and(|m| !m.taps().is_empty() || m.layout().has_operators());
+    let shares = model.is_some_and(shares_weights);
     let exact = settings.matching == Matching::Exact;
     settings.output_refit.unwrap_or(if shares || exact { 0 } else { ROUNDS })
 }
@@ -102,7 +103,7 @@ pub(in crate::train) fn refitted(
 fn mismatch(model: &ImplicitModel, input: &TrainInput, run: &Run) -> Result<Vec<(f64, f64)>> {
     let equilibrium = equilibrium(model)?;
     let (samples, shape) = (input.source.samples(), model.shape());
-    let size = problem::chunk_of(shape);
+    let size = chunk_of(shape);
     let row_of = rows_of_units(model);
     let rows = model.layout().rows() + shape.outputs;
     let mut total = vec![(0.0, 0.0); rows];
@@ -134,7 +135,7 @@ fn mismatch(model: &ImplicitModel, input: &TrainInput, run: &Run) -> Result<Vec<
 }
 
 /// The row of every unit, then of every output; none for what an operator computes.
-fn rows_of_units(model: &ImplicitModel) -> Vec<Option<usize>> {
+pub(in crate::train) fn rows_of_units(model: &ImplicitModel) -> Vec<Option<usize>> {
     let layout = model.layout();
     let mut out = Vec::with_capacity(layout.size() + model.shape().outputs);
     for (k, layer) in layout.layers().iter().enumerate() {

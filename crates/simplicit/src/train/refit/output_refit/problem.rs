@@ -28,7 +28,7 @@ const CHUNK_STATES: usize = 1 << 21;
 const HELD_OUT: usize = 10;
 
 /// Samples in a chunk; fixed, so that sums depend neither on threads nor on memory.
-pub(super) fn chunk_of(shape: StateShape) -> usize {
+pub(in crate::train) fn chunk_of(shape: StateShape) -> usize {
     (CHUNK_STATES / shape.states.max(1)).clamp(1, BLOCK)
 }
 

@@ -1,5 +1,5 @@
-//! The conic reference: the same row problem handed to an unrelated method (Clarabel's interior point), for tests,
-//! benchmarks and documentation. It is slow and trusted; nothing in the walk calls it.
+//! The conic reference: the same row problem handed to an unrelated method (Clarabel's interior point), from the
+//! statistics or the samples alone. It is slow and trusted; tests and benchmarks compare with it.
 //!
 //! In unit-RMS coordinates x_j = w_j·c_j/t the cones are told
 //!
@@ -13,12 +13,14 @@ use std::time::Instant;
 use clarabel::algebra::CscMatrix;
 use clarabel::solver::{DefaultSettings, DefaultSolver, IPSolver, SolverStatus, SupportedConeT};
 
-use super::Design;
-use crate::linalg::{Matrix, symmetric_eigen};
-use crate::problem::penalty::{ElasticNet, L1, Penalty, Perspective, Ridge};
-use crate::problem::{RowProblem, Units};
-use crate::{Error, Result};
+use simplicit::linalg::{Matrix, symmetric_eigen};
+use simplicit::problem::penalty::{ElasticNet, L1, Penalty, Perspective, Ridge};
+use simplicit::problem::{RowProblem, Units};
+use simplicit::statistics::Statistics;
+use simplicit::{Error, Result};
 
+/// Features whose RMS is not above this are always zero.
+const DEAD: f64 = 1e-140;
 /// Eigenvalues of Ĝ below this carry no equation of exact matching.
 const RANK: f64 = 1e-13;
 /// Share of a target's energy that its features may leave unexplained and still match exactly.
@@ -82,7 +84,7 @@ pub enum ReferenceForm<'a> {
     Gram,
     /// From the samples, one variable and one equation each.
     Residual {
-        /// The design's features, one sample a row.
+        /// The features of the statistics, one sample a row.
         features: &'a Matrix,
         /// The row's target, one value a sample.
         target: &'a [f64],
@@ -125,7 +127,7 @@ pub enum ReferenceStatus {
 /// What the conic solver returned.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReferenceSolution {
-    /// One weight per feature of the design, in stored coordinates. Feasible to the tolerance, nowhere exactly zero.
+    /// One weight per feature, in stored coordinates. Feasible to the tolerance, nowhere exactly zero.
     pub weights: Vec<f64>,
     /// The conic solver's own primal value, in the units of the row problem.
     pub objective: f64,
@@ -139,25 +141,26 @@ pub struct ReferenceSolution {
 
 /// Solves one row problem by cones.
 pub fn solve_by_cones(
-    design: &Design,
+    statistics: &Statistics,
     penalty: ConicPenalty,
     problem: &RowProblem,
     settings: &ReferenceSettings,
 ) -> Result<ReferenceSolution> {
-    problem.check(design.features(), design.targets())?;
+    problem.check(statistics.features(), statistics.targets())?;
     penalty.penalty()?;
     if let ReferenceForm::Residual { features, target } = settings.form
-        && (features.rows(), features.cols(), target.len()) != (design.samples(), design.features(), design.samples())
+        && (features.rows(), features.cols(), target.len())
+            != (statistics.samples(), statistics.features(), statistics.samples())
     {
         return Err(Error::shape(
             "samples of the reference",
-            format!("{} × {} and {} values", design.samples(), design.features(), design.samples()),
+            format!("{0} × {1} and {0} values", statistics.samples(), statistics.features()),
             format!("{} × {} and {} values", features.rows(), features.cols(), target.len()),
         ));
     }
-    let target_scale = design.target_rms(problem.target);
+    let target_scale = (statistics.energy(problem.target) / statistics.samples() as f64).sqrt();
     let nothing = |status| ReferenceSolution {
-        weights: vec![0.0; design.features()],
+        weights: vec![0.0; statistics.features()],
         objective: 0.0,
         status,
         iterations: 0,
@@ -169,24 +172,24 @@ pub fn solve_by_cones(
     if let Some(size) = settings.size.filter(|size| !(*size > 0.0 && size.is_finite())) {
         return Err(Error::setting("size", "a positive number", size));
     }
-    let scaled = Scaled::new(design, penalty, problem, target_scale, settings);
+    let scaled = Scaled::new(statistics, penalty, problem, target_scale, settings);
     let mut program = Program::default();
     let x = scaled.penalties(&mut program);
     match settings.form {
         ReferenceForm::Gram if settings.exact => {
-            if !scaled.match_gram(design, &x, &mut program)? {
+            if !scaled.match_gram(statistics, &x, &mut program)? {
                 return Ok(nothing(ReferenceStatus::Infeasible));
             }
         }
-        ReferenceForm::Gram => scaled.fit_gram(design, &x, &mut program),
+        ReferenceForm::Gram => scaled.fit_gram(statistics, &x, &mut program),
         ReferenceForm::Residual { features, target } => {
-            scaled.fit_samples(design, features, target, settings.exact, &x, &mut program);
+            scaled.fit_samples(statistics, features, target, settings.exact, &x, &mut program);
         }
     }
     let (solution, seconds) = program.solve(settings.tolerance)?;
-    let mut weights = vec![0.0; design.features()];
+    let mut weights = vec![0.0; statistics.features()];
     for (x, entry) in x.iter().zip(&scaled.entries) {
-        weights[design.live()[entry.live]] = solution.x[*x] * target_scale / design.scales()[entry.live];
+        weights[entry.feature] = solution.x[*x] * target_scale / entry.rms;
     }
     let constant = match settings.form {
         ReferenceForm::Gram if !settings.exact => 0.5 * scaled.fit,
@@ -208,8 +211,8 @@ pub fn solve_by_cones(
 
 /// One entry that may be non-zero, in unit-RMS coordinates.
 struct Entry {
-    /// Index among the design's live features.
-    live: usize,
+    feature: usize,
+    rms: f64,
     l1: f64,
     quadratic: f64,
     /// μ of the perspective, and the break point; zero without.
@@ -217,6 +220,11 @@ struct Entry {
     break_point: f64,
     ball: f64,
     bounds: (f64, f64),
+}
+
+/// The Gram matrix of unit-RMS features.
+fn unit_gram(statistics: &Statistics, a: &Entry, b: &Entry) -> f64 {
+    statistics.gram()[(a.feature, b.feature)] / (statistics.samples() as f64 * a.rms * b.rms)
 }
 
 struct Scaled {
@@ -231,10 +239,17 @@ struct Scaled {
 }
 
 impl Scaled {
-    fn new(design: &Design, penalty: ConicPenalty, problem: &RowProblem, t: f64, settings: &ReferenceSettings) -> Self {
+    fn new(
+        statistics: &Statistics,
+        penalty: ConicPenalty,
+        problem: &RowProblem,
+        t: f64,
+        settings: &ReferenceSettings,
+    ) -> Self {
         let (beta, alpha, mu) = penalty.coefficients();
         let mut entries = Vec::new();
-        for (live, (&j, &c)) in design.live().iter().zip(design.scales()).enumerate() {
+        let live = (0..statistics.features()).map(|j| (j, statistics.rms(j))).filter(|(_, c)| *c > DEAD);
+        for (j, c) in live {
             let omega = problem.weights.as_ref().map_or(1.0, |w| w[j]);
             let (l, u) = problem.bounds.as_ref().map_or((f64::NEG_INFINITY, f64::INFINITY), |b| b[j]);
             let ball = problem.ball.as_ref().map_or(0.0, |b| b.weights[j]);
@@ -248,7 +263,8 @@ impl Scaled {
                 Units::Rms { factor } => t * factor,
             };
             entries.push(Entry {
-                live,
+                feature: j,
+                rms: c,
                 l1: omega * beta * unit,
                 quadratic: omega * alpha * unit * unit,
                 mu: omega * mu,
@@ -270,9 +286,9 @@ impl Scaled {
             e.quadratic /= value_scale;
             e.mu /= value_scale;
         }
-        let cross = design.cross(problem.target);
-        let m = design.samples() as f64;
-        let h = entries.iter().map(|e| cross[design.live()[e.live]] / (m * design.scales()[e.live] * t)).collect();
+        let cross = statistics.cross(problem.target);
+        let m = statistics.samples() as f64;
+        let h = entries.iter().map(|e| cross[e.feature] / (m * e.rms * t)).collect();
         Self {
             entries,
             radius: problem.ball.as_ref().map(|b| b.radius),
@@ -320,19 +336,19 @@ impl Scaled {
         x
     }
 
-    fn fit_gram(&self, design: &Design, x: &[usize], program: &mut Program) {
+    fn fit_gram(&self, statistics: &Statistics, x: &[usize], program: &mut Program) {
         for (k, e) in self.entries.iter().enumerate() {
             program.cost[x[k]] = -self.fit * self.h[k];
             for (i, other) in self.entries[..=k].iter().enumerate() {
-                program.quadratic(x[i], x[k], self.fit * design.gram()[(other.live, e.live)]);
+                program.quadratic(x[i], x[k], self.fit * unit_gram(statistics, other, e));
             }
         }
     }
 
     /// Λ^½Vᵀx = Λ^−½Vᵀĥ over the eigenvalues that count; false if the features cannot explain the target.
-    fn match_gram(&self, design: &Design, x: &[usize], program: &mut Program) -> Result<bool> {
+    fn match_gram(&self, statistics: &Statistics, x: &[usize], program: &mut Program) -> Result<bool> {
         let d = self.entries.len();
-        let gram = Matrix::from_fn(d, d, |i, j| design.gram()[(self.entries[i].live, self.entries[j].live)]);
+        let gram = Matrix::from_fn(d, d, |i, j| unit_gram(statistics, &self.entries[i], &self.entries[j]));
         let (values, vectors) =
             symmetric_eigen(&gram).ok_or_else(|| Error::unsupported("this Gram matrix", "it has no eigenvalues"))?;
         let largest = values.last().copied().unwrap_or(0.0);
@@ -348,21 +364,18 @@ impl Scaled {
 
     fn fit_samples(
         &self,
-        design: &Design,
+        statistics: &Statistics,
         features: &Matrix,
         target: &[f64],
         exact: bool,
         x: &[usize],
         program: &mut Program,
     ) {
-        let root = (design.samples() as f64).sqrt();
+        let root = (statistics.samples() as f64).sqrt();
         for (i, z) in target.iter().enumerate() {
             let row = features.row(i);
-            let mut equation: Vec<(usize, f64)> = x
-                .iter()
-                .zip(&self.entries)
-                .map(|(x, e)| (*x, row[design.live()[e.live]] / (design.scales()[e.live] * root)))
-                .collect();
+            let mut equation: Vec<(usize, f64)> =
+                x.iter().zip(&self.entries).map(|(x, e)| (*x, row[e.feature] / (e.rms * root))).collect();
             if !exact {
                 let r = program.variable(0.0);
                 program.quadratic(r, r, self.fit);
