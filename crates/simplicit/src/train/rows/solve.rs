@@ -14,7 +14,7 @@ use crate::{Error, Result};
 
 /// ε of the reweighting ω = 2ε/(|w̃| + ε), in unit-RMS coordinates.
 const REWEIGHT: f64 = 0.02;
-/// Numbers of a solved row besides its weights: its gap (NaN: none) and whether it ended at a limit.
+/// Numbers of a solved row besides its weights: its gap (zero for cardinality, whose rows have none) and whether it ended at a limit.
 pub(in crate::train) const ROW_EXTRAS: usize = 2;
 /// Numbers of a row's bound: its value, the bound, and whether it is proven.
 pub(in crate::train) const BOUND_NUMBERS: usize = 3;
