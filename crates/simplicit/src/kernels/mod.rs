@@ -12,6 +12,7 @@
 mod aligned;
 mod block;
 mod clock;
+mod core;
 mod cost;
 pub mod elementary;
 mod grid;
