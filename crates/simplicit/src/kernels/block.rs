@@ -32,6 +32,8 @@ pub(super) struct Task<'a> {
     pub(super) run: usize,
     /// Whether rows are those of the map, so that the first and the last one lie at its borders.
     pub(super) bordered: bool,
+    /// Whether sparse rows have taps enough for sixteen sums.
+    pub(super) long: bool,
 }
 
 // SAFETY: threads share a task to compute parts of it that do not overlap, see `Part`.
@@ -136,7 +138,7 @@ impl Task<'_> {
     pub(super) unsafe fn all<T: Vector, const APART: bool>(&self, part: &Part) {
         let (mut at, end, items) = (part.numbers.start, part.numbers.end, &part.items);
         // Registers enough for sixteen sums of a sparse row.
-        let wide = T::SUMS == 16;
+        let wide = T::SUMS == 16 && self.long;
         while at < end {
             let vectors = (end - at) / T::LEN;
             // A single row: twice as many vectors, so that a sparse row does not wait for its own sums.

@@ -121,6 +121,14 @@ pub(super) fn dense_over_bundles(
 }
 
 impl Cost {
+    /// Multiply-adds of dense panels in a cycle, in vectors of 16.
+    pub fn vectors_in_a_cycle(instructions: Instructions) -> f64 {
+        match instructions {
+            Instructions::Avx512 if two_wide(instructions) => 2.0,
+            _ => 1.0,
+        }
+    }
+
     /// For a grid of `positions` results with so many samples side by side.
     pub fn of_grid(instructions: Instructions, lanes: usize, positions: usize) -> Self {
         // As `block::Task::block` takes them: eight where a result is so few vectors that fewer would wait for their sums.

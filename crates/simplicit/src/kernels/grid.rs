@@ -30,6 +30,10 @@ pub(super) const ROWS_PER_BUNDLE: usize = 4;
 /// ends, and rows of a bundle are about as long. Threads share whole blocks of them, so that a row has one thread in all chunks.
 const ROWS_IN_ORDER: usize = 64;
 
+/// Taps of a sparse row in a chunk from which on a block has sixteen sums. The results of a shorter row are soon done, and twice as
+/// many of them at a time leave less of the operand in the first-level cache.
+const TAPS_OF_A_LONG_ROW: usize = 16;
+
 /// What an item is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -68,6 +72,8 @@ pub struct GridWeights {
     /// Items of sparse rows, the last ones of every chunk, and how many of them threads do not part.
     sparse_items: usize,
     items_in_order: usize,
+    /// Sparse rows have so many taps in a chunk that sixteen sums of each pay.
+    long: bool,
     offsets: Vec<u32>,
     /// Of every offset.
     edges: Vec<u8>,
@@ -199,6 +205,7 @@ impl GridWeights {
             bundled: Vec::new(),
             sparse_items: 0,
             items_in_order: 1,
+            long: false,
             offsets: Vec::new(),
             edges: Vec::new(),
             bordered: false,
@@ -272,6 +279,7 @@ impl GridWeights {
             out.chunks.push(begin..out.items.len());
         }
         out.bordered = out.edges.iter().any(|e| *e != 0);
+        out.long = out.taps.len() >= TAPS_OF_A_LONG_ROW * sparse.len() * chunk_count;
         out
     }
 
@@ -317,6 +325,7 @@ impl GridWeights {
             bundled: Vec::new(),
             sparse_items: 0,
             items_in_order: 1,
+            long: false,
             offsets: offsets.iter().map(|o| *o as u32).collect(),
             edges: vec![0; columns],
             bordered: false,
@@ -453,6 +462,7 @@ impl GridWeights {
             height: g.height,
             run: g.width * g.lanes,
             bordered,
+            long: self.long,
         };
         assert!(!apart || g.lanes == 16, "neighbours that are apart are 16 lanes each");
         // Vectors of 8 where operands straddle cache lines, or where half of a vector of 16 would be thrown away.

@@ -18,6 +18,7 @@ pub mod elementary;
 mod grid;
 mod pool;
 mod slices;
+mod turn;
 mod vector;
 
 pub use aligned::Aligned;
@@ -26,6 +27,7 @@ pub use cost::{Choice, Cost, register_peak};
 pub use grid::{Borders, Finish, Grid, GridWeights, Residual};
 pub use pool::{Crew, together, with_crew};
 pub use slices::{FEW, RowWeights};
+pub use turn::turn_squares;
 
 /// A set of vector instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -195,9 +195,12 @@ impl Unfold {
         self.copies.len() * self.stride + 3 * self.results()
     }
 
-    /// Time of the copies for every vector of results, in multiply-adds of dense panels.
-    fn time(&self) -> f64 {
-        COPY * (self.copies.len() * (self.tile + self.more)) as f64 / self.tile as f64
+    /// Time of the copies for every vector of results, in multiply-adds of dense panels: a row takes about three cycles and
+    /// one more for every eight numbers.
+    fn time(&self, instructions: Instructions) -> f64 {
+        let run = (self.grid.width * self.grid.lanes) as f64;
+        let rows = (self.copies.len() * (self.tile + self.more) + self.rows * self.tile) as f64;
+        Cost::vectors_in_a_cycle(instructions) * rows * (3.0 + run / 8.0) / (self.tile as f64 * run / 16.0)
     }
 
     fn results(&self) -> usize {
@@ -223,7 +226,10 @@ impl Unfold {
             let positions = count * width;
             let size = self.rows * positions * lanes;
             let every = self.copies.iter().map(|start| (start + top * source_row) * lanes);
-            self.copy(columns, (self.stride, count + self.more), (source, source_row), every);
+            crate::linalg::vectorised(
+                #[inline(always)]
+                || self.copy(columns, (self.stride, count + self.more), (source, source_row), every),
+            );
             let from_map = |into: &mut [f32], map: &[f32], row: usize, channel: usize| {
                 let every = (0..self.rows).map(|c| (c * channel + top * row) * lanes);
                 self.copy(&mut into[..size], (positions, count), (map, row), every);
@@ -245,15 +251,15 @@ impl Unfold {
             laid.weights.run_on(crew, instructions, &grid, columns, &mut results[..size], &finish);
             let run = width * lanes;
             for (c, map) in results[..size].chunks_exact(positions * lanes).enumerate() {
-                for (y, row) in map.chunks_exact(run).enumerate() {
-                    let to = (c * out_channel + (top + y) * out_row) * lanes;
-                    copy_row(&mut out[to..to + run], row);
-                }
+                let to = (c * out_channel + top * out_row) * lanes;
+                let end = to + (count - 1) * out_row * lanes + run;
+                copy_rows((&mut out[to..end], out_row * lanes), (map, run), run);
             }
         }
     }
 
     /// So many rows of maps that start at `places` of `source`, side by side; maps are `stride` positions apart.
+    #[inline(always)]
     fn copy(
         &self,
         into: &mut [f32],
@@ -262,34 +268,38 @@ impl Unfold {
         places: impl Iterator<Item = usize>,
     ) {
         let Grid { width, lanes, .. } = self.grid;
-        let run = width * lanes;
-        for (map, place) in into.chunks_exact_mut(stride * lanes).zip(places) {
-            for (y, own) in map[..run * rows].chunks_exact_mut(run).enumerate() {
-                let from = place + y * row * lanes;
-                copy_row(own, &source[from..from + run]);
-            }
+        let (run, stride, row) = (width * lanes, stride * lanes, row * lanes);
+        for (map, place) in into.chunks_exact_mut(stride).zip(places) {
+            let source = &source[place..place + (rows - 1) * row + run];
+            copy_rows((&mut map[..rows * run], run), (source, row), run);
         }
     }
 }
 
-/// A few numbers: most rows have 4, 8, 16 or 32, and are copied without a call.
+/// Rows of `run` numbers from one map into another, each with its own distance between rows.
 #[inline(always)]
-fn copy_row(into: &mut [f32], from: &[f32]) {
-    if let (Ok(into), Ok(from)) = (<&mut [f32; 32]>::try_from(&mut *into), <&[f32; 32]>::try_from(from)) {
-        *into = *from;
-    } else if let (Ok(into), Ok(from)) = (<&mut [f32; 16]>::try_from(&mut *into), <&[f32; 16]>::try_from(from)) {
-        *into = *from;
-    } else if let (Ok(into), Ok(from)) = (<&mut [f32; 8]>::try_from(&mut *into), <&[f32; 8]>::try_from(from)) {
-        *into = *from;
-    } else if let (Ok(into), Ok(from)) = (<&mut [f32; 4]>::try_from(&mut *into), <&[f32; 4]>::try_from(from)) {
-        *into = *from;
-    } else {
-        into.copy_from_slice(from);
+fn copy_rows((into, to_row): (&mut [f32], usize), (from, from_row): (&[f32], usize), run: usize) {
+    // Rows of a known length are copied without a call.
+    #[inline(always)]
+    fn known<const RUN: usize>((into, to_row): (&mut [f32], usize), (from, from_row): (&[f32], usize)) {
+        for (into, from) in into.chunks_mut(to_row).zip(from.chunks(from_row)) {
+            if let (Some(into), Some(from)) = (into.first_chunk_mut::<RUN>(), from.first_chunk::<RUN>()) {
+                *into = *from;
+            }
+        }
+    }
+    match run {
+        4 => known::<4>((into, to_row), (from, from_row)),
+        8 => known::<8>((into, to_row), (from, from_row)),
+        16 => known::<16>((into, to_row), (from, from_row)),
+        32 => known::<32>((into, to_row), (from, from_row)),
+        _ => {
+            for (into, from) in into.chunks_mut(to_row).zip(from.chunks(from_row)) {
+                into[..run].copy_from_slice(&from[..run]);
+            }
+        }
     }
 }
-
-/// Time to copy a vector, in multiply-adds of dense panels.
-const COPY: f64 = 3.5;
 
 /// Most numbers of results that windows are copied for at a time, and those that stay in registers.
 const TILE: usize = 256;
@@ -364,8 +374,13 @@ pub(super) fn lay_out(
         out_row: out.row,
         out_channel: out.channel,
     };
+    // Vectors of 8 numbers, which a narrow row does not fill, take as long as whole ones where two of these fit a cycle.
+    let run = grid.width * lanes;
+    let filled = (run as f64 / 8.0).min(1.0);
+    let wasted = if run <= 8 { Cost::vectors_in_a_cycle(instructions) / filled } else { 1.0 };
     let direct = || {
-        let cost = cost(if flat { 16 * lanes } else { lanes }, block.output.positions());
+        let mut cost = cost(if flat { 16 * lanes } else { lanes }, block.output.positions());
+        cost.ratio /= filled * wasted;
         GridWeights::new(&rows, &offsets, kh * kw, footprint, Some(borders(block)), cost)
     };
     let Some(tile) = tile(&grid, taps.rows(), kh * kw) else {
@@ -382,11 +397,9 @@ pub(super) fn lay_out(
     let piece = unfold.stride.min(BLOCK.div_ceil(lanes) + unfold.more * grid.width) * lanes * 4;
     let piece = unfold.copies.len().div_ceil(block.input.channels.max(1)) * piece;
     let weights = GridWeights::new(&rows, &places, kh * kw, piece, None, cost(positions * lanes, 1));
-    if grid.width * lanes > 8 {
-        let direct = direct();
-        if direct.time() <= weights.time() + unfold.time() {
-            return Laid { weights: direct, grid, start, unfold: None };
-        }
+    let direct = direct();
+    if wasted * direct.time() <= weights.time() + unfold.time(instructions) {
+        return Laid { weights: direct, grid, start, unfold: None };
     }
     let grid = Grid { height: 1, width: positions, source_row: 0, out_row: positions, out_channel: positions, ..grid };
     Laid { weights, grid, start, unfold: Some(unfold) }
