@@ -196,11 +196,12 @@ impl Unfold {
     }
 
     /// Time of the copies for every vector of results, in multiply-adds of dense panels: a row takes about three cycles and
-    /// one more for every eight numbers.
+    /// one more for every eight numbers, two behind the first 64, where maps no longer stay in the first-level cache.
     fn time(&self, instructions: Instructions) -> f64 {
         let run = (self.grid.width * self.grid.lanes) as f64;
         let rows = (self.copies.len() * (self.tile + self.more) + self.rows * self.tile) as f64;
-        Cost::vectors_in_a_cycle(instructions) * rows * (3.0 + run / 8.0) / (self.tile as f64 * run / 16.0)
+        let cycles = 3.0 + run / 8.0 + (run - 64.0).max(0.0) / 8.0;
+        Cost::vectors_in_a_cycle(instructions) * rows * cycles / (self.tile as f64 * run / 16.0)
     }
 
     fn results(&self) -> usize {
