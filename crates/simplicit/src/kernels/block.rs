@@ -32,6 +32,8 @@ pub(super) struct Task<'a> {
     pub(super) run: usize,
     /// Whether rows are those of the map, so that the first and the last one lie at its borders.
     pub(super) bordered: bool,
+    /// Whether sparse rows have taps enough for sixteen sums.
+    pub(super) long: bool,
 }
 
 // SAFETY: threads share a task to compute parts of it that do not overlap, see `Part`.
@@ -59,6 +61,28 @@ pub(super) struct Extra {
     pub(super) from: *const f32,
     pub(super) row: usize,
     pub(super) channel: usize,
+}
+
+impl Extra {
+    /// Adds its numbers to the sums of a place.
+    #[inline(always)]
+    unsafe fn add_to<T: Vector, const R: usize, const N: usize, const PART: bool>(
+        &self,
+        sums: &mut [[T; N]; R],
+        row: usize,
+        Place { y, at, count }: Place,
+    ) {
+        // SAFETY: the place lies inside the extents of the task.
+        unsafe {
+            let from = self.from.add(row * self.channel + y * self.row + at);
+            for r in 0..R {
+                for v in 0..N {
+                    let x = load::<T, PART>(from.add(r * self.row + v * T::LEN), count);
+                    sums[r][v] = sums[r][v].add(x);
+                }
+            }
+        }
+    }
 }
 
 /// A place of the result and how much of it: the last vector may be a part.
@@ -113,6 +137,8 @@ impl Task<'_> {
     #[inline(always)]
     pub(super) unsafe fn all<T: Vector, const APART: bool>(&self, part: &Part) {
         let (mut at, end, items) = (part.numbers.start, part.numbers.end, &part.items);
+        // Registers enough for sixteen sums of a sparse row.
+        let wide = T::SUMS == 16 && self.long;
         while at < end {
             let vectors = (end - at) / T::LEN;
             // A single row: twice as many vectors, so that a sparse row does not wait for its own sums.
@@ -137,11 +163,14 @@ impl Task<'_> {
                                 _ => self.block::<T, 8, 1, APART, true>(place, items),
                             }
                         }
+                        1 if rows >= 16 && wide => self.block::<T, 16, 1, APART, false>(place, items),
                         1 if rows >= 8 => self.block::<T, 8, 1, APART, false>(place, items),
                         1 if rows >= 4 => self.block::<T, 4, 1, APART, false>(place, items),
                         1 => self.block::<T, 1, 1, APART, false>(place, items),
+                        2 | 3 if rows >= 8 && wide => self.block::<T, 8, 2, APART, false>(place, items),
                         2 | 3 if rows >= 4 => self.block::<T, 4, 2, APART, false>(place, items),
                         2 | 3 => self.block::<T, 1, 2, APART, false>(place, items),
+                        _ if rows >= 4 && wide => self.block::<T, 4, 4, APART, false>(place, items),
                         _ if rows >= 2 => self.block::<T, 2, 4, APART, false>(place, items),
                         _ => self.block::<T, 1, 4, APART, false>(place, items),
                     };
@@ -175,7 +204,16 @@ impl Task<'_> {
                         for r in 0..R {
                             let place = Place { y: place.y + r, ..place };
                             // As many sums as stay in registers.
-                            if N <= 2 {
+                            if N == 8 {
+                                for at in [place.at, place.at + 4 * T::LEN] {
+                                    let half = Place { at, ..place };
+                                    if T::SUMS == 16 {
+                                        self.bundle::<T, ROWS_PER_BUNDLE, 4, APART, PART>(item, half, first, last);
+                                    } else {
+                                        self.bundle::<T, 2, 4, APART, PART>(item, half, first, last);
+                                    }
+                                }
+                            } else if N * ROWS_PER_BUNDLE <= T::SUMS {
                                 self.bundle::<T, ROWS_PER_BUNDLE, N, APART, PART>(item, place, first, last);
                             } else {
                                 self.bundle::<T, 2, N, APART, PART>(item, place, first, last);
@@ -230,53 +268,67 @@ impl Task<'_> {
         here
     }
 
-    /// The result row `row` of weights at grid row `y`, vector `v`, before anything is added in this chunk.
+    /// Results of row `row` of weights before anything is added in this chunk: `R` rows of the grid from `y` on, `N` vectors each.
+    /// What is asked is asked once for all of them, so that the loops are short and sums stay in registers.
     #[inline(always)]
-    unsafe fn start<T: Vector, const PART: bool>(
+    unsafe fn start<T: Vector, const R: usize, const N: usize, const PART: bool>(
         &self,
+        sums: &mut [[T; N]; R],
         row: usize,
-        y: usize,
-        at: usize,
-        count: usize,
+        Place { y, at, count }: Place,
         first: bool,
-    ) -> T {
+    ) {
         // SAFETY: the place lies inside the extents of the task.
         unsafe {
             match self.bias {
                 Some(bias) if first => {
-                    let sum = T::splat(*bias.get_unchecked(row));
-                    match self.before {
-                        Some(x) => sum.add(load::<T, PART>(x.from.add(row * x.channel + y * x.row + at), count)),
-                        None => sum,
+                    *sums = [[T::splat(*bias.get_unchecked(row)); N]; R];
+                    if let Some(x) = self.before {
+                        x.add_to::<T, R, N, PART>(sums, row, Place { y, at, count });
                     }
                 }
-                _ => load::<T, PART>(self.out.add(row * self.out_channel + y * self.out_row + at), count),
+                _ => {
+                    let from = self.out.add(row * self.out_channel + y * self.out_row + at);
+                    for r in 0..R {
+                        for v in 0..N {
+                            sums[r][v] = load::<T, PART>(from.add(r * self.out_row + v * T::LEN), count);
+                        }
+                    }
+                }
             }
         }
     }
 
+    /// Puts results where they belong; in the last chunk with all that follows the sum.
     #[inline(always)]
-    unsafe fn finish<T: Vector, const PART: bool>(
+    unsafe fn finish<T: Vector, const R: usize, const N: usize, const PART: bool>(
         &self,
-        mut sum: T,
+        sums: &mut [[T; N]; R],
         row: usize,
-        y: usize,
-        at: usize,
-        count: usize,
+        Place { y, at, count }: Place,
         last: bool,
     ) {
         // SAFETY: the place lies inside the extents of the task.
         unsafe {
             if last {
                 if let Some(x) = self.after {
-                    sum = sum.add(load::<T, PART>(x.from.add(row * x.channel + y * x.row + at), count));
+                    x.add_to::<T, R, N, PART>(sums, row, Place { y, at, count });
                 }
                 if self.relu {
-                    sum = sum.relu();
+                    for r in 0..R {
+                        for v in 0..N {
+                            sums[r][v] = sums[r][v].relu();
+                        }
+                    }
                 }
             }
             let to = self.out.add(row * self.out_channel + y * self.out_row + at);
-            if PART { sum.store_some(to, count) } else { sum.store(to) }
+            for r in 0..R {
+                for v in 0..N {
+                    let to = to.add(r * self.out_row + v * T::LEN);
+                    if PART { sums[r][v].store_some(to, count) } else { sums[r][v].store(to) }
+                }
+            }
         }
     }
 
@@ -293,11 +345,7 @@ impl Task<'_> {
         // SAFETY: the block lies inside the extents of the task; items lie inside the taps by construction.
         unsafe {
             let mut sums = [[T::splat(0.0); N]; R];
-            for r in 0..R {
-                for v in 0..N {
-                    sums[r][v] = self.start::<T, PART>(row, y + r, at + v * T::LEN, count, first);
-                }
-            }
+            self.start::<T, R, N, PART>(&mut sums, row, Place { y, at, count }, first);
             let column = if APART { at / POSITION * self.step } else { at };
             let source = self.source.add(y * self.source_row + column);
             for tap in self.taps.get_unchecked(item.start as usize..item.end as usize) {
@@ -311,11 +359,7 @@ impl Task<'_> {
                     }
                 }
             }
-            for r in 0..R {
-                for v in 0..N {
-                    self.finish::<T, PART>(sums[r][v], row, y + r, at + v * T::LEN, count, last);
-                }
-            }
+            self.finish::<T, R, N, PART>(&mut sums, row, Place { y, at, count }, last);
         }
     }
 
@@ -337,9 +381,8 @@ impl Task<'_> {
                 // Rows past the last of a short bundle repeat it and are dropped.
                 for i in 0..B {
                     let row = rows[i.min(rows.len() - 1)] as usize;
-                    for v in 0..N {
-                        sums[i][v] = self.start::<T, PART>(row, y, at + v * T::LEN, count, first);
-                    }
+                    let own = std::array::from_mut(&mut sums[i]);
+                    self.start::<T, 1, N, PART>(own, row, Place { y, at, count }, first);
                 }
                 let column = if APART { at / POSITION * self.step } else { at };
                 let source = self.source.add(y * self.source_row + column);
@@ -357,9 +400,8 @@ impl Task<'_> {
                 }
                 for i in 0..B {
                     if let Some(&row) = rows.get(i) {
-                        for v in 0..N {
-                            self.finish::<T, PART>(sums[i][v], row as usize, y, at + v * T::LEN, count, last);
-                        }
+                        let own = std::array::from_mut(&mut sums[i]);
+                        self.finish::<T, 1, N, PART>(own, row as usize, Place { y, at, count }, last);
                     }
                 }
             }
@@ -386,11 +428,7 @@ impl Task<'_> {
                     for i in 0..M {
                         // Rows past the last of a short panel repeat it and are dropped.
                         let row = item.row as usize + (m + i).min(valid - 1);
-                        for r in 0..Q {
-                            for v in 0..N {
-                                sums[i][r][v] = self.start::<T, PART>(row, y + q + r, at + v * T::LEN, count, first);
-                            }
-                        }
+                        self.start::<T, Q, N, PART>(&mut sums[i], row, Place { y: y + q, at, count }, first);
                     }
                     let source = self.source.add((y + q) * self.source_row + column);
                     let mut weights = self.panels.as_ptr().add(item.values + m);
@@ -421,12 +459,7 @@ impl Task<'_> {
                     for i in 0..M {
                         if m + i < valid {
                             let row = item.row as usize + m + i;
-                            for r in 0..Q {
-                                for v in 0..N {
-                                    let at = at + v * T::LEN;
-                                    self.finish::<T, PART>(sums[i][r][v], row, y + q + r, at, count, last);
-                                }
-                            }
+                            self.finish::<T, Q, N, PART>(&mut sums[i], row, Place { y: y + q, at, count }, last);
                         }
                     }
                 }

@@ -1,4 +1,11 @@
 //! What a multiply-add costs in each kernel, and so which kernel a block gets.
+//!
+//! Measured by `cargo bench -p simplicit --bench inference -- calibrate` on two machines with AVX-512: cores with one
+//! multiply-add of 16 numbers in a cycle (AMD EPYC, family 25) and with two (Intel Xeon, model 207). Sparse rows load an operand
+//! for every multiply-add, so what is twice as fast for dense panels is less than twice as fast for them.
+
+use super::Instructions;
+use super::core::Core;
 
 /// What a panel of rows gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,21 +29,20 @@ pub struct Cost {
     pub bundles: bool,
     /// Rows of weights that a dense panel multiplies at a time; fewer take as long.
     pub rows_at_a_time: usize,
+    /// What every panel gets, whatever it costs.
+    pub only: Option<Choice>,
 }
 
 impl Cost {
     /// Dense panels only, or sparse rows only: to measure, and to test.
     pub fn only(self, choice: Choice) -> Self {
-        let ratio = match choice {
-            Choice::Dense => f64::INFINITY,
-            Choice::Sparse => 0.0,
-        };
-        Self { ratio, ..self }
+        Self { only: Some(choice), ..self }
     }
 
     /// The faster for `rows` rows that read `union` taps between them, `nonzeros` weights in all.
     pub fn choose(&self, rows: usize, union: usize, nonzeros: usize) -> Choice {
-        if self.ratio * nonzeros as f64 > self.multiplied(rows, union) { Choice::Dense } else { Choice::Sparse }
+        let dense = self.ratio * nonzeros as f64 > self.multiplied(rows, union);
+        self.only.unwrap_or(if dense { Choice::Dense } else { Choice::Sparse })
     }
 
     /// Weights that a dense panel of so many rows and taps multiplies.
@@ -47,7 +53,9 @@ impl Cost {
 
 impl Default for Cost {
     fn default() -> Self {
-        Self { ratio: 1.2, cache: 24 << 10, taps_per_chunk: 8.0, bundles: false, rows_at_a_time: 4 }
+        // Three quarters of the first-level cache: taps and results pass through it too.
+        let cache = Core::own().cache / 4 * 3;
+        Self { ratio: 1.2, cache, taps_per_chunk: 8.0, bundles: false, rows_at_a_time: 4, only: None }
     }
 }
 
@@ -59,22 +67,28 @@ fn panels(rows: usize, columns: usize, each: f64, wait: f64) -> f64 {
     (rows / 64) as f64 * panel(64) + panel(rows % 64)
 }
 
+/// Whether this core has two wide multiply-adds in a cycle, and uses them.
+fn two_wide(instructions: Instructions) -> bool {
+    instructions == Instructions::Avx512 && Core::own().two_wide
+}
+
 /// Time of one sample through dense panels over that through slices of so many weights, filling included.
-pub(super) fn dense_over_slices(instructions: super::Instructions, rows: usize, columns: usize, sparse: usize) -> f64 {
+pub(super) fn dense_over_slices(instructions: Instructions, rows: usize, columns: usize, sparse: usize) -> f64 {
     // In units of a vector of 16 dense weights from the second-level cache.
     let cached = rows.next_multiple_of(16) * columns * size_of::<f32>() <= 24 << 10;
-    let dense = panels(rows, columns, if cached { 0.8 } else { 1.0 }, 2.1);
-    let (each, start) = match instructions {
-        super::Instructions::Avx512 => (1.43, 35.0),
+    let (each, start, wait) = match instructions {
+        Instructions::Avx512 if two_wide(instructions) => (1.6, 35.0, 2.7),
+        Instructions::Avx512 => (1.43, 35.0, 2.1),
         // A gather takes its numbers one by one.
-        super::Instructions::Avx2 | super::Instructions::Portable => (8.6, 0.0),
+        Instructions::Avx2 | Instructions::Portable => (8.6, 0.0, 2.1),
     };
+    let dense = panels(rows, columns, if cached { 0.8 } else { 1.0 }, wait);
     dense / (each * sparse as f64 / 16.0 + start * rows.div_ceil(64) as f64).max(1e-9)
 }
 
 /// Time of two to eight samples through dense panels over that of sparse bundles.
 pub(super) fn dense_over_bundles(
-    instructions: super::Instructions,
+    instructions: Instructions,
     samples: usize,
     rows: usize,
     columns: usize,
@@ -82,21 +96,24 @@ pub(super) fn dense_over_bundles(
 ) -> f64 {
     // In units of a tap of a bundle, which takes as long for one sample as for eight.
     let each = match instructions {
+        Instructions::Avx512 if two_wide(instructions) => {
+            [0.05, 0.05, 0.072, 0.09, 0.115, 0.145, 0.17, 0.195, 0.215][samples.min(8)]
+        }
         // Two samples do so little with a weight that its cache counts.
-        super::Instructions::Avx512 if samples == 2 => {
+        Instructions::Avx512 if samples == 2 => {
             if rows * columns <= 100_000 {
                 0.098
             } else {
                 0.112
             }
         }
-        super::Instructions::Avx512 => [0.06, 0.06, 0.1, 0.131, 0.185, 0.218, 0.26, 0.3, 0.362][samples.min(8)],
+        Instructions::Avx512 => [0.06, 0.06, 0.1, 0.131, 0.185, 0.218, 0.26, 0.3, 0.362][samples.min(8)],
         // Eight samples are a whole vector: the panels of a grid are faster.
         _ if samples >= 8 => f64::INFINITY,
         _ => [0.08, 0.08, 0.09, 0.135, 0.179, 0.22, 0.27, 0.317][samples],
     };
     // Results of dense panels are turned; a sparse row is started and finished, and bundles are filled with rows of zeros.
-    let dense = panels(rows, columns, 16.0 * each, 3.0) + 1.4 * (rows * samples) as f64;
+    let dense = panels(rows, columns, 16.0 * each, 2.8) + 1.4 * (rows * samples) as f64;
     let filled = rows.next_multiple_of(super::grid::ROWS_PER_BUNDLE) as f64 / rows.max(1) as f64;
     // Inputs that fill half of the first-level cache leave no room for taps.
     let tap = if columns * samples * size_of::<f32>() >= 16 << 10 { 1.08 } else { 1.0 };
@@ -104,40 +121,51 @@ pub(super) fn dense_over_bundles(
 }
 
 impl Cost {
+    /// Multiply-adds of dense panels in a cycle, in vectors of 16.
+    pub fn vectors_in_a_cycle(instructions: Instructions) -> f64 {
+        match instructions {
+            Instructions::Avx512 if two_wide(instructions) => 2.0,
+            _ => 1.0,
+        }
+    }
+
     /// For a grid of `positions` results with so many samples side by side.
-    pub fn of_grid(instructions: super::Instructions, lanes: usize, positions: usize) -> Self {
+    pub fn of_grid(instructions: Instructions, lanes: usize, positions: usize) -> Self {
         // As `block::Task::block` takes them: eight where a result is so few vectors that fewer would wait for their sums.
         let rows_at_a_time = match (instructions, positions, lanes) {
-            (super::Instructions::Avx512, 1, ..=63) => 8,
-            (super::Instructions::Avx512, ..) => 4,
+            (Instructions::Avx512, 1, ..=63) => 8,
+            (Instructions::Avx512, ..) => 4,
             (_, 1, ..=15) => 8,
             (_, 1, ..=31) => 4,
             _ => 2,
         };
-        // `cargo bench -p simplicit --bench inference -- calibrate`. Beside one another, sparse rows load an operand for every
-        // multiply-add, and along a row of the map operands straddle cache lines.
+        // Beside one another, sparse rows load an operand for every multiply-add, and along a row of the map operands straddle
+        // cache lines.
+        let two_wide = two_wide(instructions);
+        let pick = |one: f64, two: f64| if two_wide { two } else { one };
         let ratio = match (instructions, positions, lanes) {
-            (super::Instructions::Avx512, 1, ..=16) => 2.15,
-            (super::Instructions::Avx512, 1, ..=32) => 1.54,
-            (super::Instructions::Avx512, 1, _) => 1.42,
+            (Instructions::Avx512, 1, ..=16) => pick(2.15, 2.25),
+            (Instructions::Avx512, 1, ..=32) => pick(1.54, 1.88),
+            (Instructions::Avx512, 1, ..=64) => pick(1.42, 1.6),
+            (Instructions::Avx512, 1, _) => pick(1.42, 1.5),
             (_, 1, ..=8) => 2.3,
             (_, 1, ..=16) => 1.75,
             (_, 1, ..=32) => 1.5,
             (_, 1, _) => 1.3,
-            (_, _, 8) => 1.38,
-            (_, _, lanes) if lanes.is_multiple_of(16) => 1.38,
-            (_, _, 4) => 1.53,
-            (_, _, 2 | 6) => 1.75,
-            _ => 1.8,
+            (_, _, 8) => pick(1.38, 2.45),
+            (_, _, lanes) if lanes.is_multiple_of(16) => pick(1.38, 1.42),
+            (_, _, 4) => pick(1.53, 2.55),
+            (_, _, 2 | 6) => pick(1.75, 3.1),
+            _ => pick(1.8, 3.2),
         };
         // Rows of more vectors have sums enough of their own.
-        let bundles = positions == 1 && lanes <= if instructions == super::Instructions::Avx512 { 32 } else { 16 };
+        let bundles = positions == 1 && lanes <= if instructions == Instructions::Avx512 { 64 } else { 32 };
         Self { ratio, bundles, rows_at_a_time, ..Self::default() }
     }
 }
 
 /// Seconds and multiply-adds of a loop that touches registers alone: what this core can do at most.
-pub fn register_peak(instructions: super::Instructions) -> (f64, u64) {
+pub fn register_peak(instructions: Instructions) -> (f64, u64) {
     let mut best = (f64::INFINITY, 0);
     for _ in 0..200 {
         let start = super::thread_seconds();

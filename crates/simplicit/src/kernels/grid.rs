@@ -26,6 +26,14 @@ pub(super) struct Tap {
 /// Sparse rows that a bundle multiplies in turn, so that none waits for its own sum.
 pub(super) const ROWS_PER_BUNDLE: usize = 4;
 
+/// Sparse rows that stand in the order of their number of taps, in every chunk anew: the processor then guesses where a row
+/// ends, and rows of a bundle are about as long. Threads share whole blocks of them, so that a row has one thread in all chunks.
+const ROWS_IN_ORDER: usize = 64;
+
+/// Taps of a sparse row in a chunk from which on a block has sixteen sums. The results of a shorter row are soon done, and twice as
+/// many of them at a time leave less of the operand in the first-level cache.
+const TAPS_OF_A_LONG_ROW: usize = 16;
+
 /// What an item is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -59,8 +67,13 @@ pub struct GridWeights {
     chunks: Vec<std::ops::Range<usize>>,
     items: Vec<Item>,
     taps: Vec<Tap>,
-    /// Rows in bundles, rows of about the same length side by side.
+    /// Rows in bundles.
     bundled: Vec<u32>,
+    /// Items of sparse rows, the last ones of every chunk, and how many of them threads do not part.
+    sparse_items: usize,
+    items_in_order: usize,
+    /// Sparse rows have so many taps in a chunk that sixteen sums of each pay.
+    long: bool,
     offsets: Vec<u32>,
     /// Of every offset.
     edges: Vec<u8>,
@@ -69,9 +82,13 @@ pub struct GridWeights {
     panels: Vec<f32>,
     /// The largest offset.
     reach: usize,
+    /// All offsets are multiples of this power of two.
+    even: usize,
     dense_rows: usize,
     /// Time of dense panels over that of sparse rows, as the costs say.
     dense_over_sparse: f64,
+    /// Time of what was chosen, in multiply-adds of dense panels.
+    time: f64,
 }
 
 /// Which columns of a window read nothing but zeros of the padding, for the first and last row and column of results.
@@ -101,6 +118,11 @@ impl Borders {
 fn part<'a>(row: &'a [(usize, f32)], within: &std::ops::Range<usize>) -> &'a [(usize, f32)] {
     let at = |column: usize| row.partition_point(|(own, _)| *own < column);
     &row[at(within.start)..at(within.end)]
+}
+
+/// The largest power of two that divides all of these; of zeros alone that of a cache line.
+fn evenness(offsets: impl Iterator<Item = usize>) -> usize {
+    1 << offsets.fold(16, |all, offset| all | offset).trailing_zeros()
 }
 
 /// The shape of a call, in positions.
@@ -165,7 +187,8 @@ impl GridWeights {
         let sorted: Vec<Vec<(usize, f32)>> =
             rows.iter().map(|row| row.iter().copied().filter(|(_, v)| *v != 0.0).collect()).collect();
         assert!(sorted.iter().all(|row: &Vec<(usize, f32)>| row.windows(2).all(|w| w[0].0 < w[1].0)));
-        let reach = sorted.iter().flatten().map(|(column, _)| offsets[*column]).max().unwrap_or(0);
+        let read = || sorted.iter().flatten().map(|(column, _)| offsets[*column]);
+        let (reach, even) = (read().max().unwrap_or(0), evenness(read()));
         let group = group.max(1);
         let channels = offsets.len().div_ceil(group).max(1);
         let nonzeros: usize = sorted.iter().map(Vec::len).sum();
@@ -180,13 +203,18 @@ impl GridWeights {
             items: Vec::new(),
             taps: Vec::new(),
             bundled: Vec::new(),
+            sparse_items: 0,
+            items_in_order: 1,
+            long: false,
             offsets: Vec::new(),
             edges: Vec::new(),
             bordered: false,
             panels: Vec::new(),
             reach,
+            even,
             dense_rows: 0,
             dense_over_sparse: 1.0,
+            time: 0.0,
         };
         let mut multiplied = 0.0;
         let mut panels = Vec::new();
@@ -198,15 +226,15 @@ impl GridWeights {
             union.dedup();
             let dense = cost.choose(panel.len(), union.len(), nonzeros) == Choice::Dense;
             out.dense_rows += if dense { panel.len() } else { 0 };
-            multiplied += cost.multiplied(panel.len(), union.len());
+            let all = cost.multiplied(panel.len(), union.len());
+            multiplied += all;
+            out.time += if dense { all } else { cost.ratio * nonzeros as f64 };
             panels.push((panel, union, dense));
         }
         out.dense_over_sparse = multiplied / (cost.ratio * nonzeros as f64).max(1e-9);
-        if cost.bundles {
-            let single = panels.iter().filter(|(_, _, dense)| !dense).flat_map(|(panel, _, _)| panel.clone());
-            out.bundled = single.map(|row| row as u32).collect();
-            out.bundled.sort_by_key(|row| sorted[*row as usize].len());
-        }
+        let sparse = panels.iter().filter(|(_, _, dense)| !dense).flat_map(|(panel, _, _)| panel.clone());
+        let sparse: Vec<usize> = sparse.collect();
+        out.items_in_order = if cost.bundles { ROWS_IN_ORDER / ROWS_PER_BUNDLE } else { ROWS_IN_ORDER };
         for k in 0..chunk_count {
             let begin = out.items.len();
             let within = k * span..(k + 1) * span;
@@ -236,50 +264,48 @@ impl GridWeights {
                         end: out.offsets.len() as u32,
                         values,
                     });
-                } else if !cost.bundles {
-                    for row in panel.clone() {
-                        let start = out.taps.len();
-                        let taps = part(&sorted[row], &within);
-                        out.taps.extend(taps.iter().map(|&(o, value)| Tap { offset: offsets[o] as u32, value }));
-                        let end = out.taps.len();
-                        out.items.push(Item {
-                            kind: Kind::Row,
-                            row: row as u32,
-                            rows: 1,
-                            start: start as u32,
-                            end: end as u32,
-                            values: 0,
-                        });
-                    }
                 }
             }
-            for (k, rows) in out.bundled.chunks(ROWS_PER_BUNDLE).enumerate() {
-                let start = out.taps.len();
-                let parts: Vec<_> = rows.iter().map(|row| part(&sorted[*row as usize], &within)).collect();
-                for step in 0..parts.iter().map(|p| p.len()).max().unwrap_or(0) {
-                    // A row that has ended adds zero times what it read last.
-                    let tap = |p: Option<&&[(usize, f32)]>| match p.and_then(|p| p.get(step).or(p.last())) {
-                        Some(&(column, value)) => {
-                            let ended = p.is_some_and(|p| step >= p.len());
-                            Tap { offset: offsets[column] as u32, value: if ended { 0.0 } else { value } }
-                        }
-                        None => Tap { offset: 0, value: 0.0 },
-                    };
-                    out.taps.extend((0..ROWS_PER_BUNDLE).map(|i| tap(parts.get(i))));
+            let first_sparse = out.items.len();
+            for block in sparse.chunks(ROWS_IN_ORDER) {
+                let mut parts: Vec<_> = block.iter().map(|row| (*row, part(&sorted[*row], &within))).collect();
+                parts.sort_by_key(|(_, taps)| taps.len());
+                for rows in parts.chunks(if cost.bundles { ROWS_PER_BUNDLE } else { 1 }) {
+                    let item = if cost.bundles { out.bundle(rows, offsets) } else { out.row(rows[0], offsets) };
+                    out.items.push(item);
                 }
-                out.items.push(Item {
-                    kind: Kind::Bundle,
-                    row: (k * ROWS_PER_BUNDLE) as u32,
-                    rows: rows.len() as u32,
-                    start: start as u32,
-                    end: out.taps.len() as u32,
-                    values: 0,
-                });
             }
+            out.sparse_items = out.items.len() - first_sparse;
             out.chunks.push(begin..out.items.len());
         }
         out.bordered = out.edges.iter().any(|e| *e != 0);
+        out.long = out.taps.len() >= TAPS_OF_A_LONG_ROW * sparse.len() * chunk_count;
         out
+    }
+
+    /// A sparse row's taps of a chunk.
+    fn row(&mut self, (row, taps): (usize, &[(usize, f32)]), offsets: &[usize]) -> Item {
+        let start = self.taps.len() as u32;
+        self.taps.extend(taps.iter().map(|&(o, value)| Tap { offset: offsets[o] as u32, value }));
+        Item { kind: Kind::Row, row: row as u32, rows: 1, start, end: self.taps.len() as u32, values: 0 }
+    }
+
+    /// Sparse rows' taps of a chunk, one of each in turn.
+    fn bundle(&mut self, rows: &[(usize, &[(usize, f32)])], offsets: &[usize]) -> Item {
+        let (row, start) = (self.bundled.len() as u32, self.taps.len() as u32);
+        self.bundled.extend(rows.iter().map(|(row, _)| *row as u32));
+        for step in 0..rows.iter().map(|(_, taps)| taps.len()).max().unwrap_or(0) {
+            // A row that has ended adds zero times what it read last.
+            let tap = |taps: Option<&(usize, &[(usize, f32)])>| match taps.and_then(|(_, t)| t.get(step).or(t.last())) {
+                Some(&(column, value)) => {
+                    let ended = taps.is_some_and(|(_, t)| step >= t.len());
+                    Tap { offset: offsets[column] as u32, value: if ended { 0.0 } else { value } }
+                }
+                None => Tap { offset: 0, value: 0.0 },
+            };
+            self.taps.extend((0..ROWS_PER_BUNDLE).map(|i| tap(rows.get(i))));
+        }
+        Item { kind: Kind::Bundle, row, rows: rows.len() as u32, start, end: self.taps.len() as u32, values: 0 }
     }
 
     /// Lays out a dense matrix, row by row, without looking for zeros.
@@ -297,13 +323,18 @@ impl GridWeights {
             items: Vec::new(),
             taps: Vec::new(),
             bundled: Vec::new(),
+            sparse_items: 0,
+            items_in_order: 1,
+            long: false,
             offsets: offsets.iter().map(|o| *o as u32).collect(),
             edges: vec![0; columns],
             bordered: false,
             panels: vec![0.0; rows.next_multiple_of(WEIGHTS_PER_PANEL) * columns],
             reach: offsets.iter().copied().max().unwrap_or(0),
+            even: evenness(offsets.iter().copied()),
             dense_rows: rows,
             dense_over_sparse: 1.0,
+            time: (rows * columns) as f64,
         };
         let mut at = 0;
         for start in (0..columns.max(1)).step_by(span) {
@@ -345,6 +376,11 @@ impl GridWeights {
     /// The share of rows whose zeros are multiplied.
     pub fn dense_share(&self) -> f64 {
         self.dense_rows as f64 / self.rows.max(1) as f64
+    }
+
+    /// Time for every vector of results by the costs it was laid out with, in multiply-adds of dense panels.
+    pub fn time(&self) -> f64 {
+        self.time
     }
 
     /// Time of dense panels over that of sparse rows, by the costs it was laid out with.
@@ -426,17 +462,20 @@ impl GridWeights {
             height: g.height,
             run: g.width * g.lanes,
             bordered,
+            long: self.long,
         };
         assert!(!apart || g.lanes == 16, "neighbours that are apart are 16 lanes each");
         // Vectors of 8 where operands straddle cache lines, or where half of a vector of 16 would be thrown away.
         let run = g.width * g.lanes;
         let wasted = (1..=8).contains(&(run % 16)) && run < 48;
-        let halves = !g.lanes.is_multiple_of(16) && (wasted || self.dense_rows * 2 < self.rows);
+        let whole_lines =
+            (self.even * g.lanes).is_multiple_of(16) && (g.height == 1 || (g.source_row * g.lanes).is_multiple_of(16));
+        let halves = !g.lanes.is_multiple_of(16) && (wasted || !whole_lines && self.dense_rows * 2 < self.rows);
         let whole = Part { items: 0..self.items_per_chunk(), rows: 0..g.height, numbers: 0..run };
         let cut = self.cut(crew.threads(), &whole, g.lanes);
         crew.split(cut.iter().product(), &|k| {
             let part = Part {
-                items: share(&whole.items, k % cut[0], cut[0], 1),
+                items: self.items_of(share(&(0..self.units()), k % cut[0], cut[0], 1)),
                 rows: share(&whole.rows, k / cut[0] % cut[1], cut[1], 1),
                 numbers: share(&whole.numbers, k / cut[0] / cut[1], cut[2], NUMBERS),
             };
@@ -474,6 +513,21 @@ impl GridWeights {
         self.chunks.first().map_or(0, |c| c.len())
     }
 
+    /// What threads share of the items of a chunk: panels, and blocks of sparse rows.
+    fn units(&self) -> usize {
+        self.items_per_chunk() - self.sparse_items + self.sparse_items.div_ceil(self.items_in_order)
+    }
+
+    /// The items of some units.
+    fn items_of(&self, units: std::ops::Range<usize>) -> std::ops::Range<usize> {
+        let panels = self.items_per_chunk() - self.sparse_items;
+        let at = |unit: usize| match unit.checked_sub(panels) {
+            Some(blocks) => panels + (blocks * self.items_in_order).min(self.sparse_items),
+            None => unit,
+        };
+        at(units.start)..at(units.end)
+    }
+
     /// Into how many parts of items, rows and numbers a call is cut.
     fn cut(&self, threads: usize, whole: &Part, lanes: usize) -> [usize; 3] {
         let results = whole.rows.len() * whole.numbers.len();
@@ -488,9 +542,9 @@ impl GridWeights {
         // Where weights are more than values, every thread reads its own weights; else its own piece of the map.
         let values = results * self.rows + (self.reach + 1) * lanes;
         let items = if weights > values {
-            wanted.min(whole.items.len())
+            wanted.min(self.units())
         } else {
-            wanted.div_ceil(positions).min(whole.items.len()).max(1)
+            wanted.div_ceil(positions).min(self.units()).max(1)
         };
         let positions = wanted.div_ceil(items).min(positions);
         if rows > 1 { [items, positions, 1] } else { [items, 1, positions] }

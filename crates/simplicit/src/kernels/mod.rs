@@ -12,11 +12,13 @@
 mod aligned;
 mod block;
 mod clock;
+mod core;
 mod cost;
 pub mod elementary;
 mod grid;
 mod pool;
 mod slices;
+mod turn;
 mod vector;
 
 pub use aligned::Aligned;
@@ -25,6 +27,7 @@ pub use cost::{Choice, Cost, register_peak};
 pub use grid::{Borders, Finish, Grid, GridWeights, Residual};
 pub use pool::{Crew, together, with_crew};
 pub use slices::{FEW, RowWeights};
+pub use turn::turn_squares;
 
 /// A set of vector instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@
 //! 32 rows: in every step a window of 32 inputs lies in registers, every row takes its next weight if it lies in the
 //! window, and a permutation of registers picks each row's input. The window starts where the row that is furthest behind
 //! reads next; rows that are too far ahead take a zero. Every step is the same, so nothing is left to guess for the
-//! processor.
+//! processor. Two slices take their steps together, so that neither waits for its own sums.
 
 use super::cost;
 use super::pool::Crew;
@@ -37,57 +37,95 @@ enum Layout {
     Sparse(Slices),
 }
 
-/// Sparse rows, 32 at a time.
+/// Sparse rows, 32 at a time, the slices of a panel of 64 rows side by side.
 #[derive(Debug, Clone)]
 struct Slices {
-    /// Where the steps of every slice end.
+    /// Where the steps of every panel end.
     ends: Vec<u32>,
-    /// Where the window of a step starts.
-    windows: Vec<u32>,
-    /// 32 of each per step.
+    /// Where the windows of a step start, one for each slice.
+    windows: Vec<[u32; 2]>,
+    /// 64 per step; 32 in a last panel of one slice.
     values: Aligned<f32>,
-    places: Aligned<u8>,
+    /// Sixteen words per step: word l has the places of rows l, 16 + l, 32 + l and 48 + l in their windows, [`BITS`] each.
+    places: Aligned<u32>,
+}
+
+/// Bits of a place in a window; a permutation reads no others.
+const BITS: usize = WINDOW.ilog2() as usize;
+
+/// Weights of one slice in the order of its steps.
+#[derive(Default)]
+struct Order {
+    windows: Vec<u32>,
+    /// 32 per step: weight and place.
+    entries: Vec<(f32, u32)>,
+}
+
+impl Order {
+    fn new(rows: &[Vec<(usize, f32)>], columns: usize) -> Self {
+        let mut out = Self::default();
+        let mut next = [0usize; ROWS];
+        let of = |lane: usize, next: &[usize; ROWS]| rows.get(lane).and_then(|row| row.get(next[lane])).copied();
+        while let Some(behind) = (0..ROWS).filter_map(|lane| of(lane, &next)).map(|(j, _)| j).min() {
+            // From a whole vector on, unless the inputs end before the window does.
+            let start = (behind / 16 * 16).min(columns.saturating_sub(WINDOW));
+            out.windows.push(start as u32);
+            for lane in 0..ROWS {
+                let entry = of(lane, &next).filter(|(j, _)| *j < start + WINDOW);
+                out.entries.push(entry.map_or((0.0, 0), |(j, v)| (v, (j - start) as u32)));
+                next[lane] += usize::from(entry.is_some());
+            }
+        }
+        out
+    }
 }
 
 impl Slices {
     fn new(rows: &[Vec<(usize, f32)>], columns: usize) -> Self {
         let (mut ends, mut windows, mut values, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for slice in rows.chunks(ROWS) {
-            let mut next = [0usize; ROWS];
-            let of = |lane: usize, next: &[usize; ROWS]| slice.get(lane).and_then(|row| row.get(next[lane])).copied();
-            while let Some(behind) = (0..ROWS).filter_map(|lane| of(lane, &next)).map(|(j, _)| j).min() {
-                // From a whole vector on, unless the inputs end before the window does.
-                let start = (behind / 16 * 16).min(columns.saturating_sub(WINDOW));
-                windows.push(start as u32);
-                for lane in 0..ROWS {
-                    let entry = of(lane, &next).filter(|(j, _)| *j < start + WINDOW);
-                    values.push(entry.map_or(0.0, |(_, v)| v));
-                    places.push(entry.map_or(0, |(j, _)| (j - start) as u8));
-                    next[lane] += usize::from(entry.is_some());
+        for panel in rows.chunks(2 * ROWS) {
+            let slices: Vec<Order> = panel.chunks(ROWS).map(|slice| Order::new(slice, columns)).collect();
+            for step in 0..slices.iter().map(|s| s.windows.len()).max().unwrap_or(0) {
+                let mut words = [0u32; 16];
+                let mut starts = [0u32; 2];
+                for (k, slice) in slices.iter().enumerate() {
+                    // A slice that has ended adds zero times the first inputs.
+                    starts[k] = slice.windows.get(step).copied().unwrap_or(0);
+                    for lane in 0..ROWS {
+                        let (value, place) = slice.entries.get(step * ROWS + lane).copied().unwrap_or_default();
+                        values.push(value);
+                        words[lane % 16] |= place << (BITS * (2 * k + lane / 16));
+                    }
                 }
+                windows.push(starts);
+                places.extend(words);
             }
             ends.push(windows.len() as u32);
         }
         Self { ends, windows, values: Aligned::from(&values[..]), places: Aligned::from(&places[..]) }
     }
+
+    /// The steps of a panel of so many rows.
+    fn steps(&self, panel: usize, rows: usize) -> Steps<'_> {
+        let range = if panel == 0 { 0 } else { self.ends[panel - 1] as usize }..self.ends[panel] as usize;
+        let slices = rows.div_ceil(ROWS);
+        Steps {
+            slices,
+            windows: &self.windows[range.clone()],
+            // All panels before have two slices.
+            values: &self.values[2 * ROWS * range.start..][..slices * ROWS * range.len()],
+            places: &self.places[16 * range.start..16 * range.end],
+        }
+    }
 }
 
-/// The steps of one slice: 32 values and places for every window.
+/// The steps of one panel: a window and 32 values for every slice, and sixteen words of places.
 #[derive(Clone, Copy)]
 struct Steps<'a> {
-    windows: &'a [u32],
+    slices: usize,
+    windows: &'a [[u32; 2]],
     values: &'a [f32],
-    places: &'a [u8],
-}
-
-impl Slices {
-    /// The steps of slice k; none behind the last slice.
-    fn steps(&self, k: usize) -> Steps<'_> {
-        let end = |k: usize| self.ends[k.min(self.ends.len() - 1)] as usize;
-        let range = if k == 0 { 0 } else { end(k - 1) }..end(k);
-        let weights = range.start * ROWS..range.end * ROWS;
-        Steps { windows: &self.windows[range], values: &self.values[weights.clone()], places: &self.places[weights] }
-    }
+    places: &'a [u32],
 }
 
 impl RowWeights {
@@ -216,7 +254,7 @@ impl RowWeights {
                 }
                 match &self.layout {
                     Layout::Dense(values) => self.dense(values, &rows, x, &mut sums),
-                    Layout::Sparse(slices) => self.sparse(slices, panel, x, &mut sums),
+                    Layout::Sparse(slices) => self.sparse(slices.steps(panel, rows.len()), x, &mut sums),
                 }
                 turned(own, samples, |k, out| *out = if !relu || sums[k] > 0.0 { sums[k] } else { 0.0 });
             }
@@ -238,20 +276,20 @@ impl RowWeights {
         }
     }
 
-    fn sparse(&self, slices: &Slices, panel: usize, x: &[f32], sums: &mut [f32; 64 * FEW]) {
-        let pair = [slices.steps(2 * panel), slices.steps(2 * panel + 1)];
-        match self.instructions {
-            // SAFETY: there are 32 weights and places per step, places lie inside the window and windows inside the
-            // inputs by construction (`x` has the columns they were made for), and the instructions were found.
-            #[cfg(target_arch = "x86_64")]
-            Instructions::Avx512 => unsafe { x86::pair_avx512(pair, x, sums) },
-            // SAFETY: as above.
-            #[cfg(target_arch = "x86_64")]
-            Instructions::Avx2 => unsafe { x86::pair_avx2(pair, x, sums) },
-            _ => {
-                for (steps, sums) in pair.into_iter().zip(sums.chunks_exact_mut(ROWS)) {
-                    slice(steps, x, sums);
-                }
+    fn sparse(&self, steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
+        // SAFETY: there are 32 values per slice and sixteen words of places for every step, places lie inside the window and
+        // windows inside the inputs by construction (`x` has the columns they were made for), and the instructions were found.
+        unsafe {
+            match (self.instructions, steps.slices) {
+                #[cfg(target_arch = "x86_64")]
+                (Instructions::Avx512, 1) => x86::slices_avx512::<1>(steps, x, sums),
+                #[cfg(target_arch = "x86_64")]
+                (Instructions::Avx512, _) => x86::slices_avx512::<2>(steps, x, sums),
+                #[cfg(target_arch = "x86_64")]
+                (Instructions::Avx2, 1) => x86::slices_avx2::<1>(steps, x, sums),
+                #[cfg(target_arch = "x86_64")]
+                (Instructions::Avx2, _) => x86::slices_avx2::<2>(steps, x, sums),
+                _ => plain_slices(steps, x, sums),
             }
         }
     }
@@ -390,16 +428,17 @@ unsafe fn strip<T: super::vector::Vector, const N: usize, const S: usize>(
     }
 }
 
-fn slice(Steps { windows, values, places }: Steps<'_>, x: &[f32], sums: &mut [f32]) {
-    let steps = values.chunks_exact(ROWS).zip(places.chunks_exact(ROWS));
-    for (&window, (values, places)) in windows.iter().zip(steps) {
-        let x = &x[window as usize..];
-        for lane in 0..ROWS {
-            let (value, x) = (values[lane], x[places[lane] as usize]);
-            sums[lane] = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-                value.mul_add(x, sums[lane])
+fn plain_slices(steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
+    let width = steps.slices * ROWS;
+    let each = steps.values.chunks_exact(width).zip(steps.places.as_chunks::<16>().0);
+    for (windows, (values, places)) in steps.windows.iter().zip(each) {
+        for (lane, (sum, value)) in sums.iter_mut().zip(values).enumerate() {
+            let place = places[lane % 16] >> (BITS * (lane / 16)) & (WINDOW as u32 - 1);
+            let x = x[(windows[lane / ROWS] + place) as usize];
+            *sum = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+                value.mul_add(x, *sum)
             } else {
-                value * x + sums[lane]
+                value * x + *sum
             };
         }
     }
@@ -408,7 +447,7 @@ fn slice(Steps { windows, values, places }: Steps<'_>, x: &[f32], sums: &mut [f3
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::vector::{Avx2, Avx512};
-    use super::{FEW, ROWS, Steps, panel};
+    use super::{BITS, FEW, ROWS, Steps, WINDOW, panel};
     use std::arch::x86_64::*;
 
     /// # Safety
@@ -439,83 +478,75 @@ mod x86 {
         unsafe { panel::<Avx2>(weights, width, x, samples, sums) }
     }
 
-    /// One step of a slice.
+    /// All steps of `S` slices.
     ///
     /// # Safety
-    /// As [`pair_avx512`], for step k of the slice.
-    #[inline]
+    /// There are S·32 values and sixteen words of places for every step; windows lie inside `x`, places inside the window.
     #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-    unsafe fn step_avx512(steps: &Steps<'_>, k: usize, x: &[f32], [low, high]: [__m512; 2]) -> [__m512; 2] {
+    pub(super) unsafe fn slices_avx512<const S: usize>(steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
         // SAFETY: the caller's sizes.
         unsafe {
-            let from = x.as_ptr().add(*steps.windows.get_unchecked(k) as usize);
-            let (values, places) = (steps.values.as_ptr().add(k * ROWS), steps.places.as_ptr().add(k * ROWS));
-            let (first, second) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
-            let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.cast()));
-            let low = _mm512_fmadd_ps(_mm512_loadu_ps(values), _mm512_permutex2var_ps(first, at, second), low);
-            let at = _mm512_cvtepu8_epi32(_mm_loadu_si128(places.add(16).cast()));
-            let picked = _mm512_permutex2var_ps(first, at, second);
-            [low, _mm512_fmadd_ps(_mm512_loadu_ps(values.add(16)), picked, high)]
-        }
-    }
-
-    /// Two slices in turn: while one waits for its sums, the other adds to its own.
-    ///
-    /// # Safety
-    /// There are 32 values and places for every window; windows lie inside `x`, places inside the window.
-    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-    pub(super) unsafe fn pair_avx512([one, two]: [Steps<'_>; 2], x: &[f32], sums: &mut [f32; 64 * FEW]) {
-        let (mut a, mut b) = ([_mm512_setzero_ps(); 2], [_mm512_setzero_ps(); 2]);
-        // SAFETY: the caller's sizes.
-        unsafe {
-            for v in 0..2 {
-                a[v] = _mm512_loadu_ps(sums.as_ptr().add(16 * v));
-                b[v] = _mm512_loadu_ps(sums.as_ptr().add(ROWS + 16 * v));
-            }
-            let both = one.windows.len().min(two.windows.len());
-            for k in 0..both {
-                a = step_avx512(&one, k, x, a);
-                b = step_avx512(&two, k, x, b);
-            }
-            for k in both..one.windows.len() {
-                a = step_avx512(&one, k, x, a);
-            }
-            for k in both..two.windows.len() {
-                b = step_avx512(&two, k, x, b);
-            }
-            for v in 0..2 {
-                _mm512_storeu_ps(sums.as_mut_ptr().add(16 * v), a[v]);
-                _mm512_storeu_ps(sums.as_mut_ptr().add(ROWS + 16 * v), b[v]);
-            }
-        }
-    }
-
-    /// One slice after the other: four vectors of a slice wait for nobody.
-    ///
-    /// # Safety
-    /// As [`pair_avx512`].
-    #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn pair_avx2(pair: [Steps<'_>; 2], x: &[f32], sums: &mut [f32; 64 * FEW]) {
-        for (steps, sums) in pair.iter().zip(sums.chunks_exact_mut(ROWS)) {
-            // SAFETY: the caller's sizes; a gather reads inside the window.
-            unsafe {
-                let mut sum = [_mm256_setzero_ps(); ROWS / 8];
-                for v in 0..ROWS / 8 {
-                    sum[v] = _mm256_loadu_ps(sums.as_ptr().add(8 * v));
+            let mut sum = [[_mm512_setzero_ps(); 2]; S];
+            for k in 0..S {
+                for v in 0..2 {
+                    sum[k][v] = _mm512_loadu_ps(sums.as_ptr().add(ROWS * k + 16 * v));
                 }
-                let (mut values, mut places) = (steps.values.as_ptr(), steps.places.as_ptr());
-                for &window in steps.windows {
-                    let from = x.as_ptr().add(window as usize);
-                    for v in 0..ROWS / 8 {
-                        let at = _mm256_cvtepu8_epi32(_mm_loadl_epi64(places.add(8 * v).cast()));
-                        let picked = _mm256_i32gather_ps::<4>(from, at);
-                        sum[v] = _mm256_fmadd_ps(_mm256_loadu_ps(values.add(8 * v)), picked, sum[v]);
+            }
+            let (mut values, mut places) = (steps.values.as_ptr(), steps.places.as_ptr());
+            for windows in steps.windows {
+                let words = _mm512_loadu_si512(places.cast());
+                for k in 0..S {
+                    let from = x.as_ptr().add(windows[k] as usize);
+                    let (first, second) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
+                    for v in 0..2 {
+                        // A permutation takes the lowest bits of a word.
+                        let at = _mm512_srlv_epi32(words, _mm512_set1_epi32((BITS * (2 * k + v)) as i32));
+                        let value = _mm512_loadu_ps(values.add(ROWS * k + 16 * v));
+                        sum[k][v] = _mm512_fmadd_ps(value, _mm512_permutex2var_ps(first, at, second), sum[k][v]);
                     }
-                    values = values.add(ROWS);
-                    places = places.add(ROWS);
                 }
+                (values, places) = (values.add(ROWS * S), places.add(16));
+            }
+            for k in 0..S {
+                for v in 0..2 {
+                    _mm512_storeu_ps(sums.as_mut_ptr().add(ROWS * k + 16 * v), sum[k][v]);
+                }
+            }
+        }
+    }
+
+    /// The same with gathers: AVX2 has no permutation of two registers.
+    ///
+    /// # Safety
+    /// As [`slices_avx512`].
+    #[target_feature(enable = "avx2,fma")]
+    pub(super) unsafe fn slices_avx2<const S: usize>(steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
+        // SAFETY: the caller's sizes; a gather reads inside the window.
+        unsafe {
+            let mut sum = [[_mm256_setzero_ps(); ROWS / 8]; S];
+            for k in 0..S {
                 for v in 0..ROWS / 8 {
-                    _mm256_storeu_ps(sums.as_mut_ptr().add(8 * v), sum[v]);
+                    sum[k][v] = _mm256_loadu_ps(sums.as_ptr().add(ROWS * k + 8 * v));
+                }
+            }
+            let (mut values, mut places) = (steps.values.as_ptr(), steps.places.as_ptr());
+            for windows in steps.windows {
+                let words: [__m256i; 2] = [0, 8].map(|l| _mm256_loadu_si256(places.add(l).cast()));
+                for k in 0..S {
+                    let from = x.as_ptr().add(windows[k] as usize);
+                    for v in 0..ROWS / 8 {
+                        let by = _mm256_set1_epi32((BITS * (2 * k + v / 2)) as i32);
+                        let at = _mm256_srlv_epi32(words[v % 2], by);
+                        let at = _mm256_and_si256(at, _mm256_set1_epi32(WINDOW as i32 - 1));
+                        let picked = _mm256_i32gather_ps::<4>(from, at);
+                        sum[k][v] = _mm256_fmadd_ps(_mm256_loadu_ps(values.add(ROWS * k + 8 * v)), picked, sum[k][v]);
+                    }
+                }
+                (values, places) = (values.add(ROWS * S), places.add(16));
+            }
+            for k in 0..S {
+                for v in 0..ROWS / 8 {
+                    _mm256_storeu_ps(sums.as_mut_ptr().add(ROWS * k + 8 * v), sum[k][v]);
                 }
             }
         }

@@ -1,6 +1,7 @@
 //! Samples side by side: feature-major blocks in which a feature of `lanes` samples is a few vector registers.
 
 pub(crate) use crate::kernels::Aligned;
+use crate::kernels::turn_squares;
 
 /// The numbers of samples that run side by side; a power of two from 8 to 64.
 pub(crate) const MAX_LANES: usize = 64;
@@ -73,16 +74,19 @@ pub(crate) fn to_lanes(
     if count == 0 || features == 0 {
         return true;
     }
-    // Whole squares of 8 × 8 in registers, the rest entry by entry.
+    // Whole squares of 16 × 16 or 8 × 8 in registers, the rest entry by entry.
+    let wide = count.is_multiple_of(16).then_some([count / 16, features / 16]);
+    let wide = wide.and_then(|squares| turn_squares(out, lanes, samples, stride, squares));
     let (squares, across) = (count / 8, features / 8);
-    let mut finite = match lanes {
-        8 => whole_squares::<8>(out, samples, stride, squares, across),
-        16 => whole_squares::<16>(out, samples, stride, squares, across),
-        32 => whole_squares::<32>(out, samples, stride, squares, across),
-        _ => whole_squares::<MAX_LANES>(out, samples, stride, squares, across),
+    let (mut finite, rows, columns) = match (wide, lanes) {
+        (Some(finite), _) => (finite, count, features / 16 * 16),
+        (_, 8) => (whole_squares::<8>(out, samples, stride, squares, across), 8 * squares, 8 * across),
+        (_, 16) => (whole_squares::<16>(out, samples, stride, squares, across), 8 * squares, 8 * across),
+        (_, 32) => (whole_squares::<32>(out, samples, stride, squares, across), 8 * squares, 8 * across),
+        _ => (whole_squares::<MAX_LANES>(out, samples, stride, squares, across), 8 * squares, 8 * across),
     };
     for s in 0..count {
-        for j in (if s < 8 * squares { 8 * across } else { 0 })..features {
+        for j in (if s < rows { columns } else { 0 })..features {
             let value = samples[s * stride + j];
             finite &= value.is_finite();
             out[j * lanes + s] = value;
@@ -232,7 +236,17 @@ mod tests {
     #[test]
     fn transposes_move_every_entry_and_touch_no_other() {
         let mut r = Random::new(5);
-        for (count, features, lanes) in [(1, 1, 8), (8, 8, 8), (13, 29, 16), (32, 128, 32), (5, 17, 64), (0, 4, 8)] {
+        for (count, features, lanes) in [
+            (1, 1, 8),
+            (8, 8, 8),
+            (13, 29, 16),
+            (16, 35, 16),
+            (32, 128, 32),
+            (5, 17, 64),
+            (48, 21, 64),
+            (64, 40, 64),
+            (0, 4, 8),
+        ] {
             let stride = features + 3;
             let samples: Vec<f32> = (0..count * stride).map(|_| r.normal() as f32).collect();
             let mut out = vec![-1.0; features * lanes];

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, Prepared};
-use simplicit::kernels::Instructions;
+use simplicit::kernels::{Choice, Instructions};
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, ModelParts, TapWeights};
@@ -62,6 +62,17 @@ fn outputs_are_the_reference_paths_whatever_the_batch_threads_and_instructions()
                         }
                     }
                     assert_eq!(prepared.outputs(&few, Threads::new(3)).unwrap(), y, "{name} {batch}");
+                }
+            }
+            // Windows that are copied, rows in bundles, panels: whatever a layer could get.
+            for choice in [Choice::Dense, Choice::Sparse] {
+                for batch in [1, 2, 4, 8, 16, 35] {
+                    let prepared = Prepared::only(&model, batch, choice).unwrap();
+                    let y = prepared.outputs(&first(&u, batch), Threads::one()).unwrap();
+                    assert_eq!(prepared.outputs(&first(&u, batch), Threads::new(3)).unwrap(), y, "{name} {batch}");
+                    if Instructions::detect() != Instructions::Portable {
+                        assert!((0..batch).all(|i| y.row(i) == reference.y.row(i)), "{name} {batch} {choice:?}");
+                    }
                 }
             }
             // The way everybody takes, with its certificate.

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::operand::Operand;
-use super::plan::{Laid, View, lay_out, margin};
-use crate::kernels::{FEW, Instructions, RowWeights};
+use super::plan::{Laid, View, Way, lay_out, margin};
+use crate::kernels::{Choice, FEW, RowWeights};
 use crate::layout::{Activation, Layout, MapShape, Operator};
 use crate::linalg::Csr;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -199,9 +199,10 @@ impl Step {
         view: View,
         source: impl Fn(Source) -> View,
         fuse: bool,
-        (lanes, instructions): (usize, Instructions),
+        way: Way,
         kernels: &mut Vec<BlockKernel>,
     ) -> Self {
+        let lanes = way.lanes;
         let mut parts: Vec<Part> = Vec::new();
         let mut bound = Bound {
             reads: Vec::new(),
@@ -232,12 +233,12 @@ impl Step {
                     let flat = |view: &View| view.map.positions() == 1 && view.is_compact();
                     let few = lanes <= FEW && block.window.area() == 1 && flat(read) && flat(&out);
                     let rows = || (0..taps.rows()).map(|o| taps.row(o).collect()).collect::<Vec<Vec<_>>>();
-                    let few = few.then(|| RowWeights::new(&rows(), taps.cols(), lanes, instructions)).flatten();
+                    let few = few.then(|| few_samples(&rows(), taps.cols(), way)).flatten();
                     let weights = match few {
                         Some(weights) => Weights::Rows(weights),
                         None => {
                             let phases = operand.phases.as_ref();
-                            Weights::Grid(lay_out(block, taps, read, phases, &out, lanes, instructions))
+                            Weights::Grid(lay_out(block, taps, read, phases, &out, way))
                         }
                     };
                     kernels.push(describe(&sum.name, block, taps, &weights));
@@ -304,6 +305,16 @@ impl Step {
             let room = [moved, maps, padded, unfolded];
             [0, 1, 2, 3].map(|k| most[k].max(room[k]))
         })
+    }
+}
+
+/// The kernels of a few samples, where they are the faster ones.
+fn few_samples(rows: &[Vec<(usize, f32)>], columns: usize, way: Way) -> Option<RowWeights> {
+    let Way { lanes, instructions, only } = way;
+    match only {
+        None => RowWeights::new(rows, columns, lanes, instructions),
+        Some(Choice::Sparse) if lanes > 1 => None,
+        Some(choice) => Some(RowWeights::only(rows, columns, lanes, instructions, choice == Choice::Dense)),
     }
 }
 

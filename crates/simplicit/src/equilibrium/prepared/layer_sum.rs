@@ -3,7 +3,7 @@
 use super::execute::Room;
 use super::layer::{Step, Sum, own_map, own_margin};
 use super::places::Places;
-use super::plan::View;
+use super::plan::{View, Way};
 use crate::kernels::{Crew, Instructions};
 use crate::layout::Layout;
 use crate::linalg::Matrix;
@@ -55,7 +55,8 @@ impl LayerSum {
         let view = places.take(sum.map(), [0; 4]);
         // Every source of the sum has a place.
         let of = |source: Source| sources.iter().find(|(known, _)| *known == source).map_or(view, |(_, view)| *view);
-        let step = Step::new(sum, view, of, false, (LANES, instructions), &mut Vec::new());
+        let way = Way { lanes: LANES, instructions, only: None };
+        let step = Step::new(sum, view, of, false, way, &mut Vec::new());
         Self { step, sources, positions: places.end(), instructions }
     }
 

@@ -21,7 +21,7 @@ pub use layer_sum::LayerSum;
 use std::sync::Mutex;
 
 use super::run::SampleDiagnostics;
-use crate::kernels::{Crew, Instructions, thread_seconds, with_crew};
+use crate::kernels::{Choice, Crew, Instructions, thread_seconds, with_crew};
 use crate::linalg::Matrix;
 use crate::linalg::lanes::MAX_LANES;
 use crate::model::{ImplicitModel, TapWeights, Target};
@@ -32,7 +32,7 @@ use bounds::Bounds;
 use execute::Room;
 use layer::{Step, is_direct, own_map, own_margin};
 use places::Places;
-use plan::{View, all_finite};
+use plan::{View, Way, all_finite};
 
 /// A model ready to run on batches of about one size; shared between threads.
 pub struct Prepared {
@@ -110,20 +110,30 @@ impl Prepared {
     /// Packs a model for batches of `batch` samples (others run too). Models with cycles are refused:
     /// [`Equilibrium`](super::Equilibrium) iterates those.
     pub fn new(model: &ImplicitModel, batch: usize) -> Result<Self> {
-        Self::with(model, batch, Instructions::detect(), false)
+        Self::with(model, batch, (Instructions::detect(), None), false)
+    }
+
+    /// The same with dense panels only, or sparse rows only, whatever they cost: to compare, and to test.
+    pub fn only(model: &ImplicitModel, batch: usize, choice: Choice) -> Result<Self> {
+        Self::with(model, batch, (Instructions::detect(), Some(choice)), false)
     }
 
     /// The same with given instructions, which must be [available](Instructions::available): to compare, and to test.
     pub fn with_instructions(model: &ImplicitModel, batch: usize, instructions: Instructions) -> Result<Self> {
-        Self::with(model, batch, instructions, false)
+        Self::with(model, batch, (instructions, None), false)
     }
 
     /// The same for all states and not only the outputs.
     pub(super) fn with_states(model: &ImplicitModel, batch: usize) -> Result<Self> {
-        Self::with(model, batch, Instructions::detect(), true)
+        Self::with(model, batch, (Instructions::detect(), None), true)
     }
 
-    fn with(model: &ImplicitModel, batch: usize, instructions: Instructions, states: bool) -> Result<Self> {
+    fn with(
+        model: &ImplicitModel,
+        batch: usize,
+        (instructions, only): (Instructions, Option<Choice>),
+        states: bool,
+    ) -> Result<Self> {
         if !model.layers_are_acyclic() {
             return Err(Error::unsupported(
                 "a prepared model with layers that read each other",
@@ -163,7 +173,7 @@ impl Prepared {
                 Source::Input => input,
                 Source::Layer(k) => views[k].unwrap_or(input),
             };
-            steps.push(Step::new(sum, view, view_of, !states, (lanes, instructions), &mut kernels));
+            steps.push(Step::new(sum, view, view_of, !states, Way { lanes, instructions, only }, &mut kernels));
             if let Target::Layer(k) = sum.target {
                 views[k] = Some(view);
             }

@@ -1,6 +1,6 @@
 //! Where everything lies: maps with their padding, and every block as offsets into them.
 
-use crate::kernels::{Borders, Cost, Crew, Finish, Grid, GridWeights, Instructions, Residual};
+use crate::kernels::{Borders, Choice, Cost, Crew, Finish, Grid, GridWeights, Instructions, Residual};
 use crate::layout::MapShape;
 use crate::linalg::Csr;
 use crate::linalg::lanes::{from_lanes, to_lanes};
@@ -124,6 +124,16 @@ pub(super) fn margin(window: Window, input: MapShape, output: MapShape) -> [usiz
     [top, left, after(0, input.height, output.height), after(1, input.width, output.width)]
 }
 
+/// For what a layer is laid out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way {
+    /// Samples side by side.
+    pub(super) lanes: usize,
+    pub(super) instructions: Instructions,
+    /// What every row gets, whatever it costs.
+    pub(super) only: Option<Choice>,
+}
+
 /// A block's weights over its operand.
 pub(super) struct Laid {
     pub(super) weights: GridWeights,
@@ -134,26 +144,68 @@ pub(super) struct Laid {
     pub(super) unfold: Option<Unfold>,
 }
 
-/// Every column of a window as a row of positions without gaps: maps that are narrower than a vector fill it so.
+/// Columns of windows copied side by side, a few rows of the map at a time, so that vectors are full and start on cache lines:
+/// of maps that are narrower than a vector, and for sparse rows, which load an operand for every multiply-add.
 pub(super) struct Unfold {
-    /// Of the columns that are read.
-    offsets: Vec<usize>,
-    /// Positions of a column, rounded up.
+    /// Where in the source the copies start; only of what is read.
+    copies: Vec<usize>,
+    /// Rows of a copy beyond those of its results: taps of one column of the window share a copy.
+    more: usize,
+    /// Positions of a copy, rounded up.
     stride: usize,
     /// Of weights.
     rows: usize,
+    /// Rows of the map at a time.
+    tile: usize,
     /// The shape of the call without copies.
     grid: Grid,
 }
 
 impl Unfold {
-    /// Positions of scratch: the columns, the results and two residual sums.
+    /// Copies for the columns that `read` says, and where each column then is.
+    fn new(
+        grid: Grid,
+        tile: usize,
+        rows: usize,
+        offsets: &[usize],
+        read: &[bool],
+        down: impl Fn(usize) -> usize,
+    ) -> (Self, Vec<usize>) {
+        let more = (0..offsets.len()).filter(|j| read[*j]).map(&down).max().unwrap_or(0);
+        let stride = ((tile + more) * grid.width).next_multiple_of(16);
+        let mut own = std::collections::BTreeMap::new();
+        let mut copies = Vec::new();
+        let place = |j: usize| {
+            if !read[j] {
+                return 0;
+            }
+            let start = offsets[j] - down(j) * grid.source_row;
+            let copy = *own.entry(start).or_insert_with(|| {
+                copies.push(start);
+                copies.len() - 1
+            });
+            copy * stride + down(j) * grid.width
+        };
+        let places = (0..offsets.len()).map(place).collect();
+        (Self { copies, more, stride, rows, tile, grid }, places)
+    }
+
+    /// Positions of scratch: the copies, the results and two residual sums.
     pub(super) fn room(&self) -> usize {
-        self.offsets.len() * self.stride + 3 * self.results()
+        self.copies.len() * self.stride + 3 * self.results()
+    }
+
+    /// Time of the copies for every vector of results, in multiply-adds of dense panels: a row takes about three cycles and
+    /// one more for every eight numbers, two behind the first 64, where maps no longer stay in the first-level cache.
+    fn time(&self, instructions: Instructions) -> f64 {
+        let run = (self.grid.width * self.grid.lanes) as f64;
+        let rows = (self.copies.len() * (self.tile + self.more) + self.rows * self.tile) as f64;
+        let cycles = 3.0 + run / 8.0 + (run - 64.0).max(0.0) / 8.0;
+        Cost::vectors_in_a_cycle(instructions) * rows * cycles / (self.tile as f64 * run / 16.0)
     }
 
     fn results(&self) -> usize {
-        self.rows * self.grid.height * self.grid.width
+        self.rows * self.tile * self.grid.width
     }
 
     /// Copies the columns, runs the weights on them, and puts the results where they belong.
@@ -166,75 +218,105 @@ impl Unfold {
         finish: &Finish<'_>,
         scratch: &mut [f32],
     ) {
-        let Grid { lanes, out_row, out_channel, .. } = self.grid;
-        let (columns, rest) = scratch.split_at_mut(self.offsets.len() * self.stride * lanes);
+        let Grid { height, width, lanes, source_row, out_row, out_channel, .. } = self.grid;
+        let (columns, rest) = scratch.split_at_mut(self.copies.len() * self.stride * lanes);
         let (results, rest) = rest.split_at_mut(self.results() * lanes);
         let (before, after) = rest.split_at_mut(self.results() * lanes);
-        let after = &mut after[..self.results() * lanes];
-        let positions = self.grid.height * self.grid.width;
-        let every = self.offsets.iter().map(|offset| offset * lanes);
-        self.copy(columns, self.stride, (source, self.grid.source_row), every);
-        let from_map = |into: &mut [f32], map: &[f32], row: usize, channel: usize| {
-            self.copy(into, positions, (map, row), (0..self.rows).map(|c| c * channel * lanes));
-        };
-        let compact = |residual: Option<Residual<'_>>, into: &'_ mut [f32]| {
-            residual.map(|r| from_map(into, r.from, r.row, r.channel)).is_some()
-        };
-        let (has_before, has_after) = (compact(finish.before, before), compact(finish.after, after));
-        if finish.bias.is_none() {
-            from_map(results, out, out_row, out_channel);
-        }
-        let residual = |from| Residual { from, row: positions, channel: positions };
-        let finish = Finish {
-            before: has_before.then_some(residual(&*before)),
-            after: has_after.then_some(residual(&*after)),
-            ..*finish
-        };
-        laid.weights.run_on(crew, instructions, &laid.grid, columns, results, &finish);
-        let run = self.grid.width * lanes;
-        for (c, map) in results.chunks_exact(positions * lanes).enumerate() {
-            for (y, row) in map.chunks_exact(run).enumerate() {
-                let to = (c * out_channel + y * out_row) * lanes;
-                copy_row(&mut out[to..to + run], row);
+        for top in (0..height).step_by(self.tile) {
+            let count = self.tile.min(height - top);
+            let positions = count * width;
+            let size = self.rows * positions * lanes;
+            let every = self.copies.iter().map(|start| (start + top * source_row) * lanes);
+            crate::linalg::vectorised(
+                #[inline(always)]
+                || self.copy(columns, (self.stride, count + self.more), (source, source_row), every),
+            );
+            let from_map = |into: &mut [f32], map: &[f32], row: usize, channel: usize| {
+                let every = (0..self.rows).map(|c| (c * channel + top * row) * lanes);
+                self.copy(&mut into[..size], (positions, count), (map, row), every);
+            };
+            let compact = |residual: Option<Residual<'_>>, into: &'_ mut [f32]| {
+                residual.map(|r| from_map(into, r.from, r.row, r.channel)).is_some()
+            };
+            let (has_before, has_after) = (compact(finish.before, before), compact(finish.after, after));
+            if finish.bias.is_none() {
+                from_map(results, out, out_row, out_channel);
+            }
+            let residual = |from| Residual { from, row: positions, channel: positions };
+            let finish = Finish {
+                before: has_before.then_some(residual(&before[..size])),
+                after: has_after.then_some(residual(&after[..size])),
+                ..*finish
+            };
+            let grid = Grid { width: positions, out_row: positions, out_channel: positions, ..laid.grid };
+            laid.weights.run_on(crew, instructions, &grid, columns, &mut results[..size], &finish);
+            let run = width * lanes;
+            for (c, map) in results[..size].chunks_exact(positions * lanes).enumerate() {
+                let to = (c * out_channel + top * out_row) * lanes;
+                let end = to + (count - 1) * out_row * lanes + run;
+                copy_rows((&mut out[to..end], out_row * lanes), (map, run), run);
             }
         }
     }
 
-    /// Rows of maps that start at `places` of `source`, side by side; maps are `stride` positions apart.
+    /// So many rows of maps that start at `places` of `source`, side by side; maps are `stride` positions apart.
+    #[inline(always)]
     fn copy(
         &self,
         into: &mut [f32],
-        stride: usize,
+        (stride, rows): (usize, usize),
         (source, row): (&[f32], usize),
         places: impl Iterator<Item = usize>,
     ) {
-        let Grid { height, width, lanes, .. } = self.grid;
-        let run = width * lanes;
-        for (map, place) in into.chunks_exact_mut(stride * lanes).zip(places) {
-            for (y, own) in map[..run * height].chunks_exact_mut(run).enumerate() {
-                let from = place + y * row * lanes;
-                copy_row(own, &source[from..from + run]);
+        let Grid { width, lanes, .. } = self.grid;
+        let (run, stride, row) = (width * lanes, stride * lanes, row * lanes);
+        for (map, place) in into.chunks_exact_mut(stride).zip(places) {
+            let source = &source[place..place + (rows - 1) * row + run];
+            copy_rows((&mut map[..rows * run], run), (source, row), run);
+        }
+    }
+}
+
+/// Rows of `run` numbers from one map into another, each with its own distance between rows.
+#[inline(always)]
+fn copy_rows((into, to_row): (&mut [f32], usize), (from, from_row): (&[f32], usize), run: usize) {
+    // Rows of a known length are copied without a call.
+    #[inline(always)]
+    fn known<const RUN: usize>((into, to_row): (&mut [f32], usize), (from, from_row): (&[f32], usize)) {
+        for (into, from) in into.chunks_mut(to_row).zip(from.chunks(from_row)) {
+            if let (Some(into), Some(from)) = (into.first_chunk_mut::<RUN>(), from.first_chunk::<RUN>()) {
+                *into = *from;
+            }
+        }
+    }
+    match run {
+        4 => known::<4>((into, to_row), (from, from_row)),
+        8 => known::<8>((into, to_row), (from, from_row)),
+        16 => known::<16>((into, to_row), (from, from_row)),
+        32 => known::<32>((into, to_row), (from, from_row)),
+        _ => {
+            for (into, from) in into.chunks_mut(to_row).zip(from.chunks(from_row)) {
+                into[..run].copy_from_slice(&from[..run]);
             }
         }
     }
 }
 
-/// A few numbers: most rows have 4 or 8, and are copied without a call.
-#[inline(always)]
-fn copy_row(into: &mut [f32], from: &[f32]) {
-    if let (Ok(into), Ok(from)) = (<&mut [f32; 8]>::try_from(&mut *into), <&[f32; 8]>::try_from(from)) {
-        *into = *from;
-    } else if let (Ok(into), Ok(from)) = (<&mut [f32; 4]>::try_from(&mut *into), <&[f32; 4]>::try_from(from)) {
-        *into = *from;
-    } else {
-        into.copy_from_slice(from);
-    }
-}
+/// Most numbers of results that windows are copied for at a time, and those that stay in registers.
+const TILE: usize = 256;
+const BLOCK: usize = 128;
 
-/// Whether copying windows pays: rows narrower than half a vector, and enough rows of weights that read them.
-fn unfolds(grid: &Grid, rows: usize) -> bool {
+/// How many rows of the map at a time windows are copied for, where that can pay: results are no whole vectors of samples, and
+/// enough rows of weights read a copy. Whole maps where a row is at most half a vector.
+fn tile(grid: &Grid, rows: usize, area: usize) -> Option<usize> {
     let run = grid.width * grid.lanes;
-    grid.height > 1 && run < 8 && run * grid.height <= 64 && rows >= 32
+    if grid.height == 1 || grid.lanes.is_multiple_of(16) || grid.source_step != 1 || rows < 16 {
+        return None;
+    }
+    match run {
+        0..=8 => (run * grid.height <= 64 && rows >= 32).then_some(grid.height),
+        _ => (area > 1).then(|| (TILE / run).clamp(1, grid.height)),
+    }
 }
 
 /// The taps of a block over an operand that lies as `view` says (or split into `phases`).
@@ -244,12 +326,11 @@ pub(super) fn lay_out(
     view: &View,
     phases: Option<&Phases>,
     out: &View,
-    lanes: usize,
-    instructions: Instructions,
+    Way { lanes, instructions, only }: Way,
 ) -> Laid {
     let window = block.window;
     let [kh, kw] = window.kernel;
-    let mut offsets: Vec<usize> = match phases {
+    let offsets: Vec<usize> = match phases {
         Some(p) => p.offsets(),
         None => {
             let columns = (0..taps.cols()).map(|j| window.tap(j));
@@ -268,14 +349,24 @@ pub(super) fn lay_out(
     // Two rows × four vectors of results read so many rows and columns.
     let per_position = 16usize.div_ceil(lanes);
     let wide = 4 * per_position;
-    let mut footprint = if block.output.positions() == 1 {
+    let footprint = if block.output.positions() == 1 {
         lanes * 4
     } else {
         (kh + window.stride[0]) * (wide * window.stride[1] + kw) * lanes * 4
     };
     let rows: Vec<Vec<(usize, f32)>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
-    let cost = Cost::of_grid(instructions, lanes, block.output.positions());
-    let mut grid = Grid {
+    // A map without gaps is one row of whole vectors.
+    let flat = phases.is_none()
+        && window.area() == 1
+        && source_step == 1
+        && [source_row, out.row] == [block.output.width; 2]
+        && block.output.positions() > 1
+        && (view.channel * lanes).is_multiple_of(16);
+    let cost = |lanes: usize, positions: usize| {
+        let cost = Cost::of_grid(instructions, lanes, positions);
+        only.map_or(cost, |choice| cost.only(choice))
+    };
+    let grid = Grid {
         height: block.output.height,
         width: block.output.width,
         lanes,
@@ -284,25 +375,35 @@ pub(super) fn lay_out(
         out_row: out.row,
         out_channel: out.channel,
     };
-    let mut borders = Some(borders(block));
-    let mut unfold = None;
-    if unfolds(&grid, taps.rows()) && source_step == 1 {
-        let mut read = vec![false; offsets.len()];
-        rows.iter().flatten().for_each(|(column, _)| read[*column] = true);
-        let stride = block.output.positions().next_multiple_of(16);
-        let mut own = Vec::new();
-        for (offset, _) in offsets.iter_mut().zip(&read).filter(|(_, read)| **read) {
-            own.push(*offset);
-            *offset = (own.len() - 1) * stride;
-        }
-        let folded = grid;
-        let positions = block.output.positions();
-        grid = Grid { height: 1, width: positions, source_row: 0, out_row: positions, out_channel: positions, ..grid };
-        footprint = kh * kw * grid.width.min(wide) * lanes * 4;
-        (unfold, borders) = (Some(Unfold { offsets: own, stride, rows: taps.rows(), grid: folded }), None);
+    // Vectors of 8 numbers, which a narrow row does not fill, take as long as whole ones where two of these fit a cycle.
+    let run = grid.width * lanes;
+    let filled = (run as f64 / 8.0).min(1.0);
+    let wasted = if run <= 8 { Cost::vectors_in_a_cycle(instructions) / filled } else { 1.0 };
+    let direct = || {
+        let mut cost = cost(if flat { 16 * lanes } else { lanes }, block.output.positions());
+        cost.ratio /= filled * wasted;
+        GridWeights::new(&rows, &offsets, kh * kw, footprint, Some(borders(block)), cost)
+    };
+    let Some(tile) = tile(&grid, taps.rows(), kh * kw) else {
+        return Laid { weights: direct(), grid, start, unfold: None };
+    };
+    let mut read = vec![false; offsets.len()];
+    rows.iter().flatten().for_each(|(column, _)| read[*column] = true);
+    // Rows of whole vectors: the taps of a column of the window read one copy, from different rows on.
+    let shared = phases.is_none() && window.stride[0] == 1 && (grid.width * lanes).is_multiple_of(16);
+    let down = |j: usize| if shared { window.tap(j).1[0] } else { 0 };
+    let (unfold, places) = Unfold::new(grid, tile, taps.rows(), &offsets, &read, down);
+    let positions = tile * grid.width;
+    // Of a block of results, whose pieces of the copies stay in the first-level cache.
+    let piece = unfold.stride.min(BLOCK.div_ceil(lanes) + unfold.more * grid.width) * lanes * 4;
+    let piece = unfold.copies.len().div_ceil(block.input.channels.max(1)) * piece;
+    let weights = GridWeights::new(&rows, &places, kh * kw, piece, None, cost(positions * lanes, 1));
+    let direct = direct();
+    if wasted * direct.time() <= weights.time() + unfold.time(instructions) {
+        return Laid { weights: direct, grid, start, unfold: None };
     }
-    let weights = GridWeights::new(&rows, &offsets, kh * kw, footprint, borders, cost);
-    Laid { weights, grid, start, unfold }
+    let grid = Grid { height: 1, width: positions, source_row: 0, out_row: positions, out_channel: positions, ..grid };
+    Laid { weights, grid, start, unfold: Some(unfold) }
 }
 
 /// Rows and columns of the window that lie in the padding for the first and last results.
