@@ -379,7 +379,7 @@ impl Pass<'_> {
             let design = Design::new(statistics)?;
             let (plan, prices) = (self.plan, &*self.prices);
             let problems = problems(plan, input, settings, strength, group, &design, prices, part, run.threads)?;
-            let rows = Rows { name: &group.name, statistics: statistics, design: &design, problems: &problems };
+            let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
             let solved = match group.kept {
                 true => rows.as_they_are(name_of, run.threads)?,
                 false => {
