@@ -94,6 +94,12 @@ python_package() {
     target/python-environment/bin/pip install --quiet --disable-pip-version-check target/wheels/*.whl $packages
 }
 
+# Of the whole workspace: for one package alone cargo would build the library again, with other features of its dependencies.
+damaged_files() {
+    cargo build --release --quiet --workspace --examples
+    target/release/examples/fuzz_model_file 30
+}
+
 need cargo cargo
 need cc gcc
 need c++ g++
@@ -117,7 +123,7 @@ else
     # Not --all-targets: benchmarks are built by clippy and run by `cargo bench` alone.
     step cargo test --release --workspace --lib --bins --tests --examples
     step cargo test --release --workspace --doc
-    step cargo run --release --quiet -p simplicit --example fuzz_model_file -- 30
+    step damaged_files
     step python_package
     step target/python-environment/bin/python -m pytest python/tests
     export RUSTDOCFLAGS="-D warnings"
