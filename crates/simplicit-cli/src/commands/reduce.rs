@@ -22,6 +22,8 @@ use crate::table::{Table, bytes, count};
 const HELP: &str = "\
 Removed are states that no output depends on, states with one value whatever the input, and states
 that are always linear, the latter folded into their readers where that takes no more non-zeros.
+Of feature maps whole channels go; nothing is folded there, and channels that a residual sum ties
+together go together or stay.
 Outputs stay the same, to rounding: for every input; with --range for every input in that range,
 proven by interval arithmetic; with --observed on these inputs, nothing being proven elsewhere.
 

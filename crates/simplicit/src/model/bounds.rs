@@ -17,12 +17,7 @@ impl ImplicitModel {
     pub fn state_bounds(&self, inputs: &[(f64, f64)]) -> Result<Vec<(f64, f64)>> {
         self.require_no_taps("bounds of the states")?;
         let shape = self.shape();
-        if inputs.len() != shape.inputs {
-            return Err(Error::shape("input ranges", shape.inputs, inputs.len()));
-        }
-        if let Some((low, high)) = inputs.iter().find(|(low, high)| low.is_nan() || high.is_nan() || low > high) {
-            return Err(Error::setting("input range", "low ≤ high", format!("[{low}, {high}]")));
-        }
+        require_ranges(inputs, shape.inputs)?;
         let parts = components(self.a());
         let local = local_contractions(self.a(), &parts);
         let activations = self.layout().activations();
@@ -67,27 +62,59 @@ impl ImplicitModel {
         inputs: &[Interval],
         wanted: impl Fn(usize) -> bool,
     ) -> Interval {
-        let bias = f64::from(self.state_bias()[i]);
-        let (mut low, mut high) = (bias, bias);
-        // Sums of magnitudes, for the rounding of the two sums.
-        let (mut below, mut above, mut terms) = (bias.abs(), bias.abs(), 2.0);
+        let mut sum = IntervalSum::of(self.state_bias()[i]);
         let states = self.a().row(i).filter(|(j, _)| wanted(*j)).map(|(j, w)| (w, x[j]));
-        for (w, (l, h)) in states.chain(self.b().row(i).map(|(j, w)| (w, inputs[j]))) {
-            let w = f64::from(w);
-            let (l, h) = if w > 0.0 { (w * l, w * h) } else { (w * h, w * l) };
-            low += l;
-            high += h;
-            below += l.abs();
-            above += h.abs();
-            terms += 1.0;
+        for (w, of) in states.chain(self.b().row(i).map(|(j, w)| (w, inputs[j]))) {
+            sum.add(f64::from(w), of);
         }
-        let outwards = |sum: f64| if sum.is_finite() && terms > 2.0 { f64::EPSILON * terms * sum } else { 0.0 };
-        (low - outwards(below), high + outwards(above))
+        sum.interval()
+    }
+}
+
+/// A weighted sum of intervals and a bias, with the magnitudes that bound the rounding of both of its ends.
+pub(super) struct IntervalSum {
+    low: f64,
+    high: f64,
+    below: f64,
+    above: f64,
+    terms: f64,
+}
+
+impl IntervalSum {
+    pub(super) fn of(bias: f32) -> Self {
+        let bias = f64::from(bias);
+        Self { low: bias, high: bias, below: bias.abs(), above: bias.abs(), terms: 2.0 }
+    }
+
+    pub(super) fn add(&mut self, w: f64, (low, high): Interval) {
+        let (low, high) = if w > 0.0 { (w * low, w * high) } else { (w * high, w * low) };
+        self.low += low;
+        self.high += high;
+        self.below += low.abs();
+        self.above += high.abs();
+        self.terms += 1.0;
+    }
+
+    pub(super) fn interval(&self) -> Interval {
+        let outwards =
+            |sum: f64| if sum.is_finite() && self.terms > 2.0 { f64::EPSILON * self.terms * sum } else { 0.0 };
+        (self.low - outwards(self.below), self.high + outwards(self.above))
+    }
+}
+
+/// An error where ranges are not one per input, each from low to high.
+pub(super) fn require_ranges(ranges: &[Interval], inputs: usize) -> Result<()> {
+    if ranges.len() != inputs {
+        return Err(Error::shape("input ranges", inputs, ranges.len()));
+    }
+    match ranges.iter().find(|(low, high)| low.is_nan() || high.is_nan() || low > high) {
+        Some((low, high)) => Err(Error::setting("input range", "low ≤ high", format!("[{low}, {high}]"))),
+        None => Ok(()),
     }
 }
 
 /// φ of an interval where φ does not decrease; everything otherwise.
-fn image(activation: Activation, (low, high): Interval) -> Interval {
+pub(super) fn image(activation: Activation, (low, high): Interval) -> Interval {
     if !activation.is_non_decreasing() {
         return (f64::NEG_INFINITY, f64::INFINITY);
     }

@@ -9,6 +9,7 @@ mod layered;
 mod layers;
 mod metadata;
 mod reduce;
+mod reduce_rows;
 mod rescale;
 mod sparsity;
 mod taps;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ImplicitModel, ModelParts, Scaling};
+use super::{ImplicitModel, ModelParts, Scaling, reduce_rows};
 use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::{Csr, toward_zero};
 use crate::states::StateShape;
@@ -38,8 +38,11 @@ pub struct Reduced {
 
 impl ImplicitModel {
     /// Removes states without changing outputs. Non-zeros never grow; ‖A‖∞ ≤ κ and λ_pf survive.
+    /// Of maps whole channels go, at all positions: those of a residual sum together or not at all, and never all of a layer.
     pub fn reduce(&self, ranges: &Ranges) -> Result<Reduced> {
-        self.require_no_taps("reduction")?;
+        if !self.taps().is_empty() || self.layout().has_operators() {
+            return reduce_rows::reduce(self, ranges);
+        }
         let shape = self.shape();
         let z = match ranges {
             Ranges::Unknown => self.state_bounds(&vec![(f64::NEG_INFINITY, f64::INFINITY); shape.inputs])?,
@@ -61,7 +64,7 @@ impl ImplicitModel {
 
     /// The model over the inputs that some row reads, and which these are: samples must be cut to the same columns.
     pub fn without_unread_inputs(&self) -> Result<(Self, Vec<usize>)> {
-        self.require_no_taps("reduction")?;
+        self.require_no_taps("removing inputs")?;
         let preprocessing = self.preprocessing();
         if preprocessing.mean.len() > 1 || preprocessing.std.len() > 1 {
             return Err(Error::unsupported(
@@ -79,6 +82,19 @@ impl ImplicitModel {
         let (b, d) = (cut(self.b()), cut(self.d()));
         Ok((Self::new(ModelParts { b, d, ..self.clone().into_parts() })?, kept))
     }
+}
+
+/// The one value of a state whose z is in an interval, if it has one.
+pub(super) fn one_value(activation: Activation, (low, high): (f64, f64)) -> Option<f64> {
+    let never_fires = match activation {
+        Activation::Relu => high <= 0.0,
+        Activation::LeakyRelu { slope } => slope == 0.0 && high <= 0.0,
+        _ => false,
+    };
+    if never_fires {
+        return Some(0.0);
+    }
+    (low == high && low.is_finite()).then(|| activation.apply_f64(low))
 }
 
 fn read_inputs(b: &Csr<f32>, d: &Csr<f32>) -> Vec<bool> {
@@ -153,15 +169,7 @@ impl Work {
         if self.rows[i].keys().all(|&j| j == one) {
             return Some(activation.apply_f64(self.rows[i].get(&one).copied().unwrap_or(0.0)));
         }
-        let never_fires = match activation {
-            Activation::Relu => high <= 0.0,
-            Activation::LeakyRelu { slope } => slope == 0.0 && high <= 0.0,
-            _ => false,
-        };
-        if never_fires {
-            return Some(0.0);
-        }
-        (low == high && low.is_finite()).then(|| activation.apply_f64(low))
+        one_value(activation, (low, high))
     }
 
     fn fold_constants(&mut self) {

@@ -6,8 +6,8 @@ use simplicit::equilibrium::Equilibrium;
 use simplicit::evaluate::state_ranges;
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::linalg::{Csr, Matrix};
-use simplicit::model::{ImplicitModel, ModelParts, Ranges};
-use simplicit::network::Network;
+use simplicit::model::{ImplicitModel, ModelParts, Ranges, TapWeights, Target};
+use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
 use simplicit::states::Collected;
@@ -226,4 +226,88 @@ fn a_pruned_network_keeps_its_outputs() {
     assert!(reduced.model.shape().states < 112, "{:?}", reduced.model.shape());
     assert!(!reduced.unread_inputs.is_empty());
     same(&outputs(&model, &u), &outputs(&reduced.model, &u), "fashion");
+}
+
+/// Convolution with padding, maximum, 1 x 1 convolution, residual sum, depthwise convolution, mean, two dense layers.
+fn map_network(seed: u64) -> Network {
+    let mut r = Random::new(seed);
+    let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| 0.5 * r.normal() as f32);
+    let first = Network::builder(Shape::map(2, 8, 8))
+        .and_then(|b| b.convolution(weights(7, 18), Window::square(3, 1, 1), Some(vec![0.1; 7])))
+        .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.max_pool(Window::square(2, 2, 0)))
+        .and_then(|b| b.convolution(weights(6, 7), Window::square(1, 1, 0), Some(vec![0.2; 6])))
+        .and_then(|b| b.activation(Activation::Relu))
+        .unwrap();
+    let skip = first.here();
+    first
+        .convolution(weights(6, 54), Window::square(3, 1, 1), Some(vec![-0.1; 6]))
+        .and_then(|b| b.plus(skip))
+        .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.grouped_convolution(weights(6, 9), Window::square(3, 1, 1), 6, Some(vec![0.05; 6])))
+        .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.global_average())
+        .and_then(|b| b.linear(weights(5, 6), Some(vec![0.1; 5])))
+        .and_then(|b| b.activation(Activation::Tanh))
+        .and_then(|b| b.linear(weights(3, 5), None))
+        .and_then(|b| b.build())
+        .unwrap()
+}
+
+/// The model of [`map_network`] with whole rows and whole columns of its blocks cut, some rows' biases changed.
+fn cut_map_model(seed: u64) -> ImplicitModel {
+    let mut parts = ImplicitModel::from_network(&map_network(seed)).unwrap().into_parts();
+    let mut r = Random::new(7000 + seed);
+    for block in &mut parts.taps {
+        let area = block.window.area();
+        let TapWeights::Taps(taps) = &block.weights else { continue };
+        let rows: Vec<bool> = (0..taps.rows()).map(|_| block.target == Target::Output || r.uniform() < 0.7).collect();
+        let channels: Vec<bool> = (0..block.input.channels).map(|_| r.uniform() < 0.7).collect();
+        let cut =
+            (0..taps.rows()).map(|o| taps.row(o).filter(|(j, _)| rows[o] && channels[j / area]).collect::<Vec<_>>());
+        block.weights = TapWeights::Taps(Csr::from_rows(taps.cols(), cut));
+    }
+    parts.state_bias.iter_mut().for_each(|b| *b = [*b, -0.3, 0.0, 0.4][r.below(4)]);
+    ImplicitModel::new(parts).unwrap()
+}
+
+#[test]
+fn channels_that_do_not_matter_go_and_outputs_stay() {
+    let (mut unread, mut constant, mut shrunk) = (0, 0, 0);
+    for seed in 0..60 {
+        let model = cut_map_model(seed);
+        let mut r = Random::new(3000 + seed);
+        let u = Matrix::from_fn(12, 128, |_, _| r.uniform() as f32);
+        let wide = Matrix::from_fn(12, 128, |_, _| 4.0 * r.normal() as f32);
+        let map = Equilibrium::new(&model, Default::default()).unwrap();
+        let observed = state_ranges(&Collected::new(&map, &u).unwrap(), Threads::new(2), &Cancel::new()).unwrap();
+        let mut left = Vec::new();
+        for (ranges, inputs) in
+            [(Ranges::Unknown, &wide), (Ranges::Inputs(vec![(0.0, 1.0); 128]), &u), (Ranges::Observed(observed), &u)]
+        {
+            let what = format!("seed {seed}, {}", left.len());
+            let reduced = model.reduce(&ranges).unwrap();
+            same(&outputs(&model, inputs), &outputs(&reduced.model, inputs), &what);
+            assert!(reduced.model.sparsity().nonzeros <= model.sparsity().nonzeros, "{what}");
+            let gone = reduced.unread.len() + reduced.constant.len();
+            assert_eq!(reduced.model.shape().states + gone, model.shape().states, "{what}");
+            // Nothing is left that could go, and what stays is read back from a file as it is.
+            let again =
+                reduced.model.reduce(&if matches!(ranges, Ranges::Observed(_)) { Ranges::Unknown } else { ranges });
+            assert_eq!(again.unwrap().model, reduced.model, "{what}");
+            // Channels of the input that no tap reads may be anything.
+            let mut changed = inputs.clone();
+            for s in 0..changed.rows() {
+                reduced.unread_inputs.iter().for_each(|&j| changed[(s, j)] = 9.0);
+            }
+            same(&outputs(&model, inputs), &outputs(&model, &changed), &what);
+            unread += reduced.unread.len();
+            constant += reduced.constant.len();
+            shrunk +=
+                usize::from(reduced.model.layout().layers().iter().any(|l| l.map.is_some_and(|m| m.channels < 6)));
+            left.push(reduced.model.shape().states);
+        }
+        assert!(left[1] <= left[0] && left[2] <= left[1], "seed {seed}: more is known, {left:?} are left");
+    }
+    assert!(unread > 1000 && constant > 1000 && shrunk > 60, "{unread} {constant} {shrunk}: the cases must occur");
 }
