@@ -15,7 +15,9 @@ use simplicit::parallel::{self, Cancel, Threads};
 use simplicit::problem::Connectivity;
 use simplicit::problem::penalty::L1;
 use simplicit::states::{Collected, InputSource, StateSlice};
-use simplicit::train::{Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, path, train};
+use simplicit::train::{
+    AllowedWeights, Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, path, train,
+};
 
 use crate::rivals::{self, Rival};
 use crate::walk::{Allocation, Shared, Walk};
@@ -293,7 +295,7 @@ impl Lab<'_> {
         let begin = Instant::now();
         let weighed = InputSource::rows(&training, 0..if self.has_maps() { samples.min(WEIGHED) } else { samples })?;
         let mut weights = importance(network, &weighed, DRAWS, seed.seed, self.threads, self.cancel)?;
-        let moved = settings.kappa.map(|_| self.baseline.rescale(COORDINATES)).transpose()?.map(|r| r.model);
+        let moved = settings.allowed.kappa.map(|_| self.baseline.rescale(COORDINATES)).transpose()?.map(|r| r.model);
         let baseline = moved.as_ref().unwrap_or(&self.baseline);
         if let Some(scaling) = &baseline.metadata().scaling {
             let factors = scaling.states.iter().copied().chain(std::iter::repeat(scaling.outputs));
@@ -418,7 +420,14 @@ impl Lab<'_> {
                 (", ℓ1", l1.clone(), &low, plan.connectivity_samples),
             ] {
                 for &kappa in kappas.iter().filter(|_| !levels.is_empty()) {
-                    let settings = TrainSettings { connectivity: connectivity.clone(), kappa, ..settings.clone() };
+                    let settings = TrainSettings {
+                        allowed: AllowedWeights {
+                            connectivity: connectivity.clone(),
+                            kappa,
+                            ..settings.allowed.clone()
+                        },
+                        ..settings.clone()
+                    };
                     let bound = kappa.map_or_else(String::new, |k| format!(", κ = {k}"));
                     let name = format!("{name}{bound}{penalty}");
                     for (level, candidate) in levels.iter().zip(self.ours(seed, samples, levels, &settings)?) {

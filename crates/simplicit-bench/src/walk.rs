@@ -8,7 +8,9 @@ use anyhow::bail;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::statistics::Statistics;
-use simplicit::train::{Found, Keep, Objective, RowGroup, RowMethod, Run, TrainInput, TrainSettings, train};
+use simplicit::train::{
+    Found, Keep, Key, ModelSettings, Objective, RowGroup, RowMethod, Run, TrainInput, TrainSettings, train,
+};
 
 use crate::rivals::{Budget, Layer, Prepared, Rival};
 
@@ -86,14 +88,14 @@ impl RowMethod for Method {
 pub struct Shared(Mutex<BTreeMap<String, Vec<u8>>>);
 
 impl Keep for Shared {
-    fn get(&self, key: &str) -> simplicit::Result<Option<Vec<u8>>> {
-        Ok(self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned())
+    fn get(&self, key: &Key) -> simplicit::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&key.to_string()).cloned())
     }
 
-    fn put(&self, key: &str, value: &[u8]) -> simplicit::Result<()> {
-        // A model's own states are named by its strength, and another rival's model has others.
-        if !key.contains("strength ") {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key.into(), value.to_vec());
+    fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
+        // Another rival's models have other states.
+        if !key.depends_on_a_model() {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_string(), value.to_vec());
         }
         Ok(())
     }
@@ -192,8 +194,7 @@ impl<'a> Walk<'a> {
         let settings = TrainSettings {
             objective: Objective::Method(Arc::new(method)),
             strength,
-            cascade,
-            output_refit: Some(0),
+            model: ModelSettings { cascade, output_refit: Some(0), ..Default::default() },
             ..TrainSettings::default()
         };
         let mut run = Run { threads: self.threads, cancel: self.cancel, keep: self.shared, progress: &mut |_| {} };

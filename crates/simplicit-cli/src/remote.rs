@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use simplicit::parallel::Cancel;
 use simplicit::statistics::Statistics;
-use simplicit::train::{Delegate, Keep, RowsTask, StatisticsTask, Step, SumsTask, WalkTask, numbers_from_bytes};
+use simplicit::train::{Delegate, Keep, Key, RowsTask, StatisticsTask, Step, SumsTask, WalkTask, numbers_from_bytes};
 use simplicit::{Error, Result};
 
 /// Whoever carries calls to the engine and its results back.
@@ -65,11 +65,11 @@ pub fn read_statistics(bytes: &[u8], features: usize, targets: usize) -> Result<
 }
 
 impl<C: Courier> Keep for Remote<'_, C> {
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+    fn get(&self, key: &Key) -> Result<Option<Vec<u8>>> {
         self.store.get(key)
     }
 
-    fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn put(&self, key: &Key, value: &[u8]) -> Result<()> {
         self.store.put(key, value)
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use simplicit::arrays::Augment;
 use simplicit::problem::penalty::{ElasticNet, L1, Perspective, Ridge};
 use simplicit::problem::{Connectivity, Mask, Matching};
-use simplicit::train::{Bounds, Objective, TrainSettings};
+use simplicit::train::{AllowedWeights, Bounds, ModelSettings, Objective, RowSettings, TrainSettings, WorkSettings};
 
 use crate::args::Switch;
 use crate::baseline::{Baseline, Kind};
@@ -301,7 +301,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         connectivity,
         include: args.include.clone(),
         exclude: args.exclude.clone(),
-        reach: reaches.then_some(args.reach.unwrap_or(usual.reach)),
+        reach: reaches.then_some(args.reach.unwrap_or(usual.allowed.reach)),
         kappa: args.kappa.or(cyclic.then_some(KAPPA)),
         rescale: args.rescale,
         gamma: args.gamma,
@@ -318,7 +318,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         robust: args.robust,
         robust_refit: args.robust_refit,
         prove: args.prove,
-        positions: facts.maps.then_some(args.positions.unwrap_or(usual.positions)),
+        positions: facts.maps.then_some(args.positions.unwrap_or(usual.work.positions)),
         bounds: args.bounds,
         output_aware: output_aware.into(),
         bias: args.bias.unwrap_or(Switch::Off),
@@ -420,48 +420,57 @@ impl Effective {
             (ConnectivityKind::Baseline | ConnectivityKind::Mask, _) => Connectivity::Baseline,
         };
         let usual = TrainSettings::default();
-        let mut cardinality = usual.cardinality.clone();
+        let mut cardinality = usual.rows.cardinality.clone();
         if let (PenaltyKind::Cardinality, Some(alpha)) = (self.penalty, self.alpha) {
             cardinality.ridge = alpha;
         }
         Ok(TrainSettings {
-            cardinality,
             // A convex penalty carries its own weight; a search scales it from there.
             strength: if matches!(objective, Objective::Cardinality) { mu } else { 1.0 },
             objective,
             target_sparsity: self.target_sparsity,
-            connectivity,
-            include: self.include.clone(),
-            exclude: self.exclude.clone(),
-            kappa: self.kappa,
-            matching: match self.matching {
-                MatchingKind::Exact => Matching::Exact,
-                MatchingKind::Relaxed => {
-                    Matching::Relaxed { states: self.lambda1.unwrap_or(1.0), outputs: self.lambda2.unwrap_or(1.0) }
-                }
+            allowed: AllowedWeights {
+                connectivity,
+                include: self.include.clone(),
+                exclude: self.exclude.clone(),
+                reach: self.reach.unwrap_or(usual.allowed.reach),
+                kappa: self.kappa,
+                bias: self.bias.is_on(),
             },
-            normalise: self.normalize.is_on(),
-            rounds: self.rounds.unwrap_or(1),
-            refit: self.refit.is_none_or(Switch::is_on),
-            output_refit: Some(self.output_refit),
-            stages: self.stages.map(Switch::is_on),
-            allocate: self.allocate.unwrap_or(0),
-            cascade: self.cascade.is_on(),
-            bias: self.bias.is_on(),
-            robust_rounds: self.robust.unwrap_or(0),
-            robust_refit: self.robust_refit,
-            prove: self.prove,
-            reach: self.reach.unwrap_or(usual.reach),
-            positions: self.positions.unwrap_or(usual.positions),
-            bounds: self.bounds.map(|b| match b {
-                BoundsKind::Off => Bounds::Off,
-                BoundsKind::Sampled => Bounds::Sampled,
-                BoundsKind::All => Bounds::All,
-            }),
-            seed: self.seed,
-            device: self.device.parse()?,
-            memory: self.memory,
-            ..usual
+            rows: RowSettings {
+                matching: match self.matching {
+                    MatchingKind::Exact => Matching::Exact,
+                    MatchingKind::Relaxed => {
+                        Matching::Relaxed { states: self.lambda1.unwrap_or(1.0), outputs: self.lambda2.unwrap_or(1.0) }
+                    }
+                },
+                normalise: self.normalize.is_on(),
+                rounds: self.rounds.unwrap_or(1),
+                refit: self.refit.is_none_or(Switch::is_on),
+                cardinality,
+                bounds: self.bounds.map(|b| match b {
+                    BoundsKind::Off => Bounds::Off,
+                    BoundsKind::Sampled => Bounds::Sampled,
+                    BoundsKind::All => Bounds::All,
+                }),
+                prove: self.prove,
+                ..usual.rows
+            },
+            model: ModelSettings {
+                cascade: self.cascade.is_on(),
+                stages: self.stages.map(Switch::is_on),
+                allocate: self.allocate.unwrap_or(0),
+                output_refit: Some(self.output_refit),
+                robust_rounds: self.robust.unwrap_or(0),
+                robust_refit: self.robust_refit,
+            },
+            work: WorkSettings {
+                positions: self.positions.unwrap_or(usual.work.positions),
+                seed: self.seed,
+                device: self.device.parse()?,
+                memory: self.memory,
+                ..usual.work
+            },
         })
     }
 }

@@ -215,7 +215,9 @@ pub(crate) fn run_sums<'py>(
 
 /// The settings on a worker. Its device is its own: a GPU that happens to be there would give other bits.
 fn settings_of(decided: &str, device: &str) -> anyhow::Result<TrainSettings> {
-    Ok(TrainSettings { device: device.parse::<Device>()?, ..settings_from(decided)? })
+    let mut settings = settings_from(decided)?;
+    settings.work.device = device.parse::<Device>()?;
+    Ok(settings)
 }
 
 /// Some samples on their way through the layers of a network with feature maps.

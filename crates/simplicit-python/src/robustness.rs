@@ -3,9 +3,8 @@
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use simplicit::Error;
-use simplicit::attack::{self, AttackInput, AttackSettings, Classifier, Gradient, Method, ModelClassifier};
+use simplicit::attack::{self, AttackInput, AttackSettings, Classifier, Gradient, Method};
 use simplicit::certify::{self, CertifySettings};
-use simplicit::network;
 
 use crate::arrays::Lent;
 use crate::door::{self, enter};
@@ -21,12 +20,6 @@ fn methods(names: &[String]) -> Result<Vec<Method>, Error> {
         other => Err(Error::setting("method", "fgsm, pgd or square", other)),
     };
     names.iter().map(method).collect()
-}
-
-/// Whose gradients transferred attacks follow.
-enum Source {
-    Network(std::sync::Arc<network::Network>),
-    Model(Box<ModelClassifier>),
 }
 
 /// Accuracy under attack, for raw inputs and their classes.
@@ -59,22 +52,19 @@ pub(crate) fn attack_model<'py>(
     let source = match baseline {
         None => None,
         Some(object) => Some(match object.cast::<Network>() {
-            Ok(network) => Source::Network(network.get().network.clone()),
+            Ok(network) => Classifier::of_network(&network.get().network).map_err(|e| of_library(&e))?,
             Err(_) => {
                 let other = object.cast::<Model>().map_err(|_| {
                     of_library(&Error::setting("baseline", "a network or an implicit model", object.get_type()))
                 })?;
-                Source::Model(Box::new(ModelClassifier::new(&other.get().model).map_err(|e| of_library(&e))?))
+                Classifier::new(&other.get().model).map_err(|e| of_library(&e))?
             }
         }),
     };
     let threads = door::threads(threads);
     let report = enter(py, None, |inside| {
-        let target = ModelClassifier::new(&model)?;
-        let baseline: Option<&dyn Classifier> = source.as_ref().map(|s| match s {
-            Source::Network(network) => network.as_ref() as &dyn Classifier,
-            Source::Model(model) => model.as_ref(),
-        });
+        let target = Classifier::new(&model)?;
+        let baseline = source.as_ref();
         let gradients =
             if baseline.is_some() { vec![Gradient::Baseline, Gradient::Model] } else { vec![Gradient::Model] };
         let settings =

@@ -147,7 +147,7 @@ pub fn compress<'b>(
     let moved = moved_from(baseline, &own, settings)?;
     let weights = match baseline {
         Baseline::Network(network) if settings.row_weights => {
-            if settings.train.memory.is_some() {
+            if settings.train.work.memory.is_some() {
                 // Too little memory is said before the first sample is read, not after minutes of row weights.
                 let all = Collected::new(network, inputs)?;
                 let source = &StateSlice::new(&all, 0..part)?;
@@ -156,7 +156,14 @@ pub fn compress<'b>(
                 estimate(&input, &settings.train, run.threads)?;
             }
             (run.progress)(Progress::Phase(Phase::RowWeights));
-            Some(row_weights(network, inputs, part, moved.as_ref(), (settings.train.seed, settings.train.device), run)?)
+            Some(row_weights(
+                network,
+                inputs,
+                part,
+                moved.as_ref(),
+                (settings.train.work.seed, settings.train.work.device),
+                run,
+            )?)
         }
         _ => None,
     };
@@ -186,7 +193,7 @@ fn held_inputs(baseline: &Baseline, inputs: &dyn InputSource, settings: &Setting
 }
 
 fn held_bytes(settings: &Settings) -> u64 {
-    settings.train.memory.map_or(HELD, |budget| HELD.min(budget / 8))
+    settings.train.work.memory.map_or(HELD, |budget| HELD.min(budget / 8))
 }
 
 /// The model whose states are matched, where these are not the baseline's own: the baseline in other coordinates, for gamma, or for
@@ -208,7 +215,7 @@ fn moved_from(baseline: Baseline, own: &ImplicitModel, settings: &Settings) -> R
         (Some(gamma), None, Baseline::Model(_)) => {
             return Err(Error::setting("gamma", "a network, whose layers are scaled", gamma));
         }
-        (None, Some(kappa), _) if settings.train.kappa.is_some() => Some(own.rescale(kappa)?.model),
+        (None, Some(kappa), _) if settings.train.allowed.kappa.is_some() => Some(own.rescale(kappa)?.model),
         _ => None,
     })
 }
@@ -280,7 +287,7 @@ fn on_source(
         Some(drop) => train_to_max_drop(&input, &StateSlice::new(source, judge)?, drop, &settings.train, run)?,
     };
     (run.progress)(Progress::Phase(Phase::Measuring));
-    let on_gpu = error_on_gpu(settings.train.device, &trained.model, baseline, source, run.threads, run.cancel)?;
+    let on_gpu = error_on_gpu(settings.train.work.device, &trained.model, baseline, source, run.threads, run.cancel)?;
     let (output_error, not_converged) = match on_gpu {
         Some(found) => found,
         None => match error_elsewhere(&trained.model, baseline, source, run)? {
@@ -288,7 +295,7 @@ fn on_source(
             None => error_on_states(&trained.model, baseline, source, run.threads, run.cancel)?,
         },
     };
-    let moved_before = baseline.is_some() && settings.train.kappa.is_some();
+    let moved_before = baseline.is_some() && settings.train.allowed.kappa.is_some();
     let model = match settings.rescale.filter(|_| !moved_before) {
         Some(kappa) => trained.model.rescale(kappa)?.model,
         None => trained.model,

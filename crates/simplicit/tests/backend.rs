@@ -19,7 +19,9 @@ use simplicit::random::Random;
 use simplicit::solver::{CardinalitySettings, Design, solve_cardinality};
 use simplicit::states::Collected;
 use simplicit::statistics::{BLOCK, Statistics};
-use simplicit::train::{Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, train};
+use simplicit::train::{
+    Forget, ModelSettings, Objective, Run, TrainInput, TrainSettings, Trained, WorkSettings, importance, train,
+};
 
 #[path = "common/device_rows.rs"]
 mod device_rows;
@@ -79,7 +81,7 @@ on_every_device!(
     statistics_are_their_definition,
     a_convolutional_network_is_trained_as_well_as_on_the_cpu,
     outputs_are_the_networks_own,
-    row_weights_are_those_of_the_networks_own_gradients,
+    row_weights_are_those_of_the_cpu,
 );
 
 /// Neighbouring features are alike, as taps are; rows have many small weights and few large ones.
@@ -268,8 +270,12 @@ fn a_convolutional_network_is_trained_as_well_as_on_the_cpu(on: On) {
             importance: Some(&row_weights),
             preprocessing: Preprocessing::default(),
         };
-        let settings =
-            TrainSettings { device, target_sparsity: Some(0.5), output_refit: Some(0), ..Default::default() };
+        let settings = TrainSettings {
+            target_sparsity: Some(0.5),
+            model: ModelSettings { output_refit: Some(0), ..Default::default() },
+            work: WorkSettings { device, ..Default::default() },
+            ..Default::default()
+        };
         let mut run = Run { threads, cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
         train(&input, &settings, &mut run).unwrap()
     };
@@ -291,8 +297,8 @@ fn outputs_are_the_networks_own(on: On) {
     layers::outputs_are_the_networks_own(on == On::Cuda);
 }
 
-fn row_weights_are_those_of_the_networks_own_gradients(on: On) {
-    layers::row_weights_are_those_of_the_networks_own_gradients(on == On::Cuda);
+fn row_weights_are_those_of_the_cpu(on: On) {
+    layers::row_weights_are_those_of_the_cpu(on == On::Cuda);
 }
 
 /// A GPU solves cardinality rows; what it would not do is refused, not ignored.
@@ -307,7 +313,11 @@ fn a_gpu_for_a_convex_penalty_is_refused() {
         TrainInput { source: &source, baseline: None, importance: None, preprocessing: Preprocessing::default() };
     let penalty = simplicit::problem::penalty::L1::new(1e-3).unwrap();
     let objective = Objective::Convex(Arc::new(penalty));
-    let settings = TrainSettings { device: Device::Cuda(0), objective, ..Default::default() };
+    let settings = TrainSettings {
+        objective,
+        work: WorkSettings { device: Device::Cuda(0), ..Default::default() },
+        ..Default::default()
+    };
     let cancel = Cancel::new();
     let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
     let message = train(&input, &settings, &mut run).unwrap_err().to_string();

@@ -24,7 +24,7 @@ use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
 use simplicit::states::Collected;
-use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance_on, train};
+use simplicit::train::{Forget, ModelSettings, Run, TrainInput, TrainSettings, WorkSettings, importance_on, train};
 
 /// The device as shared libraries in a folder; `None` without a compiler.
 fn built() -> Option<tempfile::TempDir> {
@@ -82,7 +82,7 @@ fn layers_and_rows_run_on_an_emulated_device() {
 #[ignore = "run by the test above"]
 fn on_the_device() {
     layers::outputs_are_the_networks_own(true);
-    layers::row_weights_are_those_of_the_networks_own_gradients(true);
+    layers::row_weights_are_those_of_the_cpu(true);
     let device = Cuda::open(0).unwrap();
     device_rows::more_features_than_samples(&device, 32, 130, 3);
     device_rows::any_size(&device);
@@ -145,9 +145,9 @@ fn inputs_are_read_where_they_lie() {
         let input =
             TrainInput { source: &source, baseline: Some(&baseline), importance: Some(&row_weights), preprocessing };
         let settings = TrainSettings {
-            device: Device::Cuda(0),
             target_sparsity: Some(0.5),
-            output_refit: Some(0),
+            model: ModelSettings { output_refit: Some(0), ..Default::default() },
+            work: WorkSettings { device: Device::Cuda(0), ..Default::default() },
             ..Default::default()
         };
         let model = train(&input, &settings, &mut run).unwrap().model;

@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use simplicit::arrays::Labels;
-use simplicit::attack::{
-    AttackInput, AttackReport, AttackSettings, Classifier, Gradient, Method, ModelClassifier, attack,
-};
+use simplicit::attack::{AttackInput, AttackReport, AttackSettings, Classifier, Gradient, Method, attack};
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 use simplicit::states::InputSource;
@@ -121,11 +119,11 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     let inputs = args.data.open(own)?;
     let labels = Labels::read(&args.labels, &args.data.selection.selection())?;
     stopwatch.lap("load");
-    let of_model = model.as_ref().map(ModelClassifier::new).transpose()?;
+    let of_model = model.as_ref().map(Classifier::new).transpose()?;
     let of_baseline = baseline.as_ref().map(classifier).transpose()?;
-    let (target, source): (&dyn Classifier, Option<&dyn Classifier>) = match (&of_model, &of_baseline) {
-        (Some(model), baseline) => (model, baseline.as_ref().map(Victim::classifier)),
-        (None, Some(baseline)) => (baseline.classifier(), None),
+    let (target, source) = match (&of_model, &of_baseline) {
+        (Some(model), baseline) => (model, baseline.as_ref()),
+        (None, Some(baseline)) => (baseline, None),
         (None, None) => bail!("expected a model or a network, got neither"),
     };
     labels.require(inputs.samples(), target.classes())?;
@@ -195,26 +193,11 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     Ok(Outcome::Done)
 }
 
-/// A baseline that can be attacked.
-enum Victim<'a> {
-    Network(&'a simplicit::network::Network),
-    Model(Box<ModelClassifier>),
-}
-
-impl Victim<'_> {
-    fn classifier(&self) -> &dyn Classifier {
-        match self {
-            Victim::Network(network) => *network,
-            Victim::Model(model) => model.as_ref(),
-        }
+fn classifier(baseline: &Baseline) -> simplicit::Result<Classifier> {
+    match &baseline.kind {
+        Kind::Network(network) => Classifier::of_network(network),
+        Kind::Model(model, _) => Classifier::new(model),
     }
-}
-
-fn classifier(baseline: &Baseline) -> anyhow::Result<Victim<'_>> {
-    Ok(match &baseline.kind {
-        Kind::Network(network) => Victim::Network(network),
-        Kind::Model(model, _) => Victim::Model(Box::new(ModelClassifier::new(model)?)),
-    })
 }
 
 fn table(report: &AttackReport, seconds: f64) -> String {

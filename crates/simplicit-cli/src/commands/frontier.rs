@@ -13,7 +13,7 @@ use simplicit::evaluate::accuracy;
 use simplicit::files::write_bytes_atomically;
 use simplicit::parallel::Cancel;
 use simplicit::states::{Collected, InputSource, StateSlice};
-use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, path};
+use simplicit::train::{AllowedWeights, Forget, Run, TrainInput, TrainSettings, Trained, importance, path};
 
 use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
 use crate::baseline::{Baseline, Kind};
@@ -118,7 +118,10 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
     let mut work = Run { threads, cancel, keep: &Forget, progress: &mut progress };
     let levels = if args.levels.is_empty() { LEVELS.to_vec() } else { args.levels.clone() };
     let (include, exclude) = (args.include.clone(), args.exclude.clone());
-    let settings = TrainSettings { include, exclude, ..TrainSettings::default() };
+    let settings = TrainSettings {
+        allowed: AllowedWeights { include, exclude, ..Default::default() },
+        ..TrainSettings::default()
+    };
     let points = path(&input, Some(&judge), &levels, &settings, &mut work)?;
     // Labels are at hand for the embedded data alone.
     let accuracies = match args.network {

@@ -88,9 +88,9 @@ pub fn fashion_report(training: usize, test: usize, settings: &TrainSettings) ->
             ("network".into(), "fashion_fc.onnx".into()),
             ("training samples".into(), training.to_string()),
             ("objective".into(), format!("{:?}", settings.objective)),
-            ("connectivity".into(), format!("{:?}", settings.connectivity)),
+            ("connectivity".into(), format!("{:?}", settings.allowed.connectivity)),
             ("strength".into(), format!("{:.3e}", trained.report.strength)),
-            ("kappa".into(), settings.kappa.map_or("none".into(), |k| k.to_string())),
+            ("kappa".into(), settings.allowed.kappa.map_or("none".into(), |k| k.to_string())),
             ("version".into(), env!("CARGO_PKG_VERSION").into()),
         ],
         ..Input::new("fashion_fc, made sparse", model)

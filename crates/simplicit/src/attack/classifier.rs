@@ -11,77 +11,58 @@ use crate::states::StateMap;
 
 /// What an attack climbs.
 #[derive(Debug, Clone, Copy)]
-pub enum Loss<'a> {
+pub(super) enum Loss<'a> {
     /// −log softmax(outputs) at the label.
     CrossEntropy,
     /// The output of one other class per sample less that of the label.
     Towards(&'a [u32]),
 }
 
-/// Something that can be attacked, run on the calling thread.
-pub trait Classifier: Sync {
-    /// Values per sample.
-    fn inputs(&self) -> usize;
-    /// Outputs.
-    fn classes(&self) -> usize;
-    /// Outputs of a batch, one sample a row.
-    fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>>;
-    /// Outputs, and the gradient of the loss with respect to the inputs, each sample's scaled by a positive number of its
-    /// own: a softmax that is saturated must not round the direction to zero.
-    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32], loss: Loss<'_>) -> Result<(Matrix<f32>, Matrix<f32>)>;
-}
-
-impl Classifier for Network {
-    fn inputs(&self) -> usize {
-        self.input_shape().size()
-    }
-
-    fn classes(&self) -> usize {
-        self.output_shape().size()
-    }
-
-    fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {
-        self.forward(u)
-    }
-
-    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32], loss: Loss<'_>) -> Result<(Matrix<f32>, Matrix<f32>)> {
-        let trace = self.trace(u)?;
-        let gradient = trace.backward(&cotangent(trace.outputs(), labels, loss, 1.0))?;
-        Ok((trace.outputs().clone(), gradient.du))
-    }
-}
-
-/// An implicit model ready to be attacked: the gradient goes through the equilibrium and is exact.
+/// An implicit model, or a network as one, ready to be attacked on the calling thread: the gradient goes through the
+/// equilibrium and is exact.
 #[derive(Debug)]
-pub struct ModelClassifier {
+pub struct Classifier {
     gradient: InputGradient,
     /// From stored outputs to the original network's.
     factor: f64,
 }
 
-impl ModelClassifier {
+impl Classifier {
     /// Schedules the model and its adjoint.
     pub fn new(model: &ImplicitModel) -> Result<Self> {
         let settings = EquilibriumSettings { threads: Threads::one(), ..EquilibriumSettings::default() };
         let factor = model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs);
         Ok(Self { gradient: InputGradient::new(model, settings)?, factor })
     }
-}
 
-impl Classifier for ModelClassifier {
-    fn inputs(&self) -> usize {
+    /// The same for a network, as the model that computes what it computes.
+    pub fn of_network(network: &Network) -> Result<Self> {
+        Self::new(&ImplicitModel::from_network(network)?)
+    }
+
+    /// Values per sample.
+    pub fn inputs(&self) -> usize {
         self.gradient.equilibrium().shape().inputs
     }
 
-    fn classes(&self) -> usize {
+    /// Outputs.
+    pub fn classes(&self) -> usize {
         self.gradient.equilibrium().shape().outputs
     }
 
-    fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {
+    /// Outputs of a batch, one sample a row.
+    pub fn logits(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {
         Ok(self.gradient.equilibrium().outputs(u)?.y)
     }
 
-    fn loss_gradient(&self, u: &Matrix<f32>, labels: &[u32], loss: Loss<'_>) -> Result<(Matrix<f32>, Matrix<f32>)> {
+    /// Outputs, and the gradient of the loss with respect to the inputs, each sample's scaled by a positive number of its
+    /// own: a softmax that is saturated must not round the direction to zero.
+    pub(super) fn loss_gradient(
+        &self,
+        u: &Matrix<f32>,
+        labels: &[u32],
+        loss: Loss<'_>,
+    ) -> Result<(Matrix<f32>, Matrix<f32>)> {
         let solution = self.gradient.equilibrium().run(u)?;
         let cotangent = cotangent(&solution.y, labels, loss, self.factor);
         let gradient = self.gradient.at_inputs(u, &solution.z, &cotangent)?.gradient;

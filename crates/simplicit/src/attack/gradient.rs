@@ -40,8 +40,8 @@ impl Steps {
 
 /// Which samples were fooled by a point on the way. `source` is who gives the gradient, if it is not the target.
 pub(super) fn search(
-    target: &dyn Classifier,
-    source: Option<&dyn Classifier>,
+    target: &Classifier,
+    source: Option<&Classifier>,
     part: &Part,
     steps: &Steps,
 ) -> Result<Vec<bool>> {

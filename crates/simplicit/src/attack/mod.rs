@@ -14,7 +14,7 @@ mod gradient;
 mod region;
 mod square;
 
-pub use classifier::{Classifier, Loss, ModelClassifier};
+pub use classifier::Classifier;
 use region::Region;
 pub(crate) use region::limits;
 
@@ -176,9 +176,9 @@ pub(crate) fn check_epsilon(epsilon: &[f64]) -> Result<()> {
 #[derive(Clone, Copy)]
 pub struct AttackInput<'a> {
     /// The attacked model.
-    pub target: &'a dyn Classifier,
+    pub target: &'a Classifier,
     /// Gradients of transferred attacks.
-    pub baseline: Option<&'a dyn Classifier>,
+    pub baseline: Option<&'a Classifier>,
     /// Clean samples, preprocessed.
     pub inputs: &'a dyn InputSource,
     /// The right class of every sample.

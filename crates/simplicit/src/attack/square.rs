@@ -13,7 +13,7 @@ const FIRST_SHARE: f64 = 0.3;
 
 /// Which samples some proposal fooled.
 pub(super) fn search(
-    target: &dyn Classifier,
+    target: &Classifier,
     part: &Part,
     sample_shape: &[usize],
     settings: &AttackSettings,

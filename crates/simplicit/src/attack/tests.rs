@@ -1,3 +1,4 @@
+use super::classifier::Loss;
 use super::*;
 use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::{Csr, Matrix};
@@ -37,7 +38,7 @@ fn samples(count: usize, seed: u64) -> Matrix<f32> {
 }
 
 /// Labels as the model sees them, so that all samples are right to begin with.
-fn own_labels(target: &dyn Classifier, u: &Matrix<f32>) -> Vec<u32> {
+fn own_labels(target: &Classifier, u: &Matrix<f32>) -> Vec<u32> {
     crate::evaluate::predictions(&target.logits(u).unwrap())
 }
 
@@ -52,8 +53,8 @@ fn all_settings(epsilon: Vec<f64>) -> AttackSettings {
 }
 
 fn run(
-    target: &dyn Classifier,
-    baseline: &dyn Classifier,
+    target: &Classifier,
+    baseline: &Classifier,
     u: &Matrix<f32>,
     settings: &AttackSettings,
     threads: usize,
@@ -72,7 +73,7 @@ fn run(
 }
 
 /// −log softmax in double precision, by its definition.
-fn loss(target: &dyn Classifier, u: &Matrix<f32>, label: u32) -> f64 {
+fn loss(target: &Classifier, u: &Matrix<f32>, label: u32) -> f64 {
     let y = target.logits(u).unwrap();
     let y: Vec<f64> = y.row(0).iter().map(|v| f64::from(*v)).collect();
     y.iter().map(|v| v.exp()).sum::<f64>().ln() - y[label as usize]
@@ -80,7 +81,7 @@ fn loss(target: &dyn Classifier, u: &Matrix<f32>, label: u32) -> f64 {
 
 #[test]
 fn the_gradient_points_where_the_loss_grows() {
-    let target = ModelClassifier::new(&cyclic(1)).unwrap();
+    let target = Classifier::new(&cyclic(1)).unwrap();
     let u = samples(1, 4);
     for label in 0..3 {
         let (_, gradient) = target.loss_gradient(&u, &[label], Loss::CrossEntropy).unwrap();
@@ -114,7 +115,7 @@ fn a_saturated_softmax_still_has_a_direction() {
     })
     .unwrap();
     let u = Matrix::from_vec(1, 2, vec![0.9f32, 0.1]).unwrap();
-    let (_, gradient) = ModelClassifier::new(&model).unwrap().loss_gradient(&u, &[0], Loss::CrossEntropy).unwrap();
+    let (_, gradient) = Classifier::new(&model).unwrap().loss_gradient(&u, &[0], Loss::CrossEntropy).unwrap();
     assert!(gradient[(0, 0)] < 0.0 && gradient[(0, 1)] > 0.0);
 }
 
@@ -131,7 +132,7 @@ fn a_planted_adversarial_example_is_found_and_nothing_else() {
         ..Default::default()
     })
     .unwrap();
-    let target = ModelClassifier::new(&model).unwrap();
+    let target = Classifier::new(&model).unwrap();
     let u = Matrix::from_vec(1, 6, vec![0.6f32, 0.5, 0.5, 0.4, 0.5, 0.5]).unwrap();
     let margin: f64 = w.iter().zip(u.row(0)).map(|(w, u)| f64::from(w * u)).sum();
     let planted = margin / w.iter().map(|w| f64::from(w.abs())).sum::<f64>();
@@ -158,8 +159,8 @@ fn a_planted_adversarial_example_is_found_and_nothing_else() {
 
 #[test]
 fn orderings_hold_and_threads_do_not_matter() {
-    let target = ModelClassifier::new(&cyclic(2)).unwrap();
-    let baseline = ModelClassifier::new(&cyclic(3)).unwrap();
+    let target = Classifier::new(&cyclic(2)).unwrap();
+    let baseline = Classifier::new(&cyclic(3)).unwrap();
     let u = samples(150, 5);
     let settings = all_settings(vec![0.2, 0.02, 0.05, 0.1]);
     let report = run(&target, &baseline, &u, &settings, 1);
@@ -191,7 +192,7 @@ fn orderings_hold_and_threads_do_not_matter() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let target = ModelClassifier::new(&cyclic(2)).unwrap();
+    let target = Classifier::new(&cyclic(2)).unwrap();
     let u = samples(2, 5);
     let per_feature = plain(12);
     let input = AttackInput {

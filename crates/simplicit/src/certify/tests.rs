@@ -1,5 +1,5 @@
 use super::*;
-use crate::attack::{AttackInput, AttackSettings, Classifier, ModelClassifier, attack};
+use crate::attack::{AttackInput, AttackSettings, Classifier, attack};
 use crate::graph::{Dims, Pooling, Structure};
 use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::Csr;
@@ -209,7 +209,7 @@ struct Found {
 }
 
 fn nothing_beats(r: &mut Random, model: &ImplicitModel, epsilon: &[f64], norm: Norm, round: usize) -> Found {
-    let target = ModelClassifier::new(model).unwrap();
+    let target = Classifier::new(model).unwrap();
     let features = features(model.shape().inputs);
     let u = samples_of(r, 12, &features);
     let labels = crate::evaluate::predictions(&target.logits(&u).unwrap());
@@ -404,7 +404,7 @@ fn the_linear_bound_is_the_textbooks() {
         let wide: Vec<(Matrix, Vec<f64>)> =
             layers.iter().map(|(w, b)| (w.cast(), b.iter().map(|v| f64::from(*v)).collect())).collect();
         let u = samples(&mut r, 10);
-        let labels = crate::evaluate::predictions(&ModelClassifier::new(&model).unwrap().logits(&u).unwrap());
+        let labels = crate::evaluate::predictions(&Classifier::new(&model).unwrap().logits(&u).unwrap());
         for epsilon in [0.01, 0.03, 0.08] {
             let settings = CertifySettings { epsilon: vec![epsilon], ..Default::default() };
             let proved =
@@ -457,7 +457,7 @@ fn the_global_bound_is_the_formula() {
         let constant = constants(&model, &features);
         // Well inside [0, 1], so that no box is cut.
         let u = Matrix::from_fn(12, INPUTS, |_, k| ((0.3 + 0.4 * r.uniform() - 0.25) / features.std[k]) as f32);
-        let y = ModelClassifier::new(&model).unwrap().logits(&u).unwrap();
+        let y = Classifier::new(&model).unwrap().logits(&u).unwrap();
         let labels = crate::evaluate::predictions(&y);
         for s in 0..u.rows() {
             let label = labels[s] as usize;
@@ -561,7 +561,7 @@ fn each_bound_adds_to_the_one_before_and_threads_do_not_matter() {
     for round in 0..12 {
         let model = random_model(&mut r, round % 3 == 1, 0.7);
         let u = samples(&mut r, 70);
-        let target = ModelClassifier::new(&model).unwrap();
+        let target = Classifier::new(&model).unwrap();
         let mut labels = crate::evaluate::predictions(&target.logits(&u).unwrap());
         labels[0] = (labels[0] + 1) % 3;
         let proved = report(&model, &u, &labels, (&epsilon, Norm::Linf), 1);
@@ -584,7 +584,7 @@ fn what_is_given_up_is_counted() {
     let model = ImplicitModel::from_network(&convolutional(3, 3.0)).unwrap();
     let features = features(model.shape().inputs);
     let u = samples_of(&mut Random::new(4), 12, &features);
-    let labels = crate::evaluate::predictions(&ModelClassifier::new(&model).unwrap().logits(&u).unwrap());
+    let labels = crate::evaluate::predictions(&Classifier::new(&model).unwrap().logits(&u).unwrap());
     let run = |work: u64| {
         let settings = CertifySettings { epsilon: vec![0.015], work, ..Default::default() };
         certify(&model, &u, &labels, &features, &settings, Threads::one(), &Cancel::new(), |_| {}).unwrap()

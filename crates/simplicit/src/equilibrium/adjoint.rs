@@ -1,7 +1,7 @@
 //! Input gradients of models with tap blocks: the transpose of every layer, last layer first.
 //!
 //! A layer's cotangent is the sum of what its readers send back, times φ′(z). A maximum sends all of it to the first
-//! largest value of its window, as [`crate::network::Trace::backward`] does. Errors are bounded in the ℓ1 norm, in which the
+//! largest value of its window, as in PyTorch. Errors are bounded in the ℓ1 norm, in which the
 //! transpose of a block is as large as the block is in the maximum norm.
 
 use std::ops::Range;

@@ -5,127 +5,56 @@
 
 use crate::layout::MapShape;
 use crate::linalg::{Csr, Stencil};
-use crate::network::Window;
+use crate::network::{Phases, Window};
 
 /// How an operand is laid out for its taps.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct Packing {
     input: MapShape,
-    window: Window,
-    /// Phases along each axis: rows or columns that differ by less than a stride.
-    phases: [usize; 2],
-    /// Rows and columns of the grid of one phase.
-    grid: [usize; 2],
+    area: usize,
+    phases: Phases,
     /// Rows and columns of the result.
     output: [usize; 2],
 }
 
 impl Packing {
     pub(crate) fn new(input: MapShape, window: Window, output: MapShape) -> Self {
-        let output = [output.height, output.width];
-        // Checked when the block was made.
-        let extent = window.extent().unwrap_or(window.kernel);
-        let per_axis = |f: &dyn Fn(usize) -> usize| [f(0), f(1)];
-        Self {
-            input,
-            window,
-            phases: per_axis(&|axis| window.stride[axis].min(extent[axis])),
-            grid: per_axis(&|axis| output[axis] + (extent[axis] - 1) / window.stride[axis]),
-            output,
-        }
+        let phases = Phases::new(window, input, output);
+        Self { input, area: window.area(), phases, output: [output.height, output.width] }
     }
 
     /// Whether the operand as it is already is what the taps read.
     pub(crate) fn is_plain(&self) -> bool {
-        self.window.stride == [1, 1]
-            && self.window.padding == [0; 4]
-            && self.grid == [self.input.height, self.input.width]
+        self.phases.is_plain()
     }
 
     /// Values of one sample.
     pub(crate) fn size(&self) -> usize {
-        self.input.channels * self.phases[0] * self.phases[1] * self.grid[0] * self.grid[1]
-    }
-
-    /// Every run of neighbouring values that lies inside the map: (place in the packed operand, place in the operand,
-    /// length); places of the operand are one stride apart.
-    fn for_runs(&self, mut visit: impl FnMut(usize, usize, usize)) {
-        let Self { input, window, phases, grid, .. } = self;
-        for c in 0..input.channels {
-            for py in 0..phases[0] {
-                let rows = window.inside(0, py, input.height, grid[0]);
-                for px in 0..phases[1] {
-                    let columns = window.inside(1, px, input.width, grid[1]);
-                    if columns.is_empty() {
-                        continue;
-                    }
-                    let phase = (c * phases[0] + py) * phases[1] + px;
-                    let ix = columns.start * window.stride[1] + px - window.padding[1];
-                    for y in rows.clone() {
-                        let iy = y * window.stride[0] + py - window.padding[0];
-                        visit(
-                            (phase * grid[0] + y) * grid[1] + columns.start,
-                            (c * input.height + iy) * input.width + ix,
-                            columns.len(),
-                        );
-                    }
-                }
-            }
-        }
+        self.phases.size()
     }
 
     /// Lays the operand out; both units × lanes.
     pub(crate) fn pack(&self, x: &[f32], packed: &mut [f32], lanes: usize) {
-        packed.fill(0.0);
-        let stride = self.window.stride[1];
-        self.for_runs(|to, from, run| {
-            if stride == 1 {
-                packed[to * lanes..(to + run) * lanes].copy_from_slice(&x[from * lanes..(from + run) * lanes]);
-            } else {
-                for k in 0..run {
-                    let from = (from + k * stride) * lanes;
-                    packed[(to + k) * lanes..(to + k + 1) * lanes].copy_from_slice(&x[from..from + lanes]);
-                }
-            }
-        });
+        self.phases.split(x, [self.input.width, self.input.positions()], packed, lanes);
     }
 
     /// The transpose of [`Packing::pack`]: adds the packed cotangent to the operand's.
     pub(crate) fn unpack_add(&self, packed: &[f32], dx: &mut [f32], lanes: usize) {
-        let stride = self.window.stride[1];
-        self.for_runs(|to, from, run| {
-            for k in 0..run {
-                let from = (from + k * stride) * lanes;
-                let packed = &packed[(to + k) * lanes..(to + k + 1) * lanes];
-                dx[from..from + lanes].iter_mut().zip(packed).for_each(|(a, b)| *a += b);
-            }
-        });
-    }
-
-    /// Channel and phase of a tap's column, and how far down and to the right its phase's grid is read.
-    fn place(&self, column: usize) -> (usize, [usize; 2]) {
-        let [sy, sx] = self.window.stride;
-        let (c, [dy, dx]) = self.window.tap(column);
-        ((c * self.phases[0] + dy % sy) * self.phases[1] + dx % sx, [dy / sy, dx / sx])
+        self.phases.add_back(packed, dx, lanes);
     }
 
     /// The taps over the packed operand.
     pub(crate) fn stencil(&self, taps: &Csr<f32>) -> Stencil {
-        let [height, width] = self.grid;
-        let offset = |column: usize| {
-            let (phase, [down, right]) = self.place(column);
-            (phase * height + down) * width + right
-        };
-        let offsets: Vec<usize> = (0..taps.cols()).map(offset).collect();
         let rows: Vec<Vec<(usize, f32)>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
-        Stencil::with_offsets(self.output, width, &offsets, self.window.area(), &rows)
+        Stencil::with_offsets(self.output, self.phases.row(), &self.phases.offsets(), self.area, &rows)
     }
 
     /// The shape in which [`Packing::transposed`] reads the cotangent of the result: so many rows and columns of zeros
     /// above and to the left, so many rows and columns in all.
     fn margins(&self) -> ([usize; 2], [usize; 2]) {
-        let before = [0, 1].map(|axis| self.grid[axis] - self.output[axis]);
-        (before, [0, 1].map(|axis| self.grid[axis] + before[axis]))
+        let grid = self.phases.grid();
+        let before = [0, 1].map(|axis| grid[axis] - self.output[axis]);
+        (before, [0, 1].map(|axis| grid[axis] + before[axis]))
     }
 
     /// Values of one sample of the cotangent of the result in that shape.
@@ -148,13 +77,13 @@ impl Packing {
     /// The transpose: one row per channel and phase of the packed operand, reading the packed cotangent.
     pub(crate) fn transposed(&self, taps: &Csr<f32>) -> Stencil {
         let ([above, left], [height, width]) = self.margins();
-        let mut rows = vec![Vec::new(); self.input.channels * self.phases[0] * self.phases[1]];
+        let mut rows = vec![Vec::new(); self.phases.grids()];
         for o in 0..taps.rows() {
             for (column, value) in taps.row(o) {
-                let (phase, [down, right]) = self.place(column);
-                rows[phase].push(((o * height + above - down) * width + left - right, value));
+                let (grid, [down, right]) = self.phases.place(column);
+                rows[grid].push(((o * height + above - down) * width + left - right, value));
             }
         }
-        Stencil::new(self.grid, width, rows)
+        Stencil::new(self.phases.grid(), width, rows)
     }
 }

@@ -43,6 +43,16 @@ impl FixedMap {
         }
     }
 
+    /// The same pooling of so many channels.
+    pub(crate) fn with_channels(mut self, channels: usize) -> Self {
+        match &mut self {
+            FixedMap::AveragePool { input, .. }
+            | FixedMap::MaxPool { input, .. }
+            | FixedMap::GlobalAverage { input } => input.channels = channels,
+        }
+        self
+    }
+
     /// What comes out; a global average is a 1 × 1 map.
     pub fn output(self) -> Result<MapShape> {
         let [height, width] = match self {

@@ -29,13 +29,13 @@ mod builder;
 mod convolution;
 mod fixed;
 mod fold;
+mod forward;
 mod graph;
 mod normalise;
 mod phases;
 mod shape;
 mod summary;
 mod terms;
-mod trace;
 
 pub use builder::{NetworkBuilder, NodeId};
 pub(crate) use convolution::Convolution;
@@ -47,7 +47,6 @@ pub use summary::LayerSummary;
 pub use terms::{PreActivation, Term, Weights};
 
 pub use crate::layout::Source;
-pub use trace::{Gradient, Trace};
 
 pub(crate) use graph::Op;
 use normalise::Graph;
@@ -170,7 +169,7 @@ impl StateMap for Network {
     }
 
     fn states(&self, u: &Matrix<f32>) -> Result<StateBlock> {
-        Ok(self.trace(u)?.states())
+        self.states_of(u)
     }
 
     fn outputs_of(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {

@@ -27,14 +27,32 @@ impl Phases {
         }
     }
 
+    /// Positions of all grids of all channels.
     pub(crate) fn size(&self) -> usize {
-        self.channels * self.phases[0] * self.phases[1] * self.grid[0] * self.grid[1]
+        self.grids() * self.grid[0] * self.grid[1]
     }
 
-    fn offset(&self, c: usize, dy: usize, dx: usize) -> usize {
+    /// Grids: one for every phase of every channel.
+    pub(crate) fn grids(&self) -> usize {
+        self.channels * self.phases[0] * self.phases[1]
+    }
+
+    /// Rows and columns of a grid.
+    pub(crate) fn grid(&self) -> [usize; 2] {
+        self.grid
+    }
+
+    /// Whether the operand as it is already is what the taps read.
+    pub(crate) fn is_plain(&self) -> bool {
+        let Self { window, input, grid, .. } = self;
+        window.stride == [1, 1] && window.padding == [0; 4] && *grid == [input.height, input.width]
+    }
+
+    /// The grid that a tap's column reads, and from which row and column on.
+    pub(crate) fn place(&self, column: usize) -> (usize, [usize; 2]) {
         let [sy, sx] = self.window.stride;
-        let phase = (c * self.phases[0] + dy % sy) * self.phases[1] + dx % sx;
-        (phase * self.grid[0] + dy / sy) * self.grid[1] + dx / sx
+        let (c, [dy, dx]) = self.window.tap(column);
+        ((c * self.phases[0] + dy % sy) * self.phases[1] + dx % sx, [dy / sy, dx / sx])
     }
 
     /// Positions between rows of a phase.
@@ -44,18 +62,18 @@ impl Phases {
 
     /// The place of every column of the taps, (c·kh + dy)·kw + dx.
     pub(crate) fn offsets(&self) -> Vec<usize> {
-        let place = |column: usize| {
-            let (c, [dy, dx]) = self.window.tap(column);
-            self.offset(c, dy, dx)
+        let offset = |column: usize| {
+            let (grid, [down, right]) = self.place(column);
+            (grid * self.grid[0] + down) * self.grid[1] + right
         };
-        (0..self.channels * self.window.area()).map(place).collect()
+        (0..self.channels * self.window.area()).map(offset).collect()
     }
 
-    /// Lays an operand out: `source` is positions × lanes from the first value of the map on, its rows and channels `row`
-    /// and `channel` positions apart.
-    pub(crate) fn split(&self, source: &[f32], [row, channel]: [usize; 2], into: &mut [f32], lanes: usize) {
+    /// Every run of neighbours that lies inside the map: its place in the grids; its channel, row and first column in the map;
+    /// its length. In the map its columns are one stride apart.
+    #[inline(always)]
+    pub(crate) fn for_runs(&self, mut visit: impl FnMut(usize, [usize; 3], usize)) {
         let Self { window, phases, grid, channels, input } = *self;
-        into[..self.size() * lanes].fill(0.0);
         for c in 0..channels {
             for py in 0..phases[0] {
                 let rows = window.inside(0, py, input.height, grid[0]);
@@ -65,34 +83,50 @@ impl Phases {
                         continue;
                     }
                     let phase = (c * phases[0] + py) * phases[1] + px;
-                    for y in rows.clone() {
-                        let from = c * channel + (y * window.stride[0] + py - window.padding[0]) * row;
-                        let to = (phase * grid[0] + y) * grid[1];
-                        if window.stride[1] == 1 {
-                            let from = (from + columns.start + px - window.padding[1]) * lanes;
-                            let (to, length) = ((to + columns.start) * lanes, columns.len() * lanes);
-                            into[to..to + length].copy_from_slice(&source[from..from + length]);
-                            continue;
-                        }
-                        let from = (from + columns.start * window.stride[1] + px - window.padding[1]) * lanes;
-                        let into = &mut into[(to + columns.start) * lanes..(to + columns.end) * lanes];
-                        let (source, step) = (&source[from..], window.stride[1] * lanes);
-                        match lanes {
-                            1 => into.iter_mut().zip(source.iter().step_by(step)).for_each(|(a, b)| *a = *b),
-                            2 => every::<2>(source, step, into),
-                            4 => every::<4>(source, step, into),
-                            8 => every::<8>(source, step, into),
-                            16 => every::<16>(source, step, into),
-                            _ => {
-                                for (a, b) in into.chunks_exact_mut(lanes).zip(source.chunks(step)) {
-                                    a.copy_from_slice(&b[..lanes]);
-                                }
-                            }
-                        }
+                    let x = columns.start * window.stride[1] + px - window.padding[1];
+                    for row in rows.clone() {
+                        let y = row * window.stride[0] + py - window.padding[0];
+                        visit((phase * grid[0] + row) * grid[1] + columns.start, [c, y, x], columns.len());
                     }
                 }
             }
         }
+    }
+
+    /// Lays an operand out: `source` is positions × lanes from the first value of the map on, its rows and channels `row`
+    /// and `channel` positions apart.
+    pub(crate) fn split(&self, source: &[f32], [row, channel]: [usize; 2], into: &mut [f32], lanes: usize) {
+        into[..self.size() * lanes].fill(0.0);
+        let step = self.window.stride[1] * lanes;
+        self.for_runs(|to, [c, y, x], run| {
+            let source = &source[(c * channel + y * row + x) * lanes..];
+            let into = &mut into[to * lanes..(to + run) * lanes];
+            match lanes {
+                _ if step == lanes => into.copy_from_slice(&source[..into.len()]),
+                1 => into.iter_mut().zip(source.iter().step_by(step)).for_each(|(a, b)| *a = *b),
+                2 => every::<2>(source, step, into),
+                4 => every::<4>(source, step, into),
+                8 => every::<8>(source, step, into),
+                16 => every::<16>(source, step, into),
+                _ => {
+                    for (a, b) in into.chunks_exact_mut(lanes).zip(source.chunks(step)) {
+                        a.copy_from_slice(&b[..lanes]);
+                    }
+                }
+            }
+        });
+    }
+
+    /// The transpose of [`Phases::split`] for a map without gaps: adds the cotangent of the grids to the map's.
+    pub(crate) fn add_back(&self, grids: &[f32], dx: &mut [f32], lanes: usize) {
+        let MapShape { height, width, .. } = self.input;
+        let step = self.window.stride[1] * lanes;
+        self.for_runs(|at, [c, y, x], run| {
+            let dx = &mut dx[((c * height + y) * width + x) * lanes..];
+            for (dx, d) in dx.chunks_mut(step).zip(grids[at * lanes..(at + run) * lanes].chunks_exact(lanes)) {
+                dx.iter_mut().zip(d).for_each(|(a, b)| *a += b);
+            }
+        });
     }
 }
 

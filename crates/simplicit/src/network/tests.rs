@@ -1,7 +1,9 @@
 //! Every kernel and every gradient against a reference in double precision that reads nothing but the terms.
 
 use super::*;
+use crate::equilibrium::{EquilibriumSettings, InputGradient};
 use crate::layout::{Activation, MapShape};
+use crate::model::ImplicitModel;
 use crate::random::Random;
 
 /// Naive evaluation from the terms, z of unit k shifted by `nudge`; returns (z, x, y).
@@ -212,13 +214,16 @@ fn forward_and_states_equal_the_reference() {
 }
 
 #[test]
-fn gradients_equal_finite_differences() {
+fn gradients_of_the_model_equal_finite_differences_of_the_network() {
     const H: f64 = 1e-6;
     for (name, network) in zoo() {
         let u = inputs(&network, 2);
         let r = &mut Random::new(3);
         let dy = Matrix::from_fn(2, network.output_shape().size(), |_, _| r.normal() as f32);
-        let gradient = network.backward(&u, &dy).unwrap();
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let gradient = InputGradient::new(&model, EquilibriumSettings::default()).unwrap();
+        let (solution, found) = gradient.run(&u, &dy).unwrap();
+        let (du_of_model, dz_of_model) = (found.gradient, gradient.pre_activations(&solution.z, &u, &dy).unwrap());
         for sample in 0..2 {
             let at: Vec<f64> = u.row(sample).iter().map(|&v| f64::from(v)).collect();
             let loss = |u: &[f64], nudge| -> f64 {
@@ -232,11 +237,11 @@ fn gradients_equal_finite_differences() {
                     (loss(&up, None) - loss(&down, None)) / (2.0 * H)
                 })
                 .collect();
-            close(&format!("{name} du"), gradient.du.row(sample).iter().map(|&v| f64::from(v)), &du, 1e-5);
+            close(&format!("{name} du"), du_of_model.row(sample).iter().map(|&v| f64::from(v)), &du, 1e-5);
             let dz: Vec<f64> = (0..network.layout().size())
                 .map(|k| (loss(&at, Some((k, H))) - loss(&at, Some((k, -H)))) / (2.0 * H))
                 .collect();
-            close(&format!("{name} dz"), gradient.dz.row(sample).iter().map(|&v| f64::from(v)), &dz, 1e-5);
+            close(&format!("{name} dz"), dz_of_model.row(sample).iter().map(|&v| f64::from(v)), &dz, 1e-5);
         }
     }
 }
@@ -380,7 +385,6 @@ fn shapes_that_do_not_fit_are_errors() {
     let network = vector().build().unwrap();
     assert_eq!(network.layout().size(), 0);
     assert!(network.forward(&Matrix::zeros(1, 3)).is_err());
-    assert!(network.backward(&Matrix::zeros(1, 4), &Matrix::zeros(2, 4)).is_err());
 }
 
 /// One that decreases somewhere must not move in front of a maximum.
@@ -417,7 +421,7 @@ fn only_activations_that_do_not_decrease_move_in_front_of_a_max_pooling() {
                 assert!((f64::from(y[(s, k)]) - expected).abs() < 1e-5, "{activation} {s} {k}");
             }
         }
-        assert_eq!(network.trace(&u).unwrap().outputs(), &y);
+        assert_eq!(network.states(&u).unwrap().y, y.cast());
     }
 }
 
@@ -473,8 +477,10 @@ fn gradients_through_operators_are_what_differences_say() {
     let network = with_operators(r);
     let (u, dy) = (random(2, 60, r), random(2, 3, r));
     let y = network.forward(&u).unwrap();
-    assert_eq!(network.trace(&u).unwrap().outputs(), &y);
-    let du = network.backward(&u, &dy).unwrap().du;
+    assert_eq!(network.states(&u).unwrap().y, y.cast());
+    let model = ImplicitModel::from_network(&network).unwrap();
+    let gradient = InputGradient::new(&model, EquilibriumSettings::default()).unwrap();
+    let du = gradient.run(&u, &dy).unwrap().1.gradient;
     let loss = |u: &Matrix<f32>| -> f64 {
         let y = network.forward(u).unwrap();
         y.as_slice().iter().zip(dy.as_slice()).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()

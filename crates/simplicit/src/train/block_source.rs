@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::linalg::Matrix;
 use crate::problem::{Connectivity, Matching};
 use crate::statistics::Statistics;
-use crate::train::{Run, TrainSettings, check_settings};
+use crate::train::{Run, TrainSettings, check};
 use crate::{Error, Result};
 
 /// A linear map of the network.
@@ -96,15 +96,15 @@ pub trait BlockSource {
 }
 
 pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Result<()> {
-    check_settings(settings)?;
+    check::settings_alone(settings)?;
     let elsewhere = "train the network itself for another";
-    if !matches!(settings.connectivity, Connectivity::Baseline) {
+    if !matches!(settings.allowed.connectivity, Connectivity::Baseline) {
         return Err(Error::setting("connectivity", format!("baseline for linear blocks; {elsewhere}"), "another"));
     }
-    if let Some(kappa) = settings.kappa {
+    if let Some(kappa) = settings.allowed.kappa {
         return Err(Error::setting("kappa", "none for linear blocks, which form no implicit model", kappa));
     }
-    match settings.matching {
+    match settings.rows.matching {
         Matching::Exact => return Err(Error::setting("matching", "relaxed for linear blocks", "exact")),
         Matching::Relaxed { states, outputs } if states != outputs => {
             let expected = format!("{states} as lambda1: a block does not know whether its rows are outputs");
@@ -112,28 +112,31 @@ pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Resul
         }
         Matching::Relaxed { .. } => {}
     }
-    let output_refit = settings.output_refit.unwrap_or(0);
-    let network_only =
-        [("output-refit", output_refit), ("robust", settings.robust_rounds), ("allocate", settings.allocate)];
+    let output_refit = settings.model.output_refit.unwrap_or(0);
+    let network_only = [
+        ("output-refit", output_refit),
+        ("robust", settings.model.robust_rounds),
+        ("allocate", settings.model.allocate),
+    ];
     for (setting, got) in network_only {
         if got > 0 {
             return Err(Error::setting(setting, format!("0 for linear blocks; {elsewhere}"), got));
         }
     }
-    if settings.stages == Some(true) {
+    if settings.model.stages == Some(true) {
         return Err(Error::setting("stages", format!("off for linear blocks; {elsewhere}"), "on"));
     }
-    if let Some(epsilon) = settings.robust_refit {
+    if let Some(epsilon) = settings.model.robust_refit {
         return Err(Error::setting("robust-refit", format!("none for linear blocks; {elsewhere}"), epsilon));
     }
-    if let Some(pattern) = settings.include.iter().chain(&settings.exclude).next() {
+    if let Some(pattern) = settings.allowed.include.iter().chain(&settings.allowed.exclude).next() {
         let expected = "none for linear blocks; leave out of the source what is not to be trained";
         return Err(Error::setting("include, exclude", expected, pattern));
     }
-    if let Some(bytes) = settings.memory {
+    if let Some(bytes) = settings.work.memory {
         return Err(Error::setting("memory", "none for linear blocks, whose source holds the samples", bytes));
     }
-    if settings.bias {
+    if settings.allowed.bias {
         return Err(Error::setting("bias", "off for linear blocks: a constant needs a place in the network", "on"));
     }
     let blocks = source.blocks();

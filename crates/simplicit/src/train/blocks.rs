@@ -14,6 +14,7 @@ use crate::problem::{Matching, RowProblem};
 use crate::solver::Design;
 use crate::statistics::Statistics;
 use crate::train::block_source::{BlockRows, BlockSource, LinearBlock, check, check_weights};
+use crate::train::key::{GroupKey, ModelKey, Pricing, RowsKey, States};
 use crate::train::rows::group::{Allowance, Rows, Stored, entry_price, for_taps, has_bounds, weighed};
 use crate::train::search::rough::{self, RoughModels};
 use crate::train::search::survey::{self, Survey};
@@ -252,7 +253,7 @@ impl<'a> Fits<'a> {
         let mut stages: Vec<Range<usize>> = Vec::new();
         for (number, block) in self.blocks.iter().enumerate() {
             match stages.last_mut() {
-                Some(stage) if !self.settings.cascade || self.blocks[stage.start].stage == block.stage => {
+                Some(stage) if !self.settings.model.cascade || self.blocks[stage.start].stage == block.stage => {
                     stage.end = number + 1;
                 }
                 _ => stages.push(number..number + 1),
@@ -292,18 +293,18 @@ impl<'a> Fits<'a> {
             groups: vec![0; self.groups.len()],
             evidence: BTreeMap::new(),
         };
-        if self.settings.cascade {
+        if self.settings.model.cascade {
             self.source.reset()?;
         }
         for stage in self.stages() {
             // What the first stage reads is the same for every model.
-            let own = self.settings.cascade && stage.start > 0;
+            let own = self.settings.model.cascade && stage.start > 0;
             for part in self.parts(stage.clone()) {
                 for (number, statistics) in self.gather(part, own, strength, run)? {
                     self.group(number, statistics, own, strength, &mut fit, run)?;
                 }
             }
-            if self.settings.cascade {
+            if self.settings.model.cascade {
                 for block in stage {
                     self.source.install(block, &fit.blocks[block])?;
                 }
@@ -312,16 +313,17 @@ impl<'a> Fits<'a> {
         Ok(fit)
     }
 
-    fn key(&self, group: &Group, own: bool, strength: f64) -> String {
-        let model = if own { format!("strength {strength:e}") } else { format!("original {}", self.samples) };
-        format!("{model} block {} {}", group.block, group.name)
+    fn key(&self, group: &Group, own: bool, strength: f64) -> GroupKey {
+        let model = ModelKey { pricing: Pricing::Common, strength, robust_round: 0, turn: 0 };
+        let states = if own { States::Own(model) } else { States::Original { samples: self.samples } };
+        GroupKey { states, block: Some(group.block), name: group.name.clone() }
     }
 
     /// The problems of a group's rows.
     fn problems(&self, group: &Group, strength: f64, design: &Design) -> Vec<RowProblem> {
         let block = &self.blocks[group.block];
         let price = entry_price(&self.settings, strength);
-        let lambda = match self.settings.matching {
+        let lambda = match self.settings.rows.matching {
             Matching::Relaxed { states, .. } => states,
             Matching::Exact => 1.0,
         };
@@ -360,7 +362,7 @@ impl<'a> Fits<'a> {
         let block = &self.blocks[group.block];
         let design = Design::new(&statistics)?;
         let problems = self.problems(group, strength, &design);
-        let key = format!("{} at {strength:e}", self.key(group, own, strength));
+        let key = RowsKey { group: self.key(group, own, strength), price: strength, robust_round: 0, first: 0 };
         let name_of = |k: usize| format!("{}[{}]", block.name, group.rows.start + k);
         let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
         let solved = rows.solve(&self.settings, strength, &key, name_of, run)?;
@@ -400,7 +402,7 @@ impl<'a> Fits<'a> {
     ) -> Result<Vec<(usize, Arc<Statistics>)>> {
         let wanted: Vec<usize> = (0..self.groups.len()).filter(|&g| part.contains(&self.groups[g].block)).collect();
         let shape = |g: usize| (self.blocks[self.groups[g].block].features(), self.groups[g].rows.len());
-        let key = |fits: &Self, g: usize| format!("{} statistics", fits.key(&fits.groups[g], own, strength));
+        let key = |fits: &Self, g: usize| fits.key(&fits.groups[g], own, strength).statistics();
         let mut found: BTreeMap<usize, Arc<Statistics>> = BTreeMap::new();
         for &g in &wanted {
             if let Some(statistics) = self.kept.get(&g).filter(|_| !own) {

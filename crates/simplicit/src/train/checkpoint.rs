@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::arrays::digest;
 use crate::files::{read_capped, write_bytes_atomically};
-use crate::train::Keep;
+use crate::train::{Keep, Key};
 use crate::{Error, Result};
 
 const FINGERPRINT: &str = "fingerprint.json";
@@ -66,6 +66,7 @@ impl Checkpoint {
         Ok(Self { directory: directory.to_path_buf(), _lock: lock })
     }
 
+    /// Files are named by the text of their keys.
     fn path(&self, key: &str) -> PathBuf {
         self.directory.join(digest(&[key.as_bytes()]))
     }
@@ -76,8 +77,9 @@ impl Keep for Checkpoint {
         Some(&self.directory)
     }
 
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        let path = self.path(key);
+    fn get(&self, key: &Key) -> Result<Option<Vec<u8>>> {
+        let key = key.to_string();
+        let path = self.path(&key);
         if !path.exists() {
             return Ok(None);
         }
@@ -90,9 +92,10 @@ impl Keep for Checkpoint {
         Ok(Some(bytes))
     }
 
-    fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn put(&self, key: &Key, value: &[u8]) -> Result<()> {
+        let key = key.to_string();
         let head = digest(&[key.as_bytes(), &[0], value]);
-        let mut file = crate::files::OutputFile::create(self.path(key))?;
+        let mut file = crate::files::OutputFile::create(self.path(&key))?;
         file.write(head.as_bytes())?;
         file.write(value)?;
         file.finish()
@@ -139,26 +142,27 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("new/one");
         let keep = Checkpoint::open(&path, &fingerprint("1")).unwrap();
-        assert_eq!(keep.get("a").unwrap(), None);
-        keep.put("a", b"value").unwrap();
-        keep.put("b", b"").unwrap();
+        let [a, b, c] = [0, 1, 2].map(|round| Key::output_refit(1.0, round));
+        assert_eq!(keep.get(&a).unwrap(), None);
+        keep.put(&a, b"value").unwrap();
+        keep.put(&b, b"").unwrap();
         assert!(Checkpoint::open(&path, &fingerprint("1")).unwrap_err().to_string().contains("in use"));
         drop(keep);
         std::fs::write(path.join(".left.1.2.part"), b"half").unwrap();
         let keep = Checkpoint::open(&path, &fingerprint("1")).unwrap();
         assert!(!path.join(".left.1.2.part").exists());
-        assert_eq!(keep.get("a").unwrap().unwrap(), b"value");
-        assert_eq!(keep.get("b").unwrap().unwrap(), b"");
+        assert_eq!(keep.get(&a).unwrap().unwrap(), b"value");
+        assert_eq!(keep.get(&b).unwrap().unwrap(), b"");
         // A value under another key, a flipped bit, a shorter file: none of them is believed.
-        let file = keep.path("a");
-        std::fs::copy(&file, keep.path("c")).unwrap();
-        assert_eq!(keep.get("c").unwrap(), None);
+        let file = keep.path(&a.to_string());
+        std::fs::copy(&file, keep.path(&c.to_string())).unwrap();
+        assert_eq!(keep.get(&c).unwrap(), None);
         let mut bytes = std::fs::read(&file).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&file, &bytes).unwrap();
-        assert_eq!(keep.get("a").unwrap(), None);
+        assert_eq!(keep.get(&a).unwrap(), None);
         std::fs::write(&file, &bytes[..10]).unwrap();
-        assert_eq!(keep.get("a").unwrap(), None);
+        assert_eq!(keep.get(&a).unwrap(), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::solver::Design;
 use crate::statistics::Statistics;
 use crate::train::evidence::gather;
 use crate::train::evidence::shard::Walkers;
-use crate::train::keep::STATISTICS;
+use crate::train::key::{GroupKey, ModelKey, Pricing, RowsKey, States};
 use crate::train::plan::budget;
 use crate::train::plan::work::{self, Kind, Meter};
 use crate::train::plan::{self, Group, GroupId, Plan};
@@ -134,8 +134,8 @@ pub(super) fn fit(
 ) -> Result<Fitted> {
     let Fitter { plan, kept, inputs, prices, room, steering, left } = fitter;
     prices.begin();
-    let steered = steering.as_ref().map_or("", Steering::tag);
-    let key = format!("{steered}strength {strength:e}{}", prices.tag());
+    let pricing = steering.as_ref().map_or(Pricing::Common, Steering::kind);
+    let key = ModelKey { pricing, strength, robust_round: prices.round(), turn: 0 };
     let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength, walks: None };
     let mut built = Build::new(plan);
     let cyclic = plan.cyclic;
@@ -160,7 +160,7 @@ pub(super) fn fit(
         let alone = std::mem::replace(&mut new_layer, group.completes_layer) && group.completes_layer;
         let outputs = group.target == Some(Target::Output);
         let corrections = steering.as_ref().filter(|_| alone);
-        pass.group(group, &mut built, &key, settings.cascade && (outputs || !cyclic), corrections, run)?;
+        pass.group(group, &mut built, key, settings.model.cascade && (outputs || !cyclic), corrections, run)?;
         if let Some(steering) = steering.as_mut() {
             steering.passed(pass.strength, built.nonzeros(group));
         }
@@ -171,15 +171,15 @@ pub(super) fn fit(
     }
     // Cyclic states were fitted to the baseline's; now to their own equilibrium, while that helps.
     for turn in 1..MAX_ALTERNATIONS {
-        if !(cyclic && settings.cascade) {
+        if !(cyclic && settings.model.cascade) {
             break;
         }
         let mut next = built.clone();
-        let key = format!("{key} turn {turn}");
+        let key = ModelKey { turn, ..key };
         for layer in &plan.states {
-            pass.group(layer, &mut next, &key, true, None, run)?;
+            pass.group(layer, &mut next, key, true, None, run)?;
         }
-        pass.group(&plan.outputs, &mut next, &key, true, None, run)?;
+        pass.group(&plan.outputs, &mut next, key, true, None, run)?;
         if next.output_error() > 0.999 * built.output_error() {
             break;
         }
@@ -299,18 +299,13 @@ impl Pass<'_> {
                 || self.plan.blocks.iter().any(of_group))
     }
 
-    /// Under which a checkpoint keeps what belongs to a group.
-    fn key(&self, group: &Group, key: &str, own_states: bool) -> String {
-        format!("{} {}", if own_states { key } else { "baseline" }, group.name)
-    }
-
     /// Statistics, problems, solutions and stored rows of one group; where `corrections` says that the groups ahead cannot
     /// make up for what this one kept, its rows are solved again from the same statistics, at another price.
     fn group(
         &mut self,
         group: &Group,
         built: &mut Build,
-        key: &str,
+        key: ModelKey,
         cascade: bool,
         corrections: Option<&Steering>,
         run: &mut Run,
@@ -319,7 +314,7 @@ impl Pass<'_> {
         let tuned = self.plan.has_taps().then(|| for_taps(settings));
         let settings = tuned.as_ref().unwrap_or(settings);
         let own_states = self.on_own_states(group, cascade);
-        let key = self.key(group, key, own_states);
+        let key = key_of(group, if own_states { States::Own(key) } else { States::Baseline });
         if let Some(walks) = &mut self.walks {
             walks.enter(settings, group, run)?;
         }
@@ -363,11 +358,10 @@ impl Pass<'_> {
         built: &mut Build,
         settings: &TrainSettings,
         statistics: &Arc<Statistics>,
-        key: &str,
+        key: &GroupKey,
         run: &mut Run,
     ) -> Result<()> {
         let (input, strength) = (self.input, self.strength);
-        let place = format!("{key} at {strength:e}{}", self.prices.tag());
         let first_output = self.plan.outputs.rows.start;
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
         let places = group.places();
@@ -375,7 +369,8 @@ impl Pass<'_> {
         let looked_at = !group.kept && has_bounds(settings, statistics.features());
         let mut weights = Vec::new();
         for part in parts(settings, statistics, group.rows.len()) {
-            let place = if part.start == 0 { place.clone() } else { format!("{place} from {}", part.start) };
+            let first = part.start;
+            let key = RowsKey { group: key.clone(), price: strength, robust_round: self.prices.round(), first };
             let design = Design::new(statistics)?;
             let (plan, prices) = (self.plan, &*self.prices);
             let problems = problems(plan, input, settings, strength, group, &design, prices, part, run.threads)?;
@@ -383,7 +378,7 @@ impl Pass<'_> {
             let solved = match group.kept {
                 true => rows.as_they_are(name_of, run.threads)?,
                 false => {
-                    rows.solve(settings, strength, &place, name_of, run).map_err(|e| named(e, group, first_output))?
+                    rows.solve(settings, strength, &key, name_of, run).map_err(|e| named(e, group, first_output))?
                 }
             };
             for (row, problem) in solved.into_iter().zip(&problems) {
@@ -410,7 +405,7 @@ impl Pass<'_> {
         run: &mut Run,
         work: impl FnOnce(&Self, &Statistics, &mut Run) -> Result<()>,
     ) -> Result<()> {
-        let key = self.key(group, "", false);
+        let key = key_of(group, States::Baseline);
         if let Some(walks) = &mut self.walks {
             walks.enter(self.settings, group, run)?;
         }
@@ -461,13 +456,13 @@ impl Pass<'_> {
     /// Whether the statistics of all groups are the baseline's and known, from an earlier strength or an earlier run.
     fn needs_no_walk(&mut self, run: &Run) -> Result<bool> {
         for group in self.plan.groups().filter(|group| group.is_measured()) {
-            if self.on_own_states(group, self.settings.cascade) {
+            if self.on_own_states(group, self.settings.model.cascade) {
                 return Ok(false);
             }
             if self.kept.contains_key(&group.id()) {
                 continue;
             }
-            let key = self.key(group, "", false);
+            let key = key_of(group, States::Baseline);
             let Some(statistics) = found_again(group, &key, run)? else { return Ok(false) };
             // Without room for them they are read again when their group's turn comes.
             self.keep(group, &Arc::new(statistics));
@@ -481,7 +476,7 @@ impl Pass<'_> {
         group: &Group,
         built: &Build,
         own_states: bool,
-        key: &str,
+        key: &GroupKey,
         run: &mut Run,
     ) -> Result<Statistics> {
         if let Some(statistics) = found_again(group, key, run)? {
@@ -492,19 +487,19 @@ impl Pass<'_> {
             None => gather::gather(self.input, self.settings, group, own_states.then_some(built), self.inputs, run)?,
         };
         if run.keep.keeps() {
-            run.keep.put(&statistics_key(key), &statistics.to_bytes())?;
+            run.keep.put(&key.statistics(), &statistics.to_bytes())?;
         }
         Ok(statistics)
     }
 }
 
-fn statistics_key(key: &str) -> String {
-    format!("{key}{STATISTICS}")
+fn key_of(group: &Group, states: States) -> GroupKey {
+    GroupKey { states, block: None, name: group.name.clone() }
 }
 
 /// A group's statistics as an earlier run kept them.
-fn found_again(group: &Group, key: &str, run: &Run) -> Result<Option<Statistics>> {
-    let bytes = run.keep.get(&statistics_key(key))?;
+fn found_again(group: &Group, key: &GroupKey, run: &Run) -> Result<Option<Statistics>> {
+    let bytes = run.keep.get(&key.statistics())?;
     Ok(bytes.and_then(|bytes| Statistics::from_bytes(&bytes, group.features(), group.rows.len())))
 }
 

@@ -7,17 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::Result;
-use crate::train::Delegate;
-
-/// How keys of statistics end.
-pub(super) const STATISTICS: &str = " statistics";
+use crate::train::{Delegate, Key};
 
 /// A place for named results. A value is there whole or not at all.
 pub trait Keep: Sync {
     /// The value of an earlier [`Keep::put`].
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>>;
+    fn get(&self, key: &Key) -> Result<Option<Vec<u8>>>;
     /// Keeps a value.
-    fn put(&self, key: &str, value: &[u8]) -> Result<()>;
+    fn put(&self, key: &Key, value: &[u8]) -> Result<()>;
     /// Whether [`Keep::put`] does anything: values that nobody keeps need not be written out.
     fn keeps(&self) -> bool {
         true
@@ -37,11 +34,11 @@ pub trait Keep: Sync {
 pub struct Forget;
 
 impl Keep for Forget {
-    fn get(&self, _: &str) -> Result<Option<Vec<u8>>> {
+    fn get(&self, _: &Key) -> Result<Option<Vec<u8>>> {
         Ok(None)
     }
 
-    fn put(&self, _: &str, _: &[u8]) -> Result<()> {
+    fn put(&self, _: &Key, _: &[u8]) -> Result<()> {
         Ok(())
     }
 
@@ -54,11 +51,11 @@ impl Keep for Forget {
 pub(super) struct Fleeting<'a>(pub(super) &'a dyn Keep);
 
 impl Keep for Fleeting<'_> {
-    fn get(&self, _: &str) -> Result<Option<Vec<u8>>> {
+    fn get(&self, _: &Key) -> Result<Option<Vec<u8>>> {
         Ok(None)
     }
 
-    fn put(&self, _: &str, _: &[u8]) -> Result<()> {
+    fn put(&self, _: &Key, _: &[u8]) -> Result<()> {
         Ok(())
     }
 
@@ -95,14 +92,14 @@ impl<'a> Remembered<'a> {
 }
 
 impl Keep for Remembered<'_> {
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+    fn get(&self, key: &Key) -> Result<Option<Vec<u8>>> {
         // A thread that stopped in the middle of one of these two lines left the map whole.
-        Ok(self.values.lock().unwrap_or_else(PoisonError::into_inner).get(key).cloned())
+        Ok(self.values.lock().unwrap_or_else(PoisonError::into_inner).get(&key.to_string()).cloned())
     }
 
-    fn put(&self, key: &str, value: &[u8]) -> Result<()> {
+    fn put(&self, key: &Key, value: &[u8]) -> Result<()> {
         // Statistics are kept elsewhere as far as there is room for them.
-        if key.ends_with(STATISTICS) {
+        if key.is_statistics() {
             return Ok(());
         }
         self.values.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_string(), value.to_vec());
@@ -123,13 +120,13 @@ impl Keep for Remembered<'_> {
 }
 
 /// The numbers kept under `key`; `None` if there are none, or not so many.
-pub(crate) fn find(keep: &dyn Keep, key: &str, length: usize) -> Result<Option<Vec<f64>>> {
+pub(crate) fn find(keep: &dyn Keep, key: &Key, length: usize) -> Result<Option<Vec<f64>>> {
     let bytes = keep.get(key)?.filter(|bytes| bytes.len() == 8 * length);
     Ok(bytes.map(|bytes| bytes.as_chunks::<8>().0.iter().map(|c| f64::from_le_bytes(*c)).collect()))
 }
 
 /// Keeps numbers.
-pub(crate) fn put(keep: &dyn Keep, key: &str, values: &[f64]) -> Result<()> {
+pub(crate) fn put(keep: &dyn Keep, key: &Key, values: &[f64]) -> Result<()> {
     if !keep.keeps() {
         return Ok(());
     }
@@ -140,7 +137,7 @@ pub(crate) fn put(keep: &dyn Keep, key: &str, values: &[f64]) -> Result<()> {
 /// The numbers kept under `key`, or computed and kept now. A kept value of the wrong length is computed again.
 pub(crate) fn numbers(
     keep: &dyn Keep,
-    key: &str,
+    key: &Key,
     length: usize,
     compute: impl FnOnce() -> Result<Vec<f64>>,
 ) -> Result<Vec<f64>> {

@@ -159,8 +159,8 @@ pub(crate) fn outputs_are_the_networks_own(on_gpu: bool) {
     }
 }
 
-/// Row weights are those of the network's own backward pass.
-pub(crate) fn row_weights_are_those_of_the_networks_own_gradients(on_gpu: bool) {
+/// Row weights of a device are the CPU's.
+pub(crate) fn row_weights_are_those_of_the_cpu(on_gpu: bool) {
     let device = if on_gpu { Device::Cuda(0) } else { Device::Auto };
     for (name, network) in odd_networks() {
         let mut random = Random::new(13);

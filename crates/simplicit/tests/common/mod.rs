@@ -2,6 +2,7 @@
 
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used)] // Each test file uses its own part.
 
+pub mod adjoint;
 pub mod paper;
 pub mod reference;
 pub mod rows;

@@ -3,15 +3,17 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, InputGradient, Prepared};
+use simplicit::layout::Activation;
 use simplicit::linalg::Matrix;
 use simplicit::model::{ImplicitModel, Ranges, TapWeights};
-use simplicit::network::Network;
+use simplicit::network::{Network, Shape, Window};
 use simplicit::onnx::{OnnxSettings, to_onnx};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
-use simplicit::states::Collected;
+use simplicit::states::{Collected, StateMap};
 use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, train};
 
+use crate::common::adjoint::slopes;
 use crate::networks::{CHANNELS, SIDE, attention, mobile, networks};
 
 fn samples(count: usize, seed: u64) -> Matrix<f32> {
@@ -29,7 +31,8 @@ fn as_a_model_it_computes_the_same_and_has_the_same_gradients() {
         let mut r = Random::new(32);
         let v = Matrix::from_fn(21, 5, |_, _| r.normal() as f32);
         let (solution, found) = gradient.run(&u, &v).unwrap();
-        let expected = network.backward(&u, &v).unwrap().du;
+        let slopes = slopes(&network, &u, &v);
+        let expected = Matrix::from_fn(21, u.cols(), |s, j| slopes[s].du[j] as f32);
         for (what, got, wanted) in [("outputs", &solution.y, &y), ("gradient", &found.gradient, &expected)] {
             let size = wanted.as_slice().iter().fold(0.0f32, |m, v| m.max(v.abs()));
             for (g, w) in got.as_slice().iter().zip(wanted.as_slice()) {
@@ -80,7 +83,9 @@ fn the_gradient_is_the_slope_of_the_outputs() {
         let u = samples(2, 41);
         let mut r = Random::new(42);
         let v = Matrix::from_fn(2, 5, |_, _| r.normal() as f32);
-        let du = network.backward(&u, &v).unwrap().du;
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let gradient = InputGradient::new(&model, EquilibriumSettings::default()).unwrap();
+        let du = gradient.run(&u, &v).unwrap().1.gradient;
         let value = |u: &Matrix<f32>| -> f64 {
             let y = network.forward(u).unwrap();
             y.as_slice().iter().zip(v.as_slice()).map(|(y, v)| f64::from(*y) * f64::from(*v)).sum()
@@ -100,6 +105,70 @@ fn the_gradient_is_the_slope_of_the_outputs() {
         }
         // A kink of a ReLU may lie within a step.
         assert!(close * 10 >= tried.len() * 9, "{name}: {close} of {}", tried.len());
+    }
+}
+
+/// A map that is the sum of a convolution and of a linear map with a bias for every unit: its model has a row per unit.
+fn map_in_part() -> Network {
+    let mut r = Random::new(51);
+    let mut weights =
+        |rows: usize, cols: usize| Matrix::from_fn(rows, cols, |_, _| (r.normal() / (cols as f64).sqrt()) as f32);
+    let start = Network::builder(Shape::map(3, SIDE, SIDE)).unwrap();
+    let input = start.here();
+    let whole = start
+        .flatten()
+        .and_then(|b| b.linear(weights(2 * 16, 3 * SIDE * SIDE), Some((0..32).map(|k| 0.01 * k as f32).collect())))
+        .and_then(|b| b.reshape(Shape::map(2, 4, 4)))
+        .unwrap();
+    let half = whole.here();
+    whole
+        .at(input)
+        .and_then(|b| b.convolution(weights(2, 27), Window::square(3, 1, 0), Some(vec![0.1, -0.1])))
+        .and_then(|b| b.plus(half))
+        .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.flatten())
+        .and_then(|b| b.linear(weights(5, 32), None))
+        .and_then(|b| b.build())
+        .unwrap()
+}
+
+/// The Fisher diagonal from its definition: every class in turn, gradients by the reference, one number per row of the model.
+#[test]
+fn row_weights_are_the_fisher_diagonal() {
+    let split = map_in_part();
+    let model = ImplicitModel::from_network(&split).unwrap();
+    assert_eq!((split.layout().rows(), model.layout().rows()), (2, 32), "the model's rows are not the network's");
+    for (name, network) in networks().into_iter().chain([("map in part", split)]) {
+        let u = samples(40, 52);
+        let got = importance(&network, &u, 200, 3, Threads::new(2), &Cancel::new()).unwrap();
+        assert_eq!(got, importance(&network, &u, 200, 3, Threads::one(), &Cancel::new()).unwrap(), "{name}");
+        let y = network.forward(&u).unwrap();
+        let p = Matrix::from_fn(40, 5, |s, c| {
+            let of = |k: usize| f64::from(y[(s, k)] - y[(s, c)]).exp();
+            (1.0 / (0..5).map(of).sum::<f64>()) as f32
+        });
+        let model = ImplicitModel::from_network(&network).unwrap();
+        let layout = model.layout();
+        let mut expected = vec![0.0; layout.rows()];
+        for class in 0..5 {
+            let v = Matrix::from_fn(40, 5, |s, k| f32::from(u8::from(k == class)) - p[(s, k)]);
+            for (s, slopes) in slopes(&network, &u, &v).iter().enumerate() {
+                for k in 0..layout.layers().len() {
+                    let rows = layout.row_range(k);
+                    let each = (layout.range(k).len() / rows.len().max(1)).max(1);
+                    for (row, units) in rows.zip(slopes.dz[layout.range(k)].chunks(each)) {
+                        let squares: f64 = units.iter().map(|g| g * g).sum();
+                        expected[row] += f64::from(p[(s, class)]) * squares / 40.0;
+                    }
+                }
+            }
+        }
+        assert_eq!(got.len(), expected.len() + 5, "{name}");
+        // 8000 random mixtures of the classes: a relative error of some 2 %.
+        let largest = expected.iter().fold(0.0f64, |m, e| m.max(*e));
+        for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert!((got - expected).abs() < 0.1 * expected + 1e-6 * largest, "{name} {k}: {got} against {expected}");
+        }
     }
 }
 
@@ -193,7 +262,7 @@ fn what_needs_more_than_sums_is_refused_by_name() {
     let model = ImplicitModel::from_network(&attention()).unwrap();
     let message = model.rescale(0.9).unwrap_err().to_string();
     assert!(message.contains("layer"), "{message}");
-    let message = model.reduce(&Ranges::Unknown).map(|_| ()).unwrap_err().to_string();
-    assert!(message.contains("a reduction"), "{message}");
+    // What attention reads and gives stays.
+    assert_eq!(model.reduce(&Ranges::Unknown).unwrap().model, model);
     assert!(model.well_posedness().acyclic);
 }

@@ -13,7 +13,8 @@ use simplicit::random::Random;
 use simplicit::states::Collected;
 use simplicit::statistics::Statistics;
 use simplicit::train::{
-    BlockRows, BlockSource, Forget, LinearBlock, Run, TrainInput, TrainSettings, train, train_blocks,
+    AllowedWeights, BlockRows, BlockSource, Forget, LinearBlock, ModelSettings, Run, TrainInput, TrainSettings, train,
+    train_blocks,
 };
 use simplicit::{Error, Result};
 
@@ -126,7 +127,7 @@ impl BlockSource for Plain {
 }
 
 fn settings() -> TrainSettings {
-    TrainSettings { output_refit: Some(0), ..TrainSettings::default() }
+    TrainSettings { model: ModelSettings { output_refit: Some(0), ..Default::default() }, ..TrainSettings::default() }
 }
 
 fn run_on<T>(work: impl FnOnce(&mut Run) -> T) -> T {
@@ -193,7 +194,7 @@ fn a_target_is_hit_and_stages_are_gathered_together() {
     // A rough pass over everything, once.
     assert_eq!(plain.passes.iter().filter(|p| **p == (vec![0, 1, 2], false)).count(), 1);
     let mut none = Plain::new(400);
-    let settings = TrainSettings { cascade: false, ..settings };
+    let settings = TrainSettings { model: ModelSettings { cascade: false, ..settings.model.clone() }, ..settings };
     let trained = run_on(|run| train_blocks(&mut none, &settings, true, run)).unwrap();
     assert!((trained.sparsity() - 0.4).abs() < 0.006, "{}", trained.sparsity());
     assert_eq!(none.passes, [(vec![0, 1, 2], false)]);
@@ -208,13 +209,28 @@ fn what_a_module_cannot_do_is_refused() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(refused(TrainSettings { kappa: Some(0.9), ..settings() }), "kappa");
-    assert_eq!(refused(TrainSettings { output_refit: Some(2), ..settings() }), "output-refit");
-    assert_eq!(refused(TrainSettings { stages: Some(true), ..settings() }), "stages");
-    assert_eq!(refused(TrainSettings { bias: true, ..settings() }), "bias");
+    assert_eq!(
+        refused(TrainSettings { allowed: AllowedWeights { kappa: Some(0.9), ..settings().allowed }, ..settings() }),
+        "kappa"
+    );
+    assert_eq!(
+        refused(TrainSettings { model: ModelSettings { output_refit: Some(2), ..settings().model }, ..settings() }),
+        "output-refit"
+    );
+    assert_eq!(
+        refused(TrainSettings { model: ModelSettings { stages: Some(true), ..settings().model }, ..settings() }),
+        "stages"
+    );
+    assert_eq!(
+        refused(TrainSettings { allowed: AllowedWeights { bias: true, ..settings().allowed }, ..settings() }),
+        "bias"
+    );
     assert_eq!(refused(TrainSettings { target_sparsity: Some(1.5), ..settings() }), "target-sparsity");
     assert_eq!(
-        refused(TrainSettings { connectivity: simplicit::problem::Connectivity::Full, ..settings() }),
+        refused(TrainSettings {
+            allowed: AllowedWeights { connectivity: simplicit::problem::Connectivity::Full, ..settings().allowed },
+            ..settings()
+        }),
         "connectivity"
     );
 }

@@ -10,7 +10,7 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Connectivity;
 use simplicit::random::Random;
 use simplicit::states::Collected;
-use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, importance, path, train};
+use simplicit::train::{AllowedWeights, Forget, Run, TrainInput, TrainSettings, Trained, importance, path, train};
 
 use crate::networks::{SIDE, mobile};
 
@@ -115,7 +115,11 @@ fn dense_layers_left_out_survive_stages_and_the_refit_of_all_weights() {
         (vec![layers[1].clone()], vec![], vec!["output", second]),
     ] {
         let target = if kept.len() == 2 { 0.3 } else { 0.5 };
-        let settings = TrainSettings { include, exclude, target_sparsity: Some(target), ..Default::default() };
+        let settings = TrainSettings {
+            target_sparsity: Some(target),
+            allowed: AllowedWeights { include, exclude, ..Default::default() },
+            ..Default::default()
+        };
         let trained = result(&network, &u, &settings).unwrap();
         let mut kept = kept.clone();
         kept.sort_unstable();
@@ -124,7 +128,10 @@ fn dense_layers_left_out_survive_stages_and_the_refit_of_all_weights() {
         assert!((sparsity - target).abs() <= 0.01, "{kept:?}: {sparsity}");
     }
     // A whole curve, in stages.
-    let settings = TrainSettings { exclude: vec![second.to_string()], ..Default::default() };
+    let settings = TrainSettings {
+        allowed: AllowedWeights { exclude: vec![second.to_string()], ..Default::default() },
+        ..Default::default()
+    };
     for trained in with(&network, &u, |input, run| path(input, None, &[0.3, 0.5], &settings, run)).unwrap() {
         require(&trained, &network, &[second]);
     }
@@ -140,7 +147,11 @@ fn convolutions_are_left_out_by_kind_and_by_name() {
         .collect();
     assert_eq!(grouped.len(), 2);
     let exclude = vec!["grouped convolution".to_string(), "output".to_string()];
-    let settings = TrainSettings { exclude, target_sparsity: Some(0.3), ..Default::default() };
+    let settings = TrainSettings {
+        target_sparsity: Some(0.3),
+        allowed: AllowedWeights { exclude, ..Default::default() },
+        ..Default::default()
+    };
     let trained = result(&network, &u, &settings).unwrap();
     let mut kept: Vec<&str> = grouped.iter().map(String::as_str).chain(["output"]).collect();
     kept.sort_unstable();
@@ -148,7 +159,11 @@ fn convolutions_are_left_out_by_kind_and_by_name() {
     let sparsity = trained.model.sparsity().sparsity;
     assert!((sparsity - 0.3).abs() <= 0.01, "{sparsity}");
     // At a given price there is no search, and the same layers stay.
-    let settings = TrainSettings { include: vec!["convolution".to_string()], strength: 1e-4, ..Default::default() };
+    let settings = TrainSettings {
+        strength: 1e-4,
+        allowed: AllowedWeights { include: vec!["convolution".to_string()], ..Default::default() },
+        ..Default::default()
+    };
     let trained = result(&network, &u, &settings).unwrap();
     assert!(grouped.iter().all(|name| trained.model.metadata().kept.contains(name)));
 }
@@ -160,7 +175,10 @@ fn a_choice_that_makes_no_sense_is_refused_with_what_to_do() {
         Err(error @ Error::Setting { .. }) => error.to_string(),
         other => panic!("{:?}", other.map(|t| t.report)),
     };
-    let exclude = |pattern: &str| TrainSettings { exclude: vec![pattern.into()], ..Default::default() };
+    let exclude = |pattern: &str| TrainSettings {
+        allowed: AllowedWeights { exclude: vec![pattern.into()], ..Default::default() },
+        ..Default::default()
+    };
     let message = say(exclude("nothing*"));
     assert!(message.contains("exclude") && message.contains("\"nothing*\", which none has"), "{message}");
     assert!(message.contains("output"), "{message}");
@@ -168,8 +186,14 @@ fn a_choice_that_makes_no_sense_is_refused_with_what_to_do() {
     assert!(message.contains("at least one layer to train"), "{message}");
     let message = say(TrainSettings { target_sparsity: Some(0.9), ..exclude("output") });
     assert!(message.contains("target-sparsity") && message.contains("60 parameters stay"), "{message}");
-    let message = say(TrainSettings { connectivity: Connectivity::Full, ..exclude("output") });
+    let message = say(TrainSettings {
+        allowed: AllowedWeights { connectivity: Connectivity::Full, ..exclude("output").allowed },
+        ..exclude("output")
+    });
     assert!(message.contains("solved one by one"), "{message}");
-    let message = say(TrainSettings { kappa: Some(0.9), ..exclude("output") });
+    let message = say(TrainSettings {
+        allowed: AllowedWeights { kappa: Some(0.9), ..exclude("output").allowed },
+        ..exclude("output")
+    });
     assert!(message.contains("kappa"), "{message}");
 }

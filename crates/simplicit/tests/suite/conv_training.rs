@@ -19,7 +19,8 @@ use simplicit::random::Random;
 use simplicit::states::{Collected, InputSource, StateMap};
 use simplicit::statistics::Statistics;
 use simplicit::train::{
-    Bounds, Forget, Keep, Objective, Run, TrainInput, TrainSettings, Trained, importance, train, train_to_max_drop,
+    AllowedWeights, Bounds, Forget, Keep, Key, ModelSettings, Objective, RowSettings, Run, TrainInput, TrainSettings,
+    Trained, WorkSettings, importance, train, train_to_max_drop,
 };
 
 fn images(count: usize) -> Matrix<f32> {
@@ -94,11 +95,11 @@ fn network() -> Network {
 struct Notes(Mutex<BTreeMap<String, Vec<u8>>>);
 
 impl Keep for Notes {
-    fn get(&self, key: &str) -> simplicit::Result<Option<Vec<u8>>> {
-        Ok(self.0.lock().unwrap().get(key).cloned())
+    fn get(&self, key: &Key) -> simplicit::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().unwrap().get(&key.to_string()).cloned())
     }
 
-    fn put(&self, key: &str, value: &[u8]) -> simplicit::Result<()> {
+    fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
         self.0.lock().unwrap().insert(key.to_string(), value.to_vec());
         Ok(())
     }
@@ -191,7 +192,11 @@ fn im2col(model: &ImplicitModel, layer: usize, u: &Matrix<f32>, x: &Matrix, z: &
 #[test]
 fn tap_statistics_are_those_of_im2col_at_the_models_own_states() {
     let (network, u) = (network(), images(40));
-    let settings = TrainSettings { positions: usize::MAX, strength: 1e-3, ..TrainSettings::default() };
+    let settings = TrainSettings {
+        strength: 1e-3,
+        work: WorkSettings { positions: usize::MAX, ..Default::default() },
+        ..TrainSettings::default()
+    };
     let notes = Notes::default();
     let Trained { model, .. } = trained(&network, &u, &settings, 2, &notes);
     assert!(model.sparsity().sparsity > 0.1, "{}", model.sparsity().sparsity);
@@ -228,7 +233,11 @@ fn tap_statistics_are_those_of_im2col_at_the_models_own_states() {
 fn a_subset_of_positions_is_seeded_and_stands_for_all() {
     let (network, u) = (network(), images(60));
     let gram = |positions: usize, seed: u64| {
-        let settings = TrainSettings { positions, seed, strength: 1e-3, ..TrainSettings::default() };
+        let settings = TrainSettings {
+            strength: 1e-3,
+            work: WorkSettings { positions, seed, ..Default::default() },
+            ..TrainSettings::default()
+        };
         let notes = Notes::default();
         trained(&network, &u, &settings, 1, &notes);
         let kept = notes.0.lock().unwrap();
@@ -274,8 +283,13 @@ fn a_target_is_hit_the_count_is_right_and_threads_do_not_matter() {
 #[test]
 fn stages_start_from_the_refitted_model_and_match_the_networks_outputs() {
     let (network, u) = (network(), images(200));
-    let at_once = TrainSettings { target_sparsity: Some(0.7), output_refit: Some(1), ..TrainSettings::default() };
-    let staged = TrainSettings { stages: Some(true), ..at_once.clone() };
+    let at_once = TrainSettings {
+        target_sparsity: Some(0.7),
+        model: ModelSettings { output_refit: Some(1), ..Default::default() },
+        ..TrainSettings::default()
+    };
+    let staged =
+        TrainSettings { model: ModelSettings { stages: Some(true), ..at_once.model.clone() }, ..at_once.clone() };
     let notes = Notes::default();
     let Trained { model, report } = trained(&network, &u, &staged, 2, &notes);
     let sparsity = model.sparsity().sparsity;
@@ -312,7 +326,7 @@ fn stages_start_from_the_refitted_model_and_match_the_networks_outputs() {
     let notes = Notes::default();
     let one = trained(&network, &u, &at_once, 2, &notes);
     assert!(notes.0.lock().unwrap().keys().all(|key| key.starts_with("stage 0 ")));
-    let off = TrainSettings { stages: Some(false), ..at_once };
+    let off = TrainSettings { model: ModelSettings { stages: Some(false), ..at_once.model.clone() }, ..at_once };
     assert_eq!(trained(&network, &u, &off, 2, &Forget).model.to_bytes(), one.model.to_bytes());
 }
 
@@ -324,16 +338,21 @@ fn stages_that_cannot_be_taken_are_refused_before_any_work() {
     let input =
         TrainInput { source: &source, baseline: Some(&baseline), importance: None, preprocessing: Default::default() };
     let on = TrainSettings {
-        stages: Some(true),
-        output_refit: Some(1),
         target_sparsity: Some(0.7),
+        model: ModelSettings { stages: Some(true), output_refit: Some(1), ..Default::default() },
         ..TrainSettings::default()
     };
     let convex = Objective::Convex(Arc::new(L1::new(1e-3).unwrap()));
     for (settings, expected) in [
-        (TrainSettings { output_refit: None, ..on.clone() }, "off without a refit in the output metric"),
+        (
+            TrainSettings { model: ModelSettings { output_refit: None, ..on.model.clone() }, ..on.clone() },
+            "off without a refit in the output metric",
+        ),
         (TrainSettings { objective: convex, ..on.clone() }, "off without the penalty cardinality"),
-        (TrainSettings { robust_rounds: 1, ..on.clone() }, "off with robust rounds"),
+        (
+            TrainSettings { model: ModelSettings { robust_rounds: 1, ..on.model.clone() }, ..on.clone() },
+            "off with robust rounds",
+        ),
         (TrainSettings { target_sparsity: None, ..on.clone() }, "off without a target sparsity"),
     ] {
         let mut worked = false;
@@ -352,7 +371,12 @@ fn stages_that_cannot_be_taken_are_refused_before_any_work() {
 fn convex_rows_are_certified_and_a_second_run_finds_what_the_first_kept() {
     let (network, u) = (network(), images(200));
     let objective = Objective::Convex(Arc::new(L1::new(1e-3).unwrap()));
-    let settings = TrainSettings { objective, strength: 1.0, rounds: 2, ..TrainSettings::default() };
+    let settings = TrainSettings {
+        objective,
+        strength: 1.0,
+        rows: RowSettings { rounds: 2, ..Default::default() },
+        ..TrainSettings::default()
+    };
     let notes = Notes::default();
     let first = trained(&network, &u, &settings, 2, &notes);
     assert_eq!(first.report.rows_at_limit(), 0);
@@ -366,7 +390,11 @@ fn convex_rows_are_certified_and_a_second_run_finds_what_the_first_kept() {
 fn feedforward_may_reach_further_and_kappa_binds_channels() {
     let (network, u) = (network(), images(200));
     let connectivity = Connectivity::Feedforward;
-    let far = TrainSettings { connectivity, reach: 3, strength: 1e-5, ..TrainSettings::default() };
+    let far = TrainSettings {
+        strength: 1e-5,
+        allowed: AllowedWeights { connectivity, reach: 3, ..Default::default() },
+        ..TrainSettings::default()
+    };
     let notes = Notes::default();
     let Trained { model, report } = trained(&network, &u, &far, 2, &notes);
     let baseline = ImplicitModel::from_network(&network).unwrap();
@@ -385,7 +413,10 @@ fn feedforward_may_reach_further_and_kappa_binds_channels() {
         assert!(j > k && j <= k + 3, "{k} from {j}");
     }
     assert!(report.training_error < 0.2, "{}", report.training_error);
-    let held = TrainSettings { kappa: Some(0.9), ..TrainSettings::default() };
+    let held = TrainSettings {
+        allowed: AllowedWeights { kappa: Some(0.9), ..Default::default() },
+        ..TrainSettings::default()
+    };
     let source = Collected::new(&network, &u).unwrap();
     let input = TrainInput {
         source: &source,
@@ -397,7 +428,10 @@ fn feedforward_may_reach_further_and_kappa_binds_channels() {
     let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
     let message = train(&input, &held, &mut run).unwrap_err().to_string();
     assert!(message.contains("residual"), "{message}");
-    let full = TrainSettings { connectivity: Connectivity::Full, ..TrainSettings::default() };
+    let full = TrainSettings {
+        allowed: AllowedWeights { connectivity: Connectivity::Full, ..Default::default() },
+        ..TrainSettings::default()
+    };
     let message = train(&input, &full, &mut run).unwrap_err().to_string();
     assert!(message.contains("expected baseline or feedforward"), "{message}");
     // Without a residual the ball holds in the stored numbers.
@@ -439,8 +473,12 @@ fn feedforward_may_reach_further_and_kappa_binds_channels() {
 #[test]
 fn prices_of_layers_may_differ_and_a_second_run_finds_what_the_first_kept() {
     let (network, u) = (network(), images(400));
-    let common = TrainSettings { target_sparsity: Some(0.5), bounds: Some(Bounds::Off), ..TrainSettings::default() };
-    let settings = TrainSettings { allocate: 2, ..common.clone() };
+    let common = TrainSettings {
+        target_sparsity: Some(0.5),
+        rows: RowSettings { bounds: Some(Bounds::Off), ..Default::default() },
+        ..TrainSettings::default()
+    };
+    let settings = TrainSettings { model: ModelSettings { allocate: 2, ..common.model.clone() }, ..common.clone() };
     let notes = Notes::default();
     let Trained { model, report } = trained(&network, &u, &settings, 2, &notes);
     let sparsity = model.sparsity().sparsity;
@@ -467,8 +505,20 @@ fn prices_of_layers_may_differ_and_a_second_run_finds_what_the_first_kept() {
     };
     let message = refused(&u, TrainSettings { target_sparsity: None, ..settings.clone() });
     assert!(message.contains("allocate") && message.contains("target sparsity"), "{message}");
-    assert!(refused(&u, TrainSettings { cascade: false, ..settings.clone() }).contains("cascade"));
-    assert!(refused(&u, TrainSettings { robust_rounds: 1, ..settings.clone() }).contains("robust"));
+    assert!(
+        refused(
+            &u,
+            TrainSettings { model: ModelSettings { cascade: false, ..settings.model.clone() }, ..settings.clone() }
+        )
+        .contains("cascade")
+    );
+    assert!(
+        refused(
+            &u,
+            TrainSettings { model: ModelSettings { robust_rounds: 1, ..settings.model.clone() }, ..settings.clone() }
+        )
+        .contains("robust")
+    );
     assert!(refused(&images(99), settings.clone()).contains("100 samples"));
 }
 
@@ -479,8 +529,11 @@ fn a_network_of_few_groups_hits_low_and_high_targets() {
         Network::from_onnx(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fashion_cnn.onnx")).unwrap();
     let u = images(500);
     for target in [0.3, 0.5, 0.8] {
-        let settings =
-            TrainSettings { target_sparsity: Some(target), bounds: Some(Bounds::Off), ..TrainSettings::default() };
+        let settings = TrainSettings {
+            target_sparsity: Some(target),
+            rows: RowSettings { bounds: Some(Bounds::Off), ..Default::default() },
+            ..TrainSettings::default()
+        };
         let sparsity = trained(&network, &u, &settings, 2, &Forget).model.sparsity().sparsity;
         assert!((sparsity - target).abs() <= 0.002, "{sparsity} for {target}");
     }

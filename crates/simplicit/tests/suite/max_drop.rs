@@ -12,7 +12,7 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Connectivity;
 use simplicit::random::Random;
 use simplicit::states::{ArrayStates, Collected, StateMap, StateSlice, StateSource, StatesMetadata, write_states};
-use simplicit::train::{Forget, Run, TrainInput, TrainSettings, Trained, train, train_to_max_drop};
+use simplicit::train::{AllowedWeights, Forget, Run, TrainInput, TrainSettings, Trained, train, train_to_max_drop};
 
 /// A 12-10-6-4 network with weights of very different sizes, so that there is something to remove.
 fn network() -> Network {
@@ -80,7 +80,10 @@ fn nonsense_is_refused() {
     let (network, u) = (network(), inputs(50));
     let all = Collected::new(&network, &u).unwrap();
     let input = TrainInput { source: &all, baseline: None, importance: None, preprocessing: Preprocessing::identity() };
-    let settings = TrainSettings { connectivity: Connectivity::Full, kappa: Some(0.9), ..TrainSettings::default() };
+    let settings = TrainSettings {
+        allowed: AllowedWeights { connectivity: Connectivity::Full, kappa: Some(0.9), ..Default::default() },
+        ..TrainSettings::default()
+    };
     for drop in [-1.0, 101.0, f64::NAN] {
         let message = with_run(|run| train_to_max_drop(&input, &all, drop, &settings, run)).unwrap_err().to_string();
         assert!(message.starts_with("max-drop: expected points between 0 and 100"), "{message}");
@@ -98,7 +101,11 @@ fn states_files_know_their_layers_and_their_count() {
     let declared = ArrayStates::open(&path, Relu).unwrap();
     let train_with = |source: &dyn StateSource, connectivity: Connectivity| {
         let input = TrainInput { source, baseline: None, importance: None, preprocessing: Preprocessing::identity() };
-        let settings = TrainSettings { connectivity, strength: 1e-12, ..TrainSettings::default() };
+        let settings = TrainSettings {
+            strength: 1e-12,
+            allowed: AllowedWeights { connectivity, ..Default::default() },
+            ..TrainSettings::default()
+        };
         with_run(|run| train(&input, &settings, run))
     };
     // The layered pattern of the layout is the network's own: nothing outside it, and nearly all of it is found again.

@@ -11,7 +11,7 @@ use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
 use simplicit::states::{Collected, StateSlice};
-use simplicit::train::{Forget, Run, TrainInput, TrainSettings, importance, path, train};
+use simplicit::train::{Forget, ModelSettings, Run, TrainInput, TrainSettings, importance, path, train};
 
 #[test]
 fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
@@ -38,7 +38,11 @@ fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
         preprocessing: Preprocessing::identity(),
     };
     // Without stages every level is a model of its own.
-    let settings = TrainSettings { strength: 1e-4, output_refit: Some(0), ..TrainSettings::default() };
+    let settings = TrainSettings {
+        strength: 1e-4,
+        model: ModelSettings { output_refit: Some(0), ..Default::default() },
+        ..TrainSettings::default()
+    };
     let cancel = Cancel::new();
     let mut models = 0;
     let mut count = |p| models += usize::from(matches!(p, simplicit::train::Progress::Model { .. }));
@@ -64,7 +68,10 @@ fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
     assert!(path(&input, None, &[1.0], &settings, &mut run).is_err());
     for (settings, named) in [
         (TrainSettings { target_sparsity: Some(0.5), ..settings.clone() }, "target-sparsity: expected none for a path"),
-        (TrainSettings { robust_rounds: 1, ..settings.clone() }, "robust: expected 0 for a path"),
+        (
+            TrainSettings { model: ModelSettings { robust_rounds: 1, ..settings.model.clone() }, ..settings.clone() },
+            "robust: expected 0 for a path",
+        ),
     ] {
         let message = path(&input, None, &[0.5], &settings, &mut run).unwrap_err().to_string();
         assert!(message.starts_with(named), "{message}");
@@ -72,7 +79,8 @@ fn every_level_is_met_and_is_what_training_for_it_alone_gives() {
     assert!(models < 36, "{models} models: a level must profit from those before it");
 
     // In stages every level starts from the one before; the first is what training for it alone gives.
-    let settings = TrainSettings { output_refit: Some(2), ..settings };
+    let settings =
+        TrainSettings { model: ModelSettings { output_refit: Some(2), ..settings.model.clone() }, ..settings };
     let staged = path(&input, None, &[0.3, 0.5, 0.7], &settings, &mut run).unwrap();
     for (point, level) in staged.iter().zip([0.3, 0.5, 0.7]) {
         let sparsity = point.model.sparsity().sparsity;

@@ -4,7 +4,7 @@
 
 use crate::common::data;
 use simplicit::arrays::{Array, Inputs, Labels, Selection};
-use simplicit::attack::{Attack, AttackInput, AttackReport, AttackSettings, Gradient, Method, ModelClassifier, attack};
+use simplicit::attack::{Attack, AttackInput, AttackReport, AttackSettings, Classifier, Gradient, Method, attack};
 use simplicit::certify::{CertifyReport, CertifySettings, certify, sensitivity};
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
@@ -13,7 +13,9 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Connectivity;
 use simplicit::problem::penalty::L1;
 use simplicit::states::{Collected, InputSource};
-use simplicit::train::{Bounds, Forget, Objective, Run, TrainInput, TrainSettings, train};
+use simplicit::train::{
+    AllowedWeights, Bounds, Forget, ModelSettings, Objective, RowSettings, Run, TrainInput, TrainSettings, train,
+};
 
 fn images(name: &str, samples: usize) -> (Inputs, Matrix<f32>) {
     let inputs = Inputs::new(Array::open(data(name)).unwrap(), None, &Selection::all()).unwrap();
@@ -45,10 +47,10 @@ fn setting_of(network: &str, samples: usize) -> Setting {
 
 impl Setting {
     fn attack(&self, model: &ImplicitModel, settings: &AttackSettings) -> AttackReport {
-        let target = ModelClassifier::new(model).unwrap();
+        let (target, baseline) = (Classifier::new(model).unwrap(), Classifier::of_network(&self.network).unwrap());
         let input = AttackInput {
             target: &target,
-            baseline: Some(&self.network),
+            baseline: Some(&baseline),
             inputs: &self.u,
             labels: &self.labels,
             per_feature: self.inputs.per_feature(),
@@ -83,8 +85,7 @@ fn l1(beta: f64) -> TrainSettings {
     TrainSettings {
         objective: Objective::Convex(std::sync::Arc::new(L1::new(beta).unwrap())),
         strength: 1.0,
-        rounds: 1,
-        refit: false,
+        rows: RowSettings { rounds: 1, refit: false, ..Default::default() },
         ..TrainSettings::default()
     }
 }
@@ -93,7 +94,10 @@ fn l1(beta: f64) -> TrainSettings {
 fn no_attack_beats_a_certificate_of_a_real_model() {
     let setting = setting(160);
     let epsilon: Vec<f64> = [0.25, 1.0, 2.0, 4.0, 8.0].iter().map(|k| k / 255.0).collect();
-    let cyclic = TrainSettings { connectivity: Connectivity::NoSelfLoop, kappa: Some(0.5), ..l1(3e-3) };
+    let cyclic = TrainSettings {
+        allowed: AllowedWeights { connectivity: Connectivity::NoSelfLoop, kappa: Some(0.5), ..l1(3e-3).allowed },
+        ..l1(3e-3)
+    };
     let models =
         [ImplicitModel::from_network(&setting.network).unwrap(), setting.train(&l1(1e-3)), setting.train(&cyclic)];
     assert!(models[1].well_posedness().acyclic && !models[2].well_posedness().acyclic);
@@ -191,7 +195,8 @@ fn robust_rounds_lower_the_certificates_constant() {
     };
     let settings = TrainSettings { target_sparsity: Some(0.8), ..l1(1e-3) };
     let (plain, sparsity) = constant(&settings);
-    let (robust, other) = constant(&TrainSettings { robust_rounds: 2, ..settings });
+    let (robust, other) =
+        constant(&TrainSettings { model: ModelSettings { robust_rounds: 2, ..settings.model.clone() }, ..settings });
     assert!((sparsity - other).abs() < 0.005);
     assert!(robust < 0.8 * plain, "{robust} against {plain}");
 }
@@ -213,7 +218,8 @@ fn robust_rounds_lower_the_constant_of_convolutions() {
     };
     let settings = TrainSettings { target_sparsity: Some(0.6), ..l1(1e-3) };
     let (plain, sparsity) = constant(&settings);
-    let (robust, other) = constant(&TrainSettings { robust_rounds: 1, ..settings });
+    let (robust, other) =
+        constant(&TrainSettings { model: ModelSettings { robust_rounds: 1, ..settings.model.clone() }, ..settings });
     assert!((sparsity - other).abs() < 0.01, "{sparsity} {other}");
     assert!(robust < 0.9 * plain, "{robust} against {plain}");
 }
@@ -225,12 +231,15 @@ fn a_refit_by_linear_bounds_certifies_more() {
     let setting = setting(400);
     let settings = TrainSettings {
         target_sparsity: Some(0.8),
-        output_refit: Some(0),
-        bounds: Some(Bounds::Off),
+        rows: RowSettings { bounds: Some(Bounds::Off), ..Default::default() },
+        model: ModelSettings { output_refit: Some(0), ..Default::default() },
         ..TrainSettings::default()
     };
     let plain = setting.train(&settings);
-    let sturdy = setting.train(&TrainSettings { robust_refit: Some(epsilon), ..settings });
+    let sturdy = setting.train(&TrainSettings {
+        model: ModelSettings { robust_refit: Some(epsilon), ..settings.model.clone() },
+        ..settings
+    });
     assert_eq!(plain.sparsity().sparsity, sturdy.sparsity().sparsity);
     let certified = |model: &ImplicitModel| setting.certify(model, &[epsilon]).certified_accuracy[0];
     let (before, after) = (certified(&plain), certified(&sturdy));

@@ -16,7 +16,10 @@ use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
 use simplicit::states::{Collected, InputSource, StateMap};
-use simplicit::train::{Forget, Keep, Objective, RowGroup, RowMethod, Run, TrainInput, TrainSettings, Trained, train};
+use simplicit::train::{
+    AllowedWeights, Forget, Keep, Key, ModelSettings, Objective, RowGroup, RowMethod, Run, TrainInput, TrainSettings,
+    Trained, train,
+};
 
 fn images(count: usize) -> Matrix<f32> {
     let array = Array::open(data("fashion_train_images.idx.gz")).unwrap();
@@ -52,7 +55,11 @@ fn convolutional() -> Network {
 }
 
 fn with(method: impl RowMethod + 'static) -> TrainSettings {
-    TrainSettings { objective: Objective::Method(Arc::new(method)), output_refit: Some(0), ..TrainSettings::default() }
+    TrainSettings {
+        objective: Objective::Method(Arc::new(method)),
+        model: ModelSettings { output_refit: Some(0), ..Default::default() },
+        ..TrainSettings::default()
+    }
 }
 
 fn run(
@@ -100,7 +107,10 @@ fn the_baselines_rows_give_the_baseline_back() {
         let (baseline, u) = (ImplicitModel::from_network(&network).unwrap(), images(100));
         for cascade in [true, false] {
             let seen = Arc::default();
-            let settings = TrainSettings { cascade, ..with(Baseline(Arc::clone(&seen))) };
+            let settings = TrainSettings {
+                model: ModelSettings { cascade, ..with(Baseline(Arc::clone(&seen))).model },
+                ..with(Baseline(Arc::clone(&seen)))
+            };
             let Trained { model, report } = run(&network, &baseline, &u, &settings, &Forget).unwrap();
             assert_eq!(outputs(&model, &u), outputs(&baseline, &u));
             assert_eq!(weights(&model), weights(&baseline));
@@ -188,7 +198,8 @@ fn rows_that_would_break_the_models_promises_are_refused() {
         let got = message(changed(change));
         assert!(got.contains(said), "{got}");
     }
-    let tight = TrainSettings { kappa: Some(0.01), ..changed(|_| ()) };
+    let tight =
+        TrainSettings { allowed: AllowedWeights { kappa: Some(0.01), ..changed(|_| ()).allowed }, ..changed(|_| ()) };
     let got = message(tight);
     assert!(got.contains("sum of |w| of row 0 of two: expected at most 0.01"), "{got}");
 }
@@ -215,11 +226,11 @@ impl InputSource for Counted {
 struct Notes(Mutex<BTreeMap<String, Vec<u8>>>);
 
 impl Keep for Notes {
-    fn get(&self, key: &str) -> simplicit::Result<Option<Vec<u8>>> {
-        Ok(self.0.lock().unwrap().get(key).cloned())
+    fn get(&self, key: &Key) -> simplicit::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().unwrap().get(&key.to_string()).cloned())
     }
 
-    fn put(&self, key: &str, value: &[u8]) -> simplicit::Result<()> {
+    fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
         self.0.lock().unwrap().insert(key.to_string(), value.to_vec());
         Ok(())
     }
@@ -230,7 +241,11 @@ fn kept_statistics_of_the_baselines_states_spare_the_walk() {
     for network in [dense(), convolutional()] {
         let baseline = ImplicitModel::from_network(&network).unwrap();
         let (u, notes) = (Counted(images(100), AtomicUsize::new(0)), Notes::default());
-        let settings = |strength: f64| TrainSettings { strength, cascade: false, ..with(Smallest) };
+        let settings = |strength: f64| TrainSettings {
+            strength,
+            model: ModelSettings { cascade: false, ..with(Smallest).model },
+            ..with(Smallest)
+        };
         let first = run(&network, &baseline, &u, &settings(0.05), &notes).unwrap();
         assert!(u.1.swap(0, Ordering::Relaxed) > 0);
         let second = run(&network, &baseline, &u, &settings(0.1), &notes).unwrap();

@@ -17,7 +17,9 @@ use simplicit::problem::Connectivity;
 use simplicit::random::Random;
 use simplicit::states::{Collected, InputSource, StateMap};
 use simplicit::statistics::Statistics;
-use simplicit::train::{Bounds, Forget, Run, TrainInput, TrainSettings, Trained, importance, train};
+use simplicit::train::{
+    AllowedWeights, Bounds, Forget, RowSettings, Run, TrainInput, TrainSettings, Trained, importance, train,
+};
 
 fn network() -> Network {
     Network::from_onnx(data("fashion_fc.onnx")).unwrap()
@@ -111,7 +113,11 @@ fn trained(settings: &TrainSettings, threads: usize) -> Trained {
 
 #[test]
 fn training_hits_its_target_keeps_accuracy_and_does_not_depend_on_threads() {
-    let settings = TrainSettings { target_sparsity: Some(0.6), bounds: Some(Bounds::All), ..TrainSettings::default() };
+    let settings = TrainSettings {
+        target_sparsity: Some(0.6),
+        rows: RowSettings { bounds: Some(Bounds::All), ..Default::default() },
+        ..TrainSettings::default()
+    };
     let two = trained(&settings, 2);
     let sparsity = two.model.sparsity();
     assert!((sparsity.sparsity - 0.6).abs() <= 0.002, "{}", sparsity.sparsity);
@@ -134,8 +140,7 @@ fn cyclic_training_respects_kappa_in_the_stored_numbers_and_runs_to_its_equilibr
     let settings = TrainSettings {
         objective: simplicit::train::Objective::Convex(std::sync::Arc::new(penalty)),
         strength: 1.0,
-        connectivity: Connectivity::Full,
-        kappa: Some(0.5),
+        allowed: AllowedWeights { connectivity: Connectivity::Full, kappa: Some(0.5), ..Default::default() },
         ..TrainSettings::default()
     };
     let Trained { model, report } = trained(&settings, 2);

@@ -55,6 +55,19 @@ __device__ inline int window_of(int v, int k, int before, int dilation, int stri
     return start / stride < out ? start / stride : -1;
 }
 
+// Calls visit(tap, y, x) for every window that reads a pixel: the tap that reads it, and where its result is.
+template <class Visit>
+__device__ inline void for_windows(const struct Geometry& g, int pixel, Visit visit) {
+    for (int i = 0; i < g.kernel_height; i++) {
+        int y = window_of(pixel / g.width, i, g.top, g.down, g.stride_y, g.out_height);
+        if (y < 0) continue;
+        for (int j = 0; j < g.kernel_width; j++) {
+            int x = window_of(pixel % g.width, j, g.left, g.right, g.stride_x, g.out_width);
+            if (x >= 0) visit(i * g.kernel_width + j, y, x);
+        }
+    }
+}
+
 // The transpose of `windows`, added.
 extern "C" __global__ void fold(float* dx, const float* columns, struct Geometry g, int first, int samples, int count) {
     size64 e = ELEMENT;
@@ -64,16 +77,9 @@ extern "C" __global__ void fold(float* dx, const float* columns, struct Geometry
     size64 m = (size64)samples * positions;
     for (int c = blockIdx.y; c < g.channels; c += gridDim.y) {
         float sum = 0.0f;
-        for (int i = 0; i < g.kernel_height; i++) {
-            int y = window_of(pixel / g.width, i, g.top, g.down, g.stride_y, g.out_height);
-            if (y < 0) continue;
-            for (int j = 0; j < g.kernel_width; j++) {
-                int x = window_of(pixel % g.width, j, g.left, g.right, g.stride_x, g.out_width);
-                if (x < 0) continue;
-                size64 tap = (size64)c * area + i * g.kernel_width + j;
-                sum += columns[tap * m + (size64)s * positions + y * g.out_width + x];
-            }
-        }
+        for_windows(g, pixel, [&](int tap, int y, int x) {
+            sum += columns[((size64)c * area + tap) * m + (size64)s * positions + y * g.out_width + x];
+        });
         dx[((size64)c * count + first + s) * pixels + pixel] += sum;
     }
 }
@@ -111,18 +117,12 @@ extern "C" __global__ void grouped_back(float* dx, const float* dout, const floa
     int s = (int)(e / pixels), pixel = (int)(e % pixels), own = g.channels / groups, each = rows / groups;
     for (int c = blockIdx.y; c < g.channels; c += gridDim.y) {
         float sum = 0.0f;
-        for (int i = 0; i < g.kernel_height; i++) {
-            int y = window_of(pixel / g.width, i, g.top, g.down, g.stride_y, g.out_height);
-            if (y < 0) continue;
-            for (int j = 0; j < g.kernel_width; j++) {
-                int x = window_of(pixel % g.width, j, g.left, g.right, g.stride_x, g.out_width);
-                if (x < 0) continue;
-                for (int o = c / own * each; o < (c / own + 1) * each; o++) {
-                    float w = weights[((size64)o * own + c % own) * area + i * g.kernel_width + j];
-                    sum += w * dout[((size64)o * count + s) * positions + y * g.out_width + x];
-                }
+        for_windows(g, pixel, [&](int tap, int y, int x) {
+            for (int o = c / own * each; o < (c / own + 1) * each; o++) {
+                float w = weights[((size64)o * own + c % own) * area + tap];
+                sum += w * dout[((size64)o * count + s) * positions + y * g.out_width + x];
             }
-        }
+        });
         dx[((size64)c * count + s) * pixels + pixel] += sum;
     }
 }
@@ -183,17 +183,11 @@ extern "C" __global__ void pool_back(float* dx, const float* x, const float* dou
     const float* map = x + e / pixels * pixels;
     const float* d = dout + e / pixels * g.out_height * g.out_width;
     double sum = 0.0;
-    for (int i = 0; i < g.kernel_height; i++) {
-        int y = window_of(pixel / g.width, i, g.top, 1, g.stride_y, g.out_height);
-        if (y < 0) continue;
-        for (int j = 0; j < g.kernel_width; j++) {
-            int at = window_of(pixel % g.width, j, g.left, 1, g.stride_x, g.out_width);
-            if (at < 0) continue;
-            float cotangent = d[y * g.out_width + at];
-            if (kind == 0) sum += winner_of(map, g, y, at) == pixel ? cotangent : 0.0f;
-            else sum += cotangent / divisor_of(g, y, at, kind);
-        }
-    }
+    for_windows(g, pixel, [&](int, int y, int x) {
+        float cotangent = d[y * g.out_width + x];
+        if (kind == 0) sum += winner_of(map, g, y, x) == pixel ? cotangent : 0.0f;
+        else sum += cotangent / divisor_of(g, y, x, kind);
+    });
     dx[e] += (float)sum;
 }
 

@@ -112,18 +112,6 @@ impl EntryScale {
     }
 }
 
-/// The smallest factor on the penalty that makes the zero row optimal: max_j |g_j| / (ω_j f′(0⁺)), g the gradient of the
-/// fit at zero (unpenalised entries eliminated). Infinite for a penalty without a kink at zero, such as ridge.
-pub fn smallest_zeroing_factor(penalty: &dyn Penalty, gradient: &[f64], weights: &[f64]) -> f64 {
-    let kink = penalty.slope(0.0);
-    gradient
-        .iter()
-        .zip(weights)
-        .filter(|(g, _)| **g != 0.0)
-        .map(|(g, w)| if kink * w > 0.0 { g.abs() / (kink * w) } else { f64::INFINITY })
-        .fold(0.0, f64::max)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@ use crate::parallel::{Cancel, Threads};
 use crate::solver::Design;
 use crate::states::{StateSlice, StateSource};
 use crate::statistics::{BLOCK, Statistics, Tree};
-use crate::train::{Delegate, Keep, RowsTask, Shard, StatisticsTask, Step, SumsTask, TrainSettings, WalkTask};
+use crate::train::{Delegate, Keep, Key, RowsTask, Shard, StatisticsTask, Step, SumsTask, TrainSettings, WalkTask};
 
 /// Shards of two blocks, tasks through bytes, rows in reverse order: as another machine would.
 pub(super) struct Elsewhere<'a> {
@@ -36,11 +36,11 @@ impl<'a> Elsewhere<'a> {
 }
 
 impl Keep for Elsewhere<'_> {
-    fn get(&self, _: &str) -> Result<Option<Vec<u8>>> {
+    fn get(&self, _: &Key) -> Result<Option<Vec<u8>>> {
         Ok(None)
     }
 
-    fn put(&self, _: &str, _: &[u8]) -> Result<()> {
+    fn put(&self, _: &Key, _: &[u8]) -> Result<()> {
         Ok(())
     }
 

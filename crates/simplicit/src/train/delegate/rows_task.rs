@@ -3,9 +3,9 @@
 use crate::parallel::{Cancel, Threads};
 use crate::problem::{Ball, RowProblem, Units};
 use crate::solver::{CardinalitySettings, Design};
-use crate::train::TrainSettings;
 use crate::train::delegate::numbers::{self, Numbers};
 use crate::train::rows::solve::{self, BOUND_NUMBERS, ROW_EXTRAS};
+use crate::train::{RowSettings, TrainSettings};
 use crate::{Error, Result};
 
 /// A block of row problems over one design, to be solved or, with answers, to be bounded.
@@ -41,7 +41,10 @@ impl RowsTask {
                 return Err(Error::shape("rows of one call", "blocks of one group", "others"));
             }
         }
-        let settings = TrainSettings { cardinality: first.cardinality.clone(), ..settings.clone() };
+        let settings = TrainSettings {
+            rows: RowSettings { cardinality: first.cardinality.clone(), ..settings.rows.clone() },
+            ..settings.clone()
+        };
         let blocks: Vec<&[RowProblem]> = tasks.iter().map(|task| &task.problems[..]).collect();
         if first.answers.is_none() {
             return solve::solve_blocks(design, &settings, first.strength, &blocks, threads, cancel);

@@ -16,8 +16,8 @@ use crate::solver::CardinalitySettings;
 use crate::states::{ArrayStates, Collected, StateMap};
 use crate::statistics::BLOCK;
 use crate::train::{
-    Forget, Keep, Objective, RowsTask, Run, Shard, StatisticsTask, Step, SumsTask, TrainInput, TrainSettings, WalkTask,
-    importance_on, train,
+    AllowedWeights, Forget, Keep, Objective, RowsTask, Run, Shard, StatisticsTask, Step, SumsTask, TrainInput,
+    TrainSettings, WalkTask, WorkSettings, importance_on, train,
 };
 
 fn states(samples: usize) -> (ImplicitModel, ArrayStates) {
@@ -45,8 +45,7 @@ fn work_done_elsewhere_has_the_same_bits() {
         let settings = TrainSettings {
             objective: Objective::Convex(std::sync::Arc::new(L1::new(1e-3).unwrap())),
             strength: 1.0,
-            connectivity,
-            kappa,
+            allowed: AllowedWeights { connectivity, kappa, ..Default::default() },
             ..TrainSettings::default()
         };
         let input = TrainInput {
@@ -99,7 +98,12 @@ fn feature_maps_that_walk_elsewhere_have_the_same_bits() {
         [(Some(0.5), Objective::Cardinality), (None, Objective::Convex(std::sync::Arc::new(L1::new(1e-2).unwrap())))]
     {
         let positions = 5;
-        let settings = TrainSettings { objective, target_sparsity, positions, ..TrainSettings::default() };
+        let settings = TrainSettings {
+            objective,
+            target_sparsity,
+            work: WorkSettings { positions, ..Default::default() },
+            ..TrainSettings::default()
+        };
         let with = |keep: &dyn Keep| {
             let (cancel, mut ignore) = (Cancel::new(), |_| {});
             let mut run = Run { threads: Threads::new(2), cancel: &cancel, keep, progress: &mut ignore };
@@ -128,7 +132,11 @@ fn the_error_of_the_outputs_has_the_same_bits_elsewhere() {
     // A whole shard and a part of one.
     let u = Matrix::from_fn(2 * WalkTask::PIECE + 300, 72, |_, _| random.normal() as f32);
     let source = Collected::new(&network, &u).unwrap();
-    let train = TrainSettings { target_sparsity: Some(0.5), positions: 5, ..TrainSettings::default() };
+    let train = TrainSettings {
+        target_sparsity: Some(0.5),
+        work: WorkSettings { positions: 5, ..Default::default() },
+        ..TrainSettings::default()
+    };
     let mut there = Elsewhere::new(&source, &train);
     there.network = Some(convolutional());
     let with = |keep: &dyn Keep| {

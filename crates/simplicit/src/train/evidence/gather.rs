@@ -8,7 +8,7 @@ use crate::statistics::Statistics;
 use crate::train::delegate::StatisticsTask;
 use crate::train::plan::{Group, Place};
 use crate::train::rows::build::Build;
-use crate::train::{Progress, Run, TrainInput, TrainSettings};
+use crate::train::{Key, Progress, Run, TrainInput, TrainSettings};
 
 /// Statistics of a group whose rows have no shared weights, from the source's own states or those of the model built so
 /// far. One pass for the states alone: inputs, constant and targets are the same for every model and gathered once.
@@ -27,7 +27,7 @@ pub(in crate::train) fn gather(
         None => {
             let columns = (n..=n + shape.inputs).collect();
             let task = StatisticsTask::new(input, (0..all).collect(), columns, Vec::new(), None);
-            let shared = Arc::new(pass(&task, input, "inputs", Some("inputs statistics"), run)?);
+            let shared = Arc::new(pass(&task, input, "inputs", Some(&Key::input_statistics()), run)?);
             inputs.insert(shared).clone()
         }
     };
@@ -50,7 +50,7 @@ pub(in crate::train) fn gather(
 }
 
 /// One pass over the samples, here or elsewhere; kept under `key` where there is one.
-fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&str>, run: &mut Run) -> Result<Statistics> {
+fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&Key>, run: &mut Run) -> Result<Statistics> {
     let (d, r) = task.shape();
     if let Some(key) = key
         && let Some(bytes) = run.keep.get(key)?

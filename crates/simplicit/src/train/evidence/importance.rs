@@ -1,13 +1,16 @@
 //! Output-aware weights: how strongly an error in each pre-activation changes the output.
 
+use std::ops::Range;
+
+use crate::backend::cuda::{Session, Values};
 use crate::backend::{self, Device};
-use crate::equilibrium::DeviceModel;
+use crate::equilibrium::{DeviceModel, EquilibriumSettings, InputGradient};
 use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::network::Network;
 use crate::parallel::{self, Cancel, Threads};
 use crate::random::Random;
-use crate::states::{InputSource, StateMap};
+use crate::states::InputSource;
 use crate::train::evidence::sums_task::SumsTask;
 use crate::train::{Forget, Run};
 use crate::{Error, Result};
@@ -17,8 +20,9 @@ const BLOCK: usize = 256;
 const BLOCK_STATES: usize = 1 << 22;
 
 /// λ_i = E[(∂ log p(y|u)/∂z_i)²] over the inputs and over y from the network's own softmax, estimated with `draws` random
-/// mixtures of the classes a sample: the Fisher diagonal, which needs no labels. One number per row of the layout (last layer first; summed over the positions of a
-/// channel), then one per output, where the expectation over y is p(1 − p).
+/// mixtures of the classes a sample: the Fisher diagonal, which needs no labels. One number per row of
+/// [the network's model](ImplicitModel::from_network) (last layer first; summed over the positions of a channel), then one
+/// per output, where the expectation over y is p(1 − p).
 pub fn importance(
     network: &Network,
     inputs: &dyn InputSource,
@@ -41,48 +45,57 @@ pub fn importance_on(
     seed: u64,
     run: &Run,
 ) -> Result<Vec<f64>> {
+    network.require_inputs(inputs.features())?;
     let samples = inputs.samples();
-    let own = OwnWeights::new(network, draws, seed);
-    let mut total = vec![0.0; own.units.len() + network.shape().outputs];
-    if let Some(delegate) = run.keep.delegate() {
-        let maps = network.layout().layers().iter().any(|layer| layer.map.is_some());
-        let task = SumsTask::Own { samples, size: own.size, draws, seed, maps };
-        delegate.sums(&task, &mut |_, sum| add(&mut total, &sum))?;
-        total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
-        return Ok(total);
-    }
     let model = ImplicitModel::from_network(network)?;
-    let work = BLOCK as f64 * model.layout().size() as f64;
-    // A model may split a layer that its network declares; rows are then not the network's.
-    if let Some(cuda) = backend::gpu(device, work)?.filter(|_| model.layout() == network.layout()) {
-        let stream = |block: usize| stream(seed, block);
-        let weights = DeviceModel::new(cuda, &model, run.threads)
-            .and_then(|on_gpu| importance_on_gpu(&on_gpu, &model, inputs, draws, own.size, &stream, run.cancel));
-        if let Some(weights) = backend::or_cpu(device, weights)? {
-            return Ok(weights);
+    let size = block_size(&model);
+    let mut total = vec![0.0; model.layout().rows() + model.shape().outputs];
+    let add = |total: &mut [f64], sum: &[f64]| add_block(total, sum, "row weights of a block");
+    if let Some(delegate) = run.keep.delegate() {
+        let maps = model.layout().layers().iter().any(|layer| layer.map.is_some());
+        let task = SumsTask::Own { samples, size, draws, seed, maps };
+        delegate.sums(&task, &mut |_, sum| add(&mut total, &sum))?;
+    } else {
+        let work = BLOCK as f64 * model.layout().size() as f64;
+        if let Some(cuda) = backend::gpu(device, work)? {
+            let sums = DeviceModel::new(cuda, &model, run.threads)
+                .and_then(|on_gpu| sums_on_gpu(&on_gpu, &model, inputs, (draws, seed), size, run.cancel));
+            if let Some(sums) = backend::or_cpu(device, sums)? {
+                return Ok(averaged(sums, samples * draws));
+            }
         }
+        let own = OwnWeights::new(&model, draws, seed)?;
+        parallel::fold(
+            run.threads,
+            samples.div_ceil(size),
+            |block| {
+                run.cancel.check()?;
+                own.block(&inputs.rows(block * size..((block + 1) * size).min(samples))?, block)
+            },
+            |_, sum| add(&mut total, &sum),
+        )?;
     }
-    drop(model);
-    let size = own.size;
-    parallel::fold(
-        run.threads,
-        samples.div_ceil(size),
-        |block| {
-            run.cancel.check()?;
-            own.block(&inputs.rows(block * size..((block + 1) * size).min(samples))?, block)
-        },
-        |_, sum| add(&mut total, &sum),
-    )?;
-    total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
-    Ok(total)
+    Ok(averaged(total, samples * draws))
 }
 
-fn add(total: &mut [f64], sum: &[f64]) -> Result<()> {
+fn averaged(mut sums: Vec<f64>, count: usize) -> Vec<f64> {
+    sums.iter_mut().for_each(|sum| *sum /= count as f64);
+    sums
+}
+
+/// Adds the sums of a block, which may come from another process, to the total.
+pub(super) fn add_block(total: &mut [f64], sum: &[f64], what: &str) -> Result<()> {
     if total.len() != sum.len() {
-        return Err(Error::shape("row weights of a block", total.len(), sum.len()));
+        return Err(Error::shape(what, total.len(), sum.len()));
     }
     total.iter_mut().zip(sum).for_each(|(total, sum)| *total += sum);
     Ok(())
+}
+
+/// Samples in a block, a power of two: a shard of another process is a whole number of blocks.
+pub(super) fn block_size(model: &ImplicitModel) -> usize {
+    let most = (BLOCK_STATES / model.shape().states.max(1)).clamp(1, BLOCK);
+    1 << most.ilog2()
 }
 
 /// The draws of a block depend on its number alone, not on who computes it.
@@ -90,50 +103,41 @@ fn stream(seed: u64, block: usize) -> Random {
     Random::new(seed ^ (block as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
 }
 
-/// What blocks of samples add to the row weights of a network.
-pub(super) struct OwnWeights<'a> {
-    network: &'a Network,
-    /// Of every row its units: a channel has its positions, a unit itself, an operator's layer no rows.
-    units: Vec<std::ops::Range<usize>>,
-    /// Samples in a block, a power of two: a shard of another process is a whole number of blocks.
-    size: usize,
+/// What blocks of samples add to the row weights of a network's model.
+pub(super) struct OwnWeights {
+    gradient: InputGradient,
+    /// The units of every row: a channel has its positions, a unit itself, an operator's layer no rows.
+    units: Vec<Range<usize>>,
     draws: usize,
     seed: u64,
 }
 
-impl<'a> OwnWeights<'a> {
-    pub(super) fn new(network: &'a Network, draws: usize, seed: u64) -> Self {
-        let layout = network.layout();
+impl OwnWeights {
+    pub(super) fn new(model: &ImplicitModel, draws: usize, seed: u64) -> Result<Self> {
+        let layout = model.layout();
         let mut units = Vec::with_capacity(layout.rows());
         for (k, layer) in layout.layers().iter().enumerate() {
             let (first, each) = (layout.range(k).start, layer.size / layer.rows().max(1));
             units.extend((0..layer.rows()).map(|i| first + i * each..first + (i + 1) * each));
         }
-        let most = (BLOCK_STATES / network.shape().states.max(1)).clamp(1, BLOCK);
-        Self { network, units, size: 1 << most.ilog2(), draws, seed }
-    }
-
-    /// Samples in a block.
-    pub(super) fn size(&self) -> usize {
-        self.size
+        // Nobody sees how far the gradients are from exact.
+        let settings = EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() };
+        Ok(Self { gradient: InputGradient::new(model, settings)?, units, draws, seed })
     }
 
     /// The sums over block number `block`.
     pub(super) fn block(&self, u: &Matrix<f32>, block: usize) -> Result<Vec<f64>> {
-        let trace = self.network.trace(u)?;
+        let solution = self.gradient.equilibrium().run(u)?;
         let mut random = stream(self.seed, block);
-        let probabilities = softmax(trace.outputs());
-        let mut sum = vec![0.0; self.units.len() + self.network.shape().outputs];
+        let probabilities = softmax(&solution.y);
+        let mut sum = vec![0.0; self.units.len() + solution.y.cols()];
         let (of_states, of_outputs) = sum.split_at_mut(self.units.len());
-        for i in 0..u.rows() {
-            for (sum, &p) in of_outputs.iter_mut().zip(probabilities.row(i)) {
-                *sum += self.draws as f64 * f64::from(p) * (1.0 - f64::from(p));
-            }
-        }
+        add_outputs(of_outputs, &probabilities, self.draws);
         for _ in 0..self.draws {
-            let gradient = trace.backward(&drawn(&probabilities, 1.0, &mut random))?;
+            let v = drawn(&probabilities, 1.0, &mut random);
+            let gradient = self.gradient.pre_activations(&solution.z, u, &v)?;
             for i in 0..u.rows() {
-                let gradient = gradient.dz.row(i);
+                let gradient = gradient.row(i);
                 for (sum, units) in of_states.iter_mut().zip(&self.units) {
                     *sum += gradient[units.clone()].iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
                 }
@@ -143,14 +147,22 @@ impl<'a> OwnWeights<'a> {
     }
 }
 
-/// The same on a GPU, several blocks of `size` samples at a time.
-fn importance_on_gpu(
+/// Adds p(1 − p) of every output and sample, once a draw.
+fn add_outputs(sums: &mut [f64], probabilities: &Matrix<f32>, draws: usize) {
+    for i in 0..probabilities.rows() {
+        for (sum, &p) in sums.iter_mut().zip(probabilities.row(i)) {
+            *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
+        }
+    }
+}
+
+/// The sums over all blocks on a GPU, several blocks of `size` samples at a time.
+fn sums_on_gpu(
     on_gpu: &DeviceModel,
     model: &ImplicitModel,
     inputs: &dyn InputSource,
-    draws: usize,
+    (draws, seed): (usize, u64),
     size: usize,
-    stream: &dyn Fn(usize) -> Random,
     cancel: &Cancel,
 ) -> Result<Vec<f64>> {
     let (layout, samples, outputs) = (model.layout(), inputs.samples(), model.shape().outputs);
@@ -168,27 +180,28 @@ fn importance_on_gpu(
         let count = u.count;
         let pass = on_gpu.pass(&session, u, true)?;
         let probabilities = softmax(&Matrix::from_vec(count, outputs, session.to_rows(&pass.y)?)?);
-        for i in 0..count {
-            for (sum, &p) in total[layout.rows()..].iter_mut().zip(probabilities.row(i)) {
-                *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
-            }
-        }
-        let mut streams: Vec<Random> = (first..range.end.div_ceil(size)).map(stream).collect();
+        add_outputs(&mut total[layout.rows()..], &probabilities, draws);
+        let mut streams: Vec<Random> = (first..range.end.div_ceil(size)).map(|block| stream(seed, block)).collect();
         for _ in 0..draws {
             let v = drawn_in_blocks(&probabilities, 1.0, &mut streams, size);
             for (k, cotangent) in on_gpu.pull_back(&session, &pass, v.as_slice())?.iter().enumerate() {
-                let rows = layout.row_range(k);
-                if !rows.is_empty() {
-                    let squares = session.channel_squares(cotangent)?;
-                    let each = squares.len() / rows.len();
-                    let sums = squares.chunks(each.max(1)).map(|s| s.iter().sum::<f64>());
-                    total[rows].iter_mut().zip(sums).for_each(|(t, s)| *t += s);
-                }
+                add_squares(&mut total[layout.row_range(k)], &session, cotangent, 1.0)?;
             }
         }
     }
-    total.iter_mut().for_each(|value| *value /= (samples * draws) as f64);
     Ok(total)
+}
+
+/// Adds Σ v² of every row times a factor. A row has one channel or several.
+pub(super) fn add_squares(rows: &mut [f64], session: &Session, values: &Values, factor: f64) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let of_channels = session.channel_squares(values)?;
+    let each = (of_channels.len() / rows.len()).max(1);
+    let sums = of_channels.chunks(each).map(|s| s.iter().sum::<f64>() * factor);
+    rows.iter_mut().zip(sums).for_each(|(total, sum)| *total += sum);
+    Ok(())
 }
 
 /// [`drawn`] for blocks of `size` rows, each from its own stream.

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use crate::Result;
 use crate::backend::cuda::{Cuda, Values};
 use crate::backend::{self, Device};
 use crate::equilibrium::{DeviceModel, EquilibriumSettings, InputGradient, LayerSum};
@@ -19,11 +20,10 @@ use crate::network::Source;
 use crate::parallel::{self, Threads};
 use crate::random::Random;
 use crate::train::evidence::device_walk::inputs_of;
-use crate::train::evidence::importance::{drawn, drawn_in_blocks, softmax};
+use crate::train::evidence::importance::{add_block, add_squares, drawn, drawn_in_blocks, softmax};
 use crate::train::evidence::sums_task::SumsTask;
 use crate::train::evidence::walk::SAMPLES;
 use crate::train::{Run, TrainInput};
-use crate::{Error, Result};
 
 /// Draws from the baseline's softmax per sample.
 const DRAWS: usize = 2;
@@ -43,16 +43,10 @@ pub(in crate::train) fn joint_importance(
     device: Device,
     run: &Run,
 ) -> Result<Vec<f64>> {
-    let together = Together::new(baseline, rough)?;
+    let (targets, rows) = targets_and_rows(baseline);
     let samples = input.source.samples();
-    let mut sums = vec![0.0; together.targets.len() + weights.len()];
-    let mut add = |block: &[f64]| {
-        if sums.len() != block.len() {
-            return Err(Error::shape("joint row weights of a block", sums.len(), block.len()));
-        }
-        sums.iter_mut().zip(block).for_each(|(total, sum)| *total += sum);
-        Ok(())
-    };
+    let mut sums = vec![0.0; targets.len() + weights.len()];
+    let mut add = |block: &[f64]| add_block(&mut sums, block, "joint row weights of a block");
     let work = SAMPLES as f64 * baseline.layout().size() as f64;
     let acyclic = baseline.layers_are_acyclic() && rough.layers_are_acyclic();
     if let Some(delegate) = run.keep.delegate() {
@@ -60,10 +54,11 @@ pub(in crate::train) fn joint_importance(
         delegate.sums(&task, &mut |_, sum| add(&sum))?;
     } else if let Some(cuda) = backend::gpu(device, work)?.filter(|_| acyclic)
         && let Some((of_layers, of_rows)) =
-            backend::or_cpu(device, on_gpu(cuda, input, (baseline, rough), &together.targets, &together.rows, run))?
+            backend::or_cpu(device, on_gpu(cuda, input, (baseline, rough), &targets, &rows, run))?
     {
-        return Ok(multiplied(weights, &together.rows, &of_layers, &of_rows));
+        return Ok(multiplied(weights, &rows, &of_layers, &of_rows));
     } else {
+        let together = Together::new(baseline, rough)?;
         parallel::fold(
             run.threads,
             samples.div_ceil(SAMPLES),
@@ -75,8 +70,17 @@ pub(in crate::train) fn joint_importance(
             |_, sum| add(&sum),
         )?;
     }
-    let (of_layers, of_rows) = sums.split_at(together.targets.len());
-    Ok(multiplied(weights, &together.rows, of_layers, of_rows))
+    let (of_layers, of_rows) = sums.split_at(targets.len());
+    Ok(multiplied(weights, &rows, of_layers, of_rows))
+}
+
+/// All layers and the output, and the row weights of each.
+fn targets_and_rows(baseline: &ImplicitModel) -> (Vec<Target>, Vec<Range<usize>>) {
+    let layout = baseline.layout();
+    let layers = layout.layers().len();
+    let outputs = layout.rows()..layout.rows() + baseline.shape().outputs;
+    let targets = (0..layers).map(Target::Layer).chain([Target::Output]).collect();
+    (targets, (0..layers).map(|k| layout.row_range(k)).chain([outputs]).collect())
 }
 
 /// What blocks of samples add to E(Σ g·e)² of every target and to Σ e² of every row.
@@ -91,11 +95,7 @@ pub(super) struct Together<'a> {
 
 impl<'a> Together<'a> {
     pub(super) fn new(baseline: &'a ImplicitModel, rough: &ImplicitModel) -> Result<Self> {
-        let layout = baseline.layout();
-        let layers = layout.layers().len();
-        let targets: Vec<Target> = (0..layers).map(Target::Layer).chain([Target::Output]).collect();
-        let outputs = layout.rows()..layout.rows() + baseline.shape().outputs;
-        let rows = (0..layers).map(|k| layout.row_range(k)).chain(std::iter::once(outputs)).collect();
+        let (targets, rows) = targets_and_rows(baseline);
         let sums = targets.iter().map(|&target| LayerSum::new(rough, target)).collect();
         let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
         Ok(Self { baseline, gradient: InputGradient::new(baseline, settings)?, targets, rows, sums })
@@ -197,14 +197,9 @@ fn on_gpu(
             let e = layer.forward(&session, count, |source| pass.of(source))?;
             session.add_scaled(&e, pass.z(layer.target())?, None, -1.0)?;
             let Some(at) = targets.iter().position(|t| *t == layer.target()) else { continue };
-            let own = rows[at].clone();
-            if !own.is_empty() {
-                let of_channels = session.channel_squares(&e)?;
-                let each = (of_channels.len() / own.len()).max(1);
-                let positions = (e.units() / own.len()) as f64;
-                let sums = of_channels.chunks(each).map(|s| s.iter().sum::<f64>() / positions);
-                squares[own].iter_mut().zip(sums).for_each(|(t, s)| *t += s);
-            }
+            let own = &mut squares[rows[at].clone()];
+            let positions = e.units() / own.len().max(1);
+            add_squares(own, &session, &e, 1.0 / positions as f64)?;
             errors[at] = Some(e);
         }
         let outputs = Matrix::from_vec(count, pass.y.units(), session.to_rows(&pass.y)?)?;
@@ -232,9 +227,9 @@ fn on_gpu(
 mod tests {
     use super::*;
     use crate::layout::Activation;
-    use crate::network::{Network, Shape, Window};
+    use crate::network::{Network, Shape, Weights, Window};
     use crate::parallel::Cancel;
-    use crate::states::Collected;
+    use crate::states::{Collected, StateMap};
     use crate::train::{Forget, importance};
 
     fn network() -> Network {
@@ -277,19 +272,22 @@ mod tests {
         };
         let got = joint(1);
         assert_eq!(got, joint(2));
-        // The same from the network's own gradients, which share no code with the model's.
+        // The same by hand: y is linear in the average of relu(z) over the nine positions of each of the five channels.
+        let last = &network.output().terms[0].weights;
+        let Weights::Dense(last) = last else { panic!("{last:?}") };
         let mut together = 0.0;
         for block in 0..u.rows().div_ceil(SAMPLES) {
             let rows = block * SAMPLES..((block + 1) * SAMPLES).min(u.rows());
             let part = Matrix::from_fn(rows.len(), 72, |s, j| u[(rows.start + s, j)]);
-            let trace = network.trace(&part).unwrap();
-            let probabilities = softmax(trace.outputs());
+            let states = network.states(&part).unwrap();
+            let probabilities = softmax(&states.y.cast());
             let mut random = Random::new(block as u64);
             for _ in 0..DRAWS {
                 let v = drawn(&probabilities, 1.0, &mut random);
-                let dz = trace.backward(&v).unwrap().dz;
                 for s in 0..v.rows() {
-                    let sum: f64 = (0..45).map(|i| f64::from(dz[(s, i)] * shift[i / 9])).sum();
+                    let slope = |c: usize| (0..3).map(|k| f64::from(v[(s, k)] * last[(k, c)])).sum::<f64>() / 9.0;
+                    let active = |c: usize| (0..9).filter(|p| states.z[(s, 9 * c + p)] > 0.0).count() as f64;
+                    let sum: f64 = (0..5).map(|c| slope(c) * active(c) * f64::from(shift[c])).sum();
                     together += sum * sum / DRAWS as f64;
                 }
             }

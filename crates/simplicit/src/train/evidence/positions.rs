@@ -22,7 +22,7 @@ pub(in crate::train) fn samples_of(group: &Group, settings: &TrainSettings, samp
 
 pub(super) fn per_sample(group: &Group, settings: &TrainSettings, samples: usize) -> usize {
     let wanted = (SAMPLES_PER_FEATURE * group.features()).div_ceil(samples.max(1));
-    settings.positions.max(wanted).min(group.positions)
+    settings.work.positions.max(wanted).min(group.positions)
 }
 
 impl Chosen {

@@ -22,7 +22,7 @@ use crate::train::keep::{Forget, Keep};
 use crate::train::plan::connections;
 use crate::train::plan::{Group, Plan};
 use crate::train::rows::build::{Build, Row};
-use crate::train::{Run, TrainInput, TrainSettings};
+use crate::train::{ModelSettings, Run, TrainInput, TrainSettings};
 use crate::{Error, Result};
 
 /// What a shard starts from, besides its inputs and the settings.
@@ -146,7 +146,10 @@ impl Shard {
             let expected = format!("a multiple of {PIECE} within {} samples", task.samples);
             return Err(Error::shape("first sample of a shard", expected, first));
         }
-        let settings = TrainSettings { cascade: task.cascade, ..settings.clone() };
+        let settings = TrainSettings {
+            model: ModelSettings { cascade: task.cascade, ..settings.model.clone() },
+            ..settings.clone()
+        };
         let memory = memory::free().map_or(u64::MAX, |free| (0.5 * share * free as f64) as u64);
         let room = Room::new(memory, &std::env::temp_dir());
         let source = Samples { model: &task.model, inputs: &inputs };
@@ -277,7 +280,7 @@ impl<'a> Walkers<'a> {
         let (Some(delegate), Some(model)) = (keep.delegate(), input.baseline) else {
             return Ok(Self::Here(Box::new(Walks::new(input, settings, plan, room)?)));
         };
-        let task = WalkTask { model: model.clone(), samples: input.source.samples(), cascade: settings.cascade };
+        let task = WalkTask { model: model.clone(), samples: input.source.samples(), cascade: settings.model.cascade };
         let walk = delegate.begin_walk(&task)?;
         Ok(Self::Elsewhere(Elsewhere { delegate, walk, group: 0, cascade: task.cascade, steps: Vec::new() }))
     }

@@ -1,7 +1,7 @@
 //! Row weights and the error of the outputs as work for another process: sums over blocks of samples, added up in order by
 //! whoever asks.
 
-use super::importance::OwnWeights;
+use super::importance::{OwnWeights, block_size};
 use super::joint_importance::Together;
 use crate::evaluate::OutputErrors;
 use crate::linalg::Matrix;
@@ -99,10 +99,11 @@ impl SumsTask {
         }
         match (self, network) {
             (Self::Own { draws, seed, .. }, Some(network)) => {
-                let own = OwnWeights::new(network, *draws, *seed);
-                if own.size() != size {
-                    return Err(Error::shape("blocks of row weights", own.size(), size));
+                let model = ImplicitModel::from_network(network)?;
+                if block_size(&model) != size {
+                    return Err(Error::shape("blocks of row weights", block_size(&model), size));
                 }
+                let own = OwnWeights::new(&model, *draws, *seed)?;
                 blocks(size, samples, threads, cancel, |k, range| own.block(&part(inputs, range)?, first / size + k))
             }
             (Self::Own { .. }, None) => Err(Error::shape("sums task", "a network", "none")),

@@ -34,7 +34,7 @@ pub(in crate::train) struct Needs {
 
 /// An error where the budget of the settings does not even leave what the largest group takes.
 pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<()> {
-    let Some(budget) = settings.memory else { return Ok(()) };
+    let Some(budget) = settings.work.memory else { return Ok(()) };
     let plan = connections::plan(input, settings)?;
     let least = memory::used().unwrap_or(0) + needs(&plan, input, settings, threads).group;
     if budget >= least {
@@ -51,7 +51,7 @@ pub(in crate::train) fn room(plan: &Plan, input: &TrainInput, settings: &TrainSe
     let needs = needs(plan, input, settings, run.threads);
     let used = memory::used().unwrap_or(0);
     let least = used + needs.group;
-    let budget = settings.memory.or_else(|| memory::free().map(|free| used + free / 2));
+    let budget = settings.work.memory.or_else(|| memory::free().map(|free| used + free / 2));
     (run.progress)(Progress::Memory { needed: least + needs.layers, least, budget });
     let folder = run.keep.folder().map_or_else(std::env::temp_dir, std::path::Path::to_path_buf);
     Room::new(budget.map_or(u64::MAX, |budget| budget.saturating_sub(least)), &folder)
@@ -114,7 +114,7 @@ fn layer_bytes(plan: &Plan, input: &TrainInput, settings: &TrainSettings) -> u64
     let layers = layout(input).layers();
     let last = last_readers(plan, input);
     let samples = input.source.samples() as u64;
-    let walks = if settings.cascade { 2 } else { 1 };
+    let walks = if settings.model.cascade { 2 } else { 1 };
     let (mut now, mut most) = (0u64, 0);
     for (at, group) in plan.groups().enumerate() {
         if let Some(Target::Layer(k)) = group.target.filter(|_| group.completes_layer) {

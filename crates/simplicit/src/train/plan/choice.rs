@@ -17,20 +17,20 @@ struct Choosable<'a> {
 
 /// An error where a choice of layers makes no sense, or leaves more than a target allows.
 pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
-    if settings.include.is_empty() && settings.exclude.is_empty() {
+    if settings.allowed.include.is_empty() && settings.allowed.exclude.is_empty() {
         return Ok(());
     }
     let what = "include, exclude";
-    if !matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward) {
+    if !matches!(settings.allowed.connectivity, Connectivity::Baseline | Connectivity::Feedforward) {
         let expected = "connectivity baseline or feedforward, whose layers are solved one by one";
         return Err(Error::setting(what, expected, "another"));
     }
-    if let Some(kappa) = settings.kappa {
+    if let Some(kappa) = settings.allowed.kappa {
         return Err(Error::setting("kappa", "none with layers that keep their weights, which no ball holds", kappa));
     }
-    if settings.robust_rounds > 0 {
+    if settings.model.robust_rounds > 0 {
         let expected = "none with layers that keep their weights, which have no price";
-        return Err(Error::setting("robust", expected, settings.robust_rounds));
+        return Err(Error::setting("robust", expected, settings.model.robust_rounds));
     }
     let kept = kept(input, settings)?;
     let Some((target, baseline)) = settings.target_sparsity.zip(input.baseline) else { return Ok(()) };
@@ -47,7 +47,7 @@ pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings) -> R
 
 /// The layers that keep their weights, or the outputs.
 pub(in crate::train) fn kept(input: &TrainInput, settings: &TrainSettings) -> Result<Vec<Target>> {
-    if settings.include.is_empty() && settings.exclude.is_empty() {
+    if settings.allowed.include.is_empty() && settings.allowed.exclude.is_empty() {
         return Ok(Vec::new());
     }
     let Some(baseline) = input.baseline else {
@@ -55,7 +55,7 @@ pub(in crate::train) fn kept(input: &TrainInput, settings: &TrainSettings) -> Re
     };
     let layers = choosable(baseline);
     let any = |patterns: &[String], layer: &Choosable| patterns.iter().any(|pattern| matches(pattern, layer));
-    for (what, patterns) in [("include", &settings.include), ("exclude", &settings.exclude)] {
+    for (what, patterns) in [("include", &settings.allowed.include), ("exclude", &settings.allowed.exclude)] {
         for pattern in patterns {
             if !layers.iter().any(|layer| matches(pattern, layer)) {
                 let examples: Vec<&str> = layers.iter().take(EXAMPLES).map(|layer| layer.name).collect();
@@ -65,7 +65,8 @@ pub(in crate::train) fn kept(input: &TrainInput, settings: &TrainSettings) -> Re
         }
     }
     let trained = |layer: &Choosable| {
-        (settings.include.is_empty() || any(&settings.include, layer)) && !any(&settings.exclude, layer)
+        (settings.allowed.include.is_empty() || any(&settings.allowed.include, layer))
+            && !any(&settings.allowed.exclude, layer)
     };
     if !layers.iter().any(trained) {
         return Err(Error::setting("include, exclude", "at least one layer to train", "none"));

@@ -25,19 +25,19 @@ pub(in crate::train) fn mask(input: &TrainInput, settings: &TrainSettings) -> Re
         Some(baseline) => baseline.without_taps().map(|b| pattern(&b)),
         None => known.then(|| layered(layout, shape)),
     };
-    if matches!(settings.connectivity, Connectivity::Feedforward) && !known {
+    if matches!(settings.allowed.connectivity, Connectivity::Feedforward) && !known {
         return Err(Error::setting(
             "connectivity",
             "full, no-self-loop or mask for states whose layers are not known",
             "feedforward",
         ));
     }
-    settings.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())
+    settings.allowed.connectivity.mask(layout, shape.inputs, shape.outputs, pattern.as_ref())
 }
 
 /// The baseline, if it is walked through layer by layer.
 pub(in crate::train) fn walked<'a>(input: &TrainInput<'a>, settings: &TrainSettings) -> Option<&'a ImplicitModel> {
-    let acyclic = matches!(settings.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
+    let acyclic = matches!(settings.allowed.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
     // Residual sums alone do not stand in the way of cycles.
     let shared = |b: &&ImplicitModel| {
         b.layout().has_operators() || !b.taps().is_empty() && (acyclic || b.without_taps().is_none())
@@ -51,7 +51,7 @@ pub(in crate::train) fn plan(input: &TrainInput, settings: &TrainSettings) -> Re
     let mut plan = match walked(input, settings) {
         Some(baseline) => {
             require_no_residual_ball(baseline, settings)?;
-            Plan::taps(baseline, &settings.connectivity, settings.reach, &constant)?
+            Plan::taps(baseline, &settings.allowed.connectivity, settings.allowed.reach, &constant)?
         }
         None => Plan::dense(layout(input), input.source.shape(), &mask(input, settings)?, &constant),
     };
@@ -65,7 +65,7 @@ fn require_no_residual_ball(baseline: &ImplicitModel, settings: &TrainSettings) 
         !matches!(b.weights, TapWeights::Taps(_))
             && matches!((b.target, b.source), (Target::Layer(_), Source::Layer(_)))
     };
-    match (settings.kappa, baseline.taps().iter().find(residual)) {
+    match (settings.allowed.kappa, baseline.taps().iter().find(residual)) {
         (Some(kappa), Some(block)) => {
             let name = match block.target {
                 Target::Layer(k) => baseline.layout().layers()[k].name.clone(),
@@ -110,7 +110,7 @@ fn layered(layout: &Layout, shape: StateShape) -> Mask {
 fn constants(input: &TrainInput, settings: &TrainSettings) -> Vec<bool> {
     let layout = layout(input);
     let states = layout.rows();
-    let mut constant = vec![settings.bias; states + input.source.shape().outputs];
+    let mut constant = vec![settings.allowed.bias; states + input.source.shape().outputs];
     if let Some(baseline) = input.baseline {
         for k in 0..layout.layers().len() {
             let rows = layout.row_range(k);

@@ -33,7 +33,7 @@ pub struct Estimate {
 
 /// What training on these samples would take; an error where it would be refused. No sample is read.
 pub fn estimate(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<Estimate> {
-    check(input, settings, threads)?;
+    check::training(input, settings, threads)?;
     let plan = connections::plan(input, settings)?;
     let needs = budget::needs(&plan, input, settings, threads);
     let used = memory::used().unwrap_or(0);

@@ -40,7 +40,7 @@ fn of_group(group: &Group, images: usize, settings: &TrainSettings, kind: Kind) 
     // Double precision counts twice.
     let sums = if few { 0.0 } else { m * d * (d / 2.0 + r) * if group.features() >= WIDE { 1.0 } else { 2.0 } };
     let kept = few.then_some(m);
-    let splitting = |rows: f64| splitting(d, rows, kept, &settings.cardinality);
+    let splitting = |rows: f64| splitting(d, rows, kept, &settings.rows.cardinality);
     let moves = moves(d, r, kept);
     match kind {
         _ if group.kept => walk,

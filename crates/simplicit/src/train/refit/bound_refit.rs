@@ -70,7 +70,7 @@ pub(in crate::train) fn check(model: &ImplicitModel, input: &TrainInput, epsilon
     if model.shape().outputs < 2 {
         return Err(Error::setting("robust-refit", "a network with two classes at least", "one output"));
     }
-    let (features, settings) = (per_feature(input), asked(epsilon));
+    let (features, settings) = (per_feature(input)?, asked(epsilon));
     let certifier = Certifier::new(model, &features, &settings)?;
     let (u, _) = input.source.ends(0..1)?;
     if certifier.spread(u.row(0), &Cancel::new())?.is_none() {
@@ -81,13 +81,11 @@ pub(in crate::train) fn check(model: &ImplicitModel, input: &TrainInput, epsilon
     Ok(())
 }
 
-fn per_feature(input: &TrainInput) -> PerFeature {
-    let (p, preprocessing) = (input.source.shape().inputs, &input.preprocessing);
-    let each = |values: &[f64]| {
-        let positions = p / values.len().max(1);
-        values.iter().flat_map(|v| std::iter::repeat_n(*v, positions)).collect()
-    };
-    PerFeature { scale: preprocessing.scale, mean: each(&preprocessing.mean), std: each(&preprocessing.std) }
+/// The preprocessing of every value of a sample, of which the number is known and the shape is not.
+fn per_feature(input: &TrainInput) -> Result<PerFeature> {
+    let (inputs, preprocessing) = (input.source.shape().inputs, &input.preprocessing);
+    let channels = preprocessing.mean.len().max(preprocessing.std.len()).max(1);
+    preprocessing.per_feature(&[channels, inputs / channels, 1])
 }
 
 /// A trained model with its non-zeros refitted at ε.
@@ -100,7 +98,7 @@ pub(in crate::train) fn refitted(
 ) -> Result<Trained> {
     let Trained { mut model, mut report } = trained;
     let (support, mut w) = Linearised::of(&model);
-    let features = per_feature(input);
+    let features = per_feature(input)?;
     let problem = Problem { support: &support, features: &features, settings: &asked(epsilon), input };
     let all = input.source.samples();
     let (samples, work) = problem.affordable(&model, all, run)?;

@@ -45,7 +45,7 @@ pub(in crate::train) struct Row {
     pub(in crate::train) entries: Vec<(Place, f32)>,
 }
 
-/// What a group was solved from and to, for those who look at it again: bounds, refits.
+/// The statistics that a group was solved from and the weights that were found, for bounds of its rows.
 #[derive(Debug, Clone)]
 pub(in crate::train) struct Evidence {
     pub(in crate::train) statistics: Arc<Statistics>,
@@ -59,7 +59,6 @@ pub(in crate::train) struct Build<'a> {
     plan: &'a Plan,
     pub(in crate::train) rows: Vec<Row>,
     pub(in crate::train) reports: Vec<Option<(RowReport, (f64, f64))>>,
-    /// By the name of the group.
     pub(in crate::train) evidence: BTreeMap<GroupId, Evidence>,
 }
 

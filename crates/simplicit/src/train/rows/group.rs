@@ -6,12 +6,13 @@ use crate::parallel::{self, Threads};
 use crate::problem::{RowProblem, Units};
 use crate::solver::{CardinalityBound, CardinalitySettings, Design};
 use crate::statistics::{Statistics, are_few};
+use crate::train::key::RowsKey;
 use crate::train::plan::work;
 use crate::train::rows::build::RowReport;
 use crate::train::rows::method::{self, RowGroup};
 use crate::train::rows::solve::{Solved, bound, cardinality, solve};
 use crate::train::search::survey;
-use crate::train::{Bounds, Objective, Run, TrainSettings};
+use crate::train::{Bounds, Objective, RowSettings, Run, TrainSettings};
 
 /// Features up to which rows are bounded.
 const SAMPLED_BOUNDS: usize = 2048;
@@ -20,7 +21,8 @@ const SAMPLED_BOUNDS: usize = 2048;
 const SOLVES: f64 = 0.5;
 /// Multiply-adds that all bounds of a network may take beside that: a few seconds.
 const PURSE: f64 = 4e10;
-/// How much faster a GPU solves rows than the CPU bounds them, about: where it did, so many fewer are bounded.
+/// About how many times faster a GPU solves rows than the CPU bounds them: where a GPU solved the group, bounds may take this
+/// many times less.
 const GPU_SPEED: f64 = 128.0;
 /// Rows of a group that are bounded where a sample is asked for.
 const BOUND_STRATA: usize = 8;
@@ -60,7 +62,7 @@ impl<'a> Rows<'a> {
         &self,
         settings: &TrainSettings,
         strength: f64,
-        key: &str,
+        key: &RowsKey,
         name_of: impl Fn(usize) -> String,
         run: &mut Run<'r>,
     ) -> Result<Vec<Stored>> {
@@ -142,8 +144,8 @@ impl<'a> Rows<'a> {
         Ok(rows.into_iter().zip(bounds).collect())
     }
 
-    /// About what every weight of the baseline is worth, were it alone: where a row has no weights yet, nothing. The problems
-    /// are those at strength 1.
+    /// For every weight of the baseline, what removing it would add to the row's mismatch if its feature were correlated with no
+    /// other. Rows without a start have none. The problems are those at strength 1.
     pub(in crate::train) fn worth(&self) -> Vec<f64> {
         let mut out = Vec::new();
         for problem in self.problems {
@@ -175,8 +177,9 @@ impl<'a> Rows<'a> {
             .flat_map(|&price| rows.iter().map(move |&(row, _)| (price, row)))
             .map(|(p, r)| at(p, r))
             .collect();
-        let how = CardinalitySettings { moves: false, ..settings.cardinality.clone() };
-        let settings = TrainSettings { cardinality: how, ..settings.clone() };
+        let how = CardinalitySettings { moves: false, ..settings.rows.cardinality.clone() };
+        let settings =
+            TrainSettings { rows: RowSettings { cardinality: how, ..settings.rows.clone() }, ..settings.clone() };
         let solved = cardinality(self, &settings, 1.0, &priced, run)?;
         let nonzeros = |w: &Vec<f64>| w.iter().filter(|w| **w != 0.0).count() as f64;
         let counts = solved
@@ -209,7 +212,7 @@ pub(in crate::train) fn part_rows(settings: &TrainSettings, few: bool, features:
 /// Whether rows of so many features get bounds, some or all of them.
 pub(in crate::train) fn has_bounds(settings: &TrainSettings, features: usize) -> bool {
     matches!(settings.objective, Objective::Cardinality)
-        && match settings.bounds {
+        && match settings.rows.bounds {
             Some(Bounds::Off) => false,
             Some(Bounds::All) => true,
             Some(Bounds::Sampled) | None => features <= SAMPLED_BOUNDS,
@@ -231,7 +234,7 @@ impl<'a> Allowance<'a> {
     /// Rows of this group; `on_gpu` says whether a GPU solved it.
     pub(in crate::train) fn rows(&mut self, group: &Rows, answers: &[Vec<f64>], on_gpu: bool) -> usize {
         let features = group.statistics.features();
-        match self.settings.bounds {
+        match self.settings.rows.bounds {
             _ if !has_bounds(self.settings, features) => 0,
             Some(Bounds::All) => answers.len(),
             Some(_) => BOUND_STRATA,
@@ -245,7 +248,7 @@ impl<'a> Allowance<'a> {
         let nonzeros = answers.iter().flatten().filter(|w| **w != 0.0).count() as f64 / rows.max(1) as f64;
         let (shared, each) = work::of_bounds(features, nonzeros);
         let speed = if on_gpu { GPU_SPEED } else { 1.0 };
-        let own = SOLVES * work::of_solving(features, rows, kept, &self.settings.cardinality) / speed;
+        let own = SOLVES * work::of_solving(features, rows, kept, &self.settings.rows.cardinality) / speed;
         let chosen = (((own + self.purse / speed - shared) / each.max(1.0)) as usize).min(rows);
         if chosen > 0 {
             self.purse -= speed * (shared + chosen as f64 * each - own).max(0.0);
@@ -256,13 +259,13 @@ impl<'a> Allowance<'a> {
 
 /// The seed of what is drawn from a group.
 fn drawing(settings: &TrainSettings, group: usize) -> u64 {
-    settings.seed ^ (group as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    settings.work.seed ^ (group as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// The settings of rows over taps, in the solver's own units.
 pub(in crate::train) fn for_taps(settings: &TrainSettings) -> TrainSettings {
     let mut tuned = settings.clone();
-    tuned.cardinality.first_rho *= TAP_RHO;
+    tuned.rows.cardinality.first_rho *= TAP_RHO;
     tuned
 }
 
@@ -281,7 +284,7 @@ pub(in crate::train) fn weighed(
         let weight = weight.max(LEAST_IMPORTANCE * largest).max(f64::MIN_POSITIVE);
         problem.fit = lambda * weight;
         problem.units = Units::Rms { factor: weight.sqrt() };
-    } else if settings.normalise {
+    } else if settings.rows.normalise {
         if rms > 0.0 {
             problem.fit = lambda / (rms * rms);
             problem.units = Units::Rms { factor: 1.0 / rms };
@@ -308,7 +311,7 @@ mod tests {
     #[test]
     fn bounds_cost_half_of_solving_and_what_is_in_the_purse() {
         let settings = TrainSettings::default();
-        let (rungs, steps) = (settings.cardinality.rungs as f64, settings.cardinality.steps as f64);
+        let (rungs, steps) = (settings.rows.cardinality.rungs as f64, settings.rows.cardinality.steps as f64);
         for speed in [1.0, 128.0] {
             let (mut allowance, mut spent, mut allowed) = (Allowance::new(&settings), 0.0, 4e10 / speed);
             let (mut all, mut some, mut none) = (0, 0, 0);
@@ -345,8 +348,12 @@ mod tests {
             }
             assert!(all > 0 && some > 0 && none > 0, "{all} {some} {none}");
         }
-        let asked =
-            |bounds: Option<Bounds>, features| has_bounds(&TrainSettings { bounds, ..settings.clone() }, features);
+        let asked = |bounds: Option<Bounds>, features| {
+            has_bounds(
+                &TrainSettings { rows: RowSettings { bounds, ..settings.rows.clone() }, ..settings.clone() },
+                features,
+            )
+        };
         assert!(asked(None, 2048) && !asked(None, 2049), "the default");
         assert!(asked(Some(Bounds::All), 2049) && !asked(Some(Bounds::Off), 16), "what was asked");
     }

@@ -22,9 +22,9 @@ pub(in crate::train) struct CertificatePrices {
 }
 
 impl CertificatePrices {
-    /// Distinguishes kept results of different rounds.
-    pub(in crate::train) fn tag(&self) -> String {
-        if self.round == 0 { String::new() } else { format!(" robust {}", self.round) }
+    /// How often prices have been taken from a model.
+    pub(in crate::train) fn round(&self) -> usize {
+        self.round
     }
 
     /// The factor on the penalty of unit i (outputs behind the states), column j; `unit` is what the penalty multiplies the weight with.

@@ -28,7 +28,7 @@ pub(in crate::train) fn problems(
     let outputs = group.target == Some(Target::Output);
     let largest = input.importance.map(|w| w.iter().copied().fold(0.0, f64::max));
     let factor = entry_price(settings, strength);
-    let lambda = match settings.matching {
+    let lambda = match settings.rows.matching {
         Matching::Exact => 1.0,
         Matching::Relaxed { states, outputs: of_outputs } => {
             if outputs {
@@ -54,7 +54,7 @@ pub(in crate::train) fn problems(
         };
         let weights = places.iter().enumerate().map(weight).collect();
         problem.weights = Some(weights);
-        if let Some(kappa) = settings.kappa.filter(|_| !outputs) {
+        if let Some(kappa) = settings.allowed.kappa.filter(|_| !outputs) {
             let weights = places.iter().map(|&place| f64::from(u8::from(reads_states(plan, input, place)))).collect();
             problem.ball = Some(Ball { radius: kappa, weights });
         }

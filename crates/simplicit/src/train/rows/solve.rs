@@ -8,6 +8,7 @@ use crate::solver::{self, CardinalityBound, Design, ROW_BLOCK, Refit, Status};
 use crate::statistics::Statistics;
 use crate::train::delegate::RowsTask;
 use crate::train::keep::{self, Keep};
+use crate::train::key::RowsKey;
 use crate::train::rows::group::Rows;
 use crate::train::{Objective, Progress, Run, TrainSettings};
 use crate::{Error, Result};
@@ -44,7 +45,7 @@ pub(in crate::train) fn bound(
     };
     let task = |(problem, answer): (&RowProblem, &Vec<f64>)| RowsTask {
         strength,
-        cardinality: settings.cardinality.clone(),
+        cardinality: settings.rows.cardinality.clone(),
         problems: vec![problem.clone()],
         answers: Some(vec![answer.clone()]),
         inverses: 0,
@@ -73,8 +74,8 @@ pub(in crate::train) fn bound_here(
     cancel: &Cancel,
     told: &mut dyn FnMut(usize),
 ) -> Result<Vec<CardinalityBound>> {
-    let prove = settings.prove.map(|seconds| ProveSettings { seconds, ..ProveSettings::default() });
-    let how = &settings.cardinality;
+    let prove = settings.rows.prove.map(|seconds| ProveSettings { seconds, ..ProveSettings::default() });
+    let how = &settings.rows.cardinality;
     solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, told)
 }
 
@@ -114,12 +115,12 @@ fn row_tasks<'a>(
     strength: f64,
     blocks: impl Iterator<Item = &'a [RowProblem]>,
 ) -> Vec<RowsTask> {
-    // Over few samples an inverse costs less than its journey.
+    // Over few samples a worker computes the inverse in less time than it takes to send it.
     let shared = matches!(settings.objective, Objective::Cardinality) && statistics.few_samples().is_none();
-    let inverses = if shared { settings.cardinality.ladder().schedule().len() } else { 0 };
+    let inverses = if shared { settings.rows.cardinality.ladder().schedule().len() } else { 0 };
     let task = |block: &[RowProblem]| RowsTask {
         strength,
-        cardinality: settings.cardinality.clone(),
+        cardinality: settings.rows.cardinality.clone(),
         problems: block.to_vec(),
         answers: None,
         inverses,
@@ -136,24 +137,23 @@ pub(in crate::train) fn solve(
     strength: f64,
     problems: &[RowProblem],
     name: &str,
-    key: &str,
+    key: &RowsKey,
     run: &mut Run,
 ) -> Result<Vec<Solved>> {
     let d = design.features();
     let total = problems.len();
     let (keep, cancel, threads): (&dyn Keep, _, _) = (run.keep, run.cancel, run.threads);
-    if matches!(settings.device, Device::Cuda(_)) && keep.delegate().is_some() {
-        return Err(Error::setting("device", "cpu or auto where other processes solve the rows", settings.device));
+    if matches!(settings.work.device, Device::Cuda(_)) && keep.delegate().is_some() {
+        return Err(Error::setting("device", "cpu or auto where other processes solve the rows", settings.work.device));
     }
     let mut out = Vec::with_capacity(total);
     let whole = matches!(settings.objective, Objective::Cardinality);
     let size = if whole { block_rows(total) } else { ROW_BLOCK };
     let blocks: Vec<&[RowProblem]> = problems.chunks(size).collect();
     let length = |block: usize| blocks[block].len() * (d + ROW_EXTRAS);
-    let key = |block: usize| format!("{key} rows {block}");
     let mut kept = Vec::new();
     if whole || keep.delegate().is_some() {
-        kept = (0..blocks.len()).map(|b| keep::find(keep, &key(b), length(b))).collect::<Result<Vec<_>>>()?;
+        kept = (0..blocks.len()).map(|b| keep::find(keep, &key.block(b), length(b))).collect::<Result<Vec<_>>>()?;
     }
     let told = |done: usize| Progress::Rows { group: name.to_string(), done, total };
     // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
@@ -162,14 +162,15 @@ pub(in crate::train) fn solve(
         let (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, not_yet)?;
         if keep.keeps() {
             for (block, rows) in rows.chunks(size).enumerate() {
-                keep::put(keep, &key(block), &in_one(rows))?;
+                keep::put(keep, &key.block(block), &in_one(rows))?;
             }
         }
         (run.progress)(told(total));
         let row = |weights| Solved { weights, relative_gap: None, at_limit: false, on_gpu };
         return Ok(rows.into_iter().map(row).collect());
     }
-    let on_gpu = whole && keep.delegate().is_none() && backend::gpu(settings.device, work(design, problems))?.is_some();
+    let on_gpu =
+        whole && keep.delegate().is_none() && backend::gpu(settings.work.device, work(design, problems))?.is_some();
     let mut take = |_: usize, rows: Vec<f64>| {
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
             out.push(Solved {
@@ -188,7 +189,7 @@ pub(in crate::train) fn solve(
         if !missing.is_empty() {
             let asked = row_tasks(statistics, settings, strength, missing.iter().map(|&block| blocks[block]));
             elsewhere.rows(statistics, &asked, &mut |k, rows| {
-                keep::put(keep, &key(missing[k]), &rows)?;
+                keep::put(keep, &key.block(missing[k]), &rows)?;
                 kept[missing[k]] = Some(rows);
                 Ok(())
             })?;
@@ -197,7 +198,7 @@ pub(in crate::train) fn solve(
     if kept.is_empty() {
         let solve = |block: usize| {
             cancel.check()?;
-            keep::numbers(keep, &key(block), length(block), || {
+            keep::numbers(keep, &key.block(block), length(block), || {
                 Ok(solve_block(design, settings, blocks[block], cancel)?.concat())
             })
         };
@@ -218,7 +219,7 @@ fn work(design: &Design, problems: &[RowProblem]) -> f64 {
     if design.has_few_samples() { 0.0 } else { problems.len() as f64 * (features * features) as f64 }
 }
 
-/// Rows of the cardinality problem one after the other, each with what stands behind its weights: no gap, no limit.
+/// Rows of the cardinality problem in one list, each followed by its [`ROW_EXTRAS`]: no gap, no limit.
 fn in_one(rows: &[Vec<f64>]) -> Vec<f64> {
     rows.iter().flat_map(|row| row.iter().copied().chain([0.0; ROW_EXTRAS])).collect()
 }
@@ -235,7 +236,7 @@ fn cardinality_rows(
     cancel: &Cancel,
     progress: &mut dyn FnMut(usize),
 ) -> Result<(Vec<Vec<f64>>, bool)> {
-    let how = &settings.cardinality;
+    let how = &settings.rows.cardinality;
     let mut solve = |backend: &dyn GroupBackend| {
         solver::solve_in_blocks(design, problems, strength, how, backend, block, threads, cancel, progress)
     };
@@ -248,15 +249,15 @@ pub(in crate::train) fn on_device<T>(
     work: f64,
     solve: &mut dyn FnMut(&dyn GroupBackend) -> Result<T>,
 ) -> Result<(T, bool)> {
-    if let Some(cuda) = backend::gpu(settings.device, work)?
-        && let Some(answer) = backend::or_cpu(settings.device, solve(&cuda))?
+    if let Some(cuda) = backend::gpu(settings.work.device, work)?
+        && let Some(answer) = backend::or_cpu(settings.work.device, solve(&cuda))?
     {
         return Ok((answer, true));
     }
-    Ok((solve(settings.backend.as_ref())?, false))
+    Ok((solve(settings.work.backend.as_ref())?, false))
 }
 
-/// Consecutive blocks of one group, as rows with what stands behind their weights.
+/// Consecutive blocks of one group: the weights of their rows, each followed by its [`ROW_EXTRAS`].
 pub(in crate::train) fn solve_blocks(
     design: &Design,
     settings: &TrainSettings,
@@ -296,24 +297,24 @@ fn solve_block(
             ));
         }
     };
-    if settings.matching == Matching::Exact {
-        let rows = solver::solve_rows_exactly(design, penalty, problems, &settings.solver, one, cancel, |_| {})?;
+    if settings.rows.matching == Matching::Exact {
+        let rows = solver::solve_rows_exactly(design, penalty, problems, &settings.rows.solver, one, cancel, |_| {})?;
         let state = |s: &solver::RowSolution| [s.relative_gap, f64::from(u8::from(s.status == Status::Limit))];
         return Ok(rows.into_iter().map(|s| [&s.weights[..], &state(&s)].concat()).collect());
     }
     // A convex solve does not depend on where it starts, and the splitting phase is no slower from zero.
     let mut round: Vec<RowProblem> = problems.iter().map(|p| RowProblem { start: None, ..p.clone() }).collect();
-    let mut solutions = solver::solve_rows(design, penalty, &round, &settings.solver, one, cancel, |_| {})?;
-    for _ in 1..settings.rounds {
+    let mut solutions = solver::solve_rows(design, penalty, &round, &settings.rows.solver, one, cancel, |_| {})?;
+    for _ in 1..settings.rows.rounds {
         for ((problem, original), solution) in round.iter_mut().zip(problems).zip(&solutions) {
             problem.weights = reweighted(design, original, &solution.weights);
             problem.start = Some(solution.weights.clone());
         }
-        solutions = solver::solve_rows(design, penalty, &round, &settings.solver, one, cancel, |_| {})?;
+        solutions = solver::solve_rows(design, penalty, &round, &settings.rows.solver, one, cancel, |_| {})?;
     }
     let weights: Vec<Vec<f64>> = solutions.iter().map(|s| s.weights.clone()).collect();
     let weights =
-        if settings.refit { Refit::default().rows(design, problems, &weights, one, cancel)? } else { weights };
+        if settings.rows.refit { Refit::default().rows(design, problems, &weights, one, cancel)? } else { weights };
     Ok(weights
         .into_iter()
         .zip(&solutions)

@@ -14,7 +14,7 @@ use crate::states::StateSource;
 use crate::train::fit::{self, Fitted, Fitter};
 use crate::train::refit::output_refit::refitted;
 use crate::train::search::{Found, reported, seek};
-use crate::train::{Run, TrainInput, TrainSettings, Trained, check, check_untargeted};
+use crate::train::{Run, TrainInput, TrainSettings, Trained, check};
 use crate::{Error, Result};
 
 /// Accepted distance in sparsity between the model returned and one that drops too much.
@@ -31,13 +31,13 @@ pub fn train_to_max_drop(
     settings: &TrainSettings,
     run: &mut Run,
 ) -> Result<Trained> {
-    check(input, settings, run.threads)?;
-    check_untargeted("a model whose drop decides how sparse it is", settings)?;
-    if settings.allocate > 0 {
+    check::training(input, settings, run.threads)?;
+    check::untargeted("a model whose drop decides how sparse it is", settings)?;
+    if settings.model.allocate > 0 {
         let expected = "0 where a drop decides how sparse the model is";
-        return Err(Error::setting("allocate", expected, settings.allocate));
+        return Err(Error::setting("allocate", expected, settings.model.allocate));
     }
-    if settings.stages == Some(true) {
+    if settings.model.stages == Some(true) {
         return Err(Error::setting("stages", "off where a drop decides how sparse the model is", "on"));
     }
     if !(0.0..=100.0).contains(&max_drop) {
@@ -49,14 +49,14 @@ pub fn train_to_max_drop(
     let mut path = Vec::new();
     // The sparsest model that agrees and the one with the most weights that does not.
     let (good, bad) = (Cell::new(None::<f64>), Cell::new(None::<f64>));
-    // Between the two nothing is left to find; and nothing is left to remove where all is gone.
+    // Done when the two are close to each other, or when a model without any weights agrees.
     let enough = |_: &Found| match (good.get(), bad.get()) {
         (Some(good), Some(bad)) => bad - good <= CLOSE,
         (Some(good), None) => good >= 1.0,
         _ => false,
     };
     let mut best: Option<(f64, f64, f64, Fitted)> = None;
-    // Half a sample more: who disagrees on just as many as allowed is on the good side.
+    // Half a sample more, so that a model that disagrees on exactly as many samples as allowed counts as good.
     let limit = 1.0 - least + 0.5 / held_out.samples().max(1) as f64;
     seek(&mut Found::default(), limit, settings.strength, enough, |strength| {
         let fitted = fit::fit(&mut fitter, input, settings, strength, false, run)?;

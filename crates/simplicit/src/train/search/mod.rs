@@ -10,18 +10,19 @@ pub(super) mod survey;
 use crate::Result;
 use crate::model::ImplicitModel;
 use crate::train::fit::{self, Fitted, Fitter};
+use crate::train::key::Search;
 use crate::train::refit::output_refit::refitted;
 use crate::train::search::rough::rough;
 use crate::train::search::survey::Steering;
-use crate::train::{Progress, Run, TrainInput, TrainSettings, Trained, TriedModel};
+use crate::train::{AllowedWeights, Progress, Run, TrainInput, TrainSettings, Trained, TriedModel};
 
 /// Accepted distance from the target, half of the 0.2 points promised.
 pub(in crate::train) const CLOSE: f64 = 0.001;
 /// What is promised.
 pub(in crate::train) const PROMISED: f64 = 0.002;
-/// Accepted distance of a model that is a walk over all positions: within what is promised.
+/// Accepted distance from the target of a model whose prices are steered; below what is promised.
 const STEERED_CLOSE: f64 = 0.0015;
-/// Such models at most.
+/// Steered models at most.
 const MAX_STEERED: usize = 4;
 /// Chance of another whole model after a steered one, for the estimate of what is left.
 const AGAIN: f64 = 0.25;
@@ -32,7 +33,7 @@ const MAX_MODELS: usize = 24;
 /// First factor between two strengths while the target is not yet between two models.
 const STRIDE: f64 = 4.0;
 
-/// Sparsity per unit of log strength, within which a slope is believed.
+/// Slopes (sparsity per unit of log strength) that are believed.
 pub(in crate::train) const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
 
 /// What has been found out about strength and sparsity, or something else that nearly always grows with the strength.
@@ -148,7 +149,7 @@ impl StagedSearch {
         to_keep: bool,
         run: &mut Run,
     ) -> Result<Fitted> {
-        let keep = stages::Named { keep: run.keep, name: format!("stage {} ", self.taken) };
+        let keep = stages::Within { keep: run.keep, search: Search::Stage(self.taken) };
         let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: &mut *run.progress };
         // The curve of the last stage says where this one may begin.
         if let (Some(target), Some(reached), Some(slope)) = (target, self.reached, self.start.slope) {
@@ -158,7 +159,10 @@ impl StagedSearch {
         let fitted = match &self.before {
             None => to_target(input, settings, start, target, to_keep, &mut run, path)?,
             Some(stage) => {
-                let settings = TrainSettings { connectivity: stage.connectivity.clone(), ..settings.clone() };
+                let settings = TrainSettings {
+                    allowed: AllowedWeights { connectivity: stage.connectivity.clone(), ..settings.allowed.clone() },
+                    ..settings.clone()
+                };
                 let states = stage.states(input.source);
                 to_target(&stage.input(&states, input), &settings, start, target, to_keep, &mut run, path)?
             }
@@ -187,7 +191,7 @@ impl StagedSearch {
 }
 
 /// The model whose sparsity is the target's (or the one at the start without a target), before any refit in the output
-/// metric, and again where weights are priced by the model before; the start becomes what it took.
+/// metric, and again where weights are priced by the model before. `start` is set to the strength and slope found.
 fn to_target(
     input: &TrainInput,
     settings: &TrainSettings,
@@ -199,7 +203,7 @@ fn to_target(
 ) -> Result<Fitted> {
     let mut fitter = Fitter::new(input, settings, run)?;
     let (mut joint, mut allocation) = (None, None);
-    if let Some(target) = target.filter(|_| fitter.has_taps() && settings.cascade) {
+    if let Some(target) = target.filter(|_| fitter.has_taps() && settings.model.cascade) {
         let whole = fitter.work(input, settings);
         let found = rough(input, settings, target, whole, run)?;
         fitter.left = AGAIN * whole;
@@ -213,7 +217,7 @@ fn to_target(
     };
     let mut trials = Trials { fitter: &mut fitter, input, settings, path, best: None };
     let mut fitted = trials.search(start, target, last, run)?;
-    for _ in 0..settings.robust_rounds {
+    for _ in 0..settings.model.robust_rounds {
         trials.fitter.prices.renew(&fitted.model, &input.preprocessing)?;
         fitted = trials.search(start, target, last, run)?;
     }
@@ -231,7 +235,7 @@ struct Trials<'a, 'b> {
 }
 
 impl Trials<'_, '_> {
-    /// The model at the target, or at the start without one; the start becomes what it took.
+    /// The model at the target, or at the start without one. `start` is set to the strength and slope found.
     fn search(&mut self, start: &mut Start, target: Option<f64>, last: bool, run: &mut Run) -> Result<Fitted> {
         let Some(target) = target else {
             let fitted = fit::fit(self.fitter, self.input, self.settings, start.strength, true, run)?;
@@ -239,7 +243,7 @@ impl Trials<'_, '_> {
             return Ok(fitted);
         };
         let close = if last { CLOSE } else { NEAR };
-        // Where a model is a walk over all positions, one correction must do unless it misses what is promised.
+        // Where a model costs a walk over all positions, the second one is accepted as soon as it keeps what is promised.
         let dear = self.fitter.has_taps() && last;
         let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
         let steering = self.fitter.steering.take();
@@ -273,7 +277,7 @@ impl Trials<'_, '_> {
         if last { fit::certified(self.fitter, self.input, self.settings, strength, fitted, run) } else { Ok(fitted) }
     }
 
-    /// Some models whose prices are steered within them, so that the first one mostly is the last.
+    /// Models whose prices are steered from group to group; mostly the first one is close enough.
     fn steer(&mut self, target: f64, mut steering: Steering, run: &mut Run) -> Result<()> {
         for _ in 0..MAX_STEERED {
             let strength = steering.common();
@@ -298,7 +302,7 @@ impl Trials<'_, '_> {
     }
 }
 
-/// The sparsity of a model that was fitted, noted and said.
+/// Adds a fitted model to the path, tells whoever watches, and returns its sparsity.
 fn reported(fitted: &Fitted, strength: f64, run: &mut Run, path: &mut Vec<TriedModel>) -> f64 {
     let tried = fitted.tried(strength);
     (run.progress)(Progress::Model { strength, sparsity: tried.sparsity });

@@ -7,13 +7,12 @@
 
 use crate::states::StateSource;
 use crate::train::fit::{self, Fitter};
+use crate::train::key::Search;
 use crate::train::refit::output_refit::refitted;
 use crate::train::search::max_drop::{agreement, require_judge};
 use crate::train::search::stages;
 use crate::train::search::{CLOSE, Found, StagedSearch, reported, seek};
-use crate::train::{
-    Run, TrainInput, TrainSettings, Trained, check, check_stages_here, check_untargeted, shares_weights,
-};
+use crate::train::{Run, TrainInput, TrainSettings, Trained, check, shares_weights};
 use crate::{Error, Result};
 
 /// One model per level (shares of the baseline's non-zeros to remove, in any order), in ascending order of the level,
@@ -26,9 +25,9 @@ pub fn path(
     settings: &TrainSettings,
     run: &mut Run,
 ) -> Result<Vec<Trained>> {
-    check(input, settings, run.threads)?;
-    check_stages_here(input, settings, run)?;
-    check_untargeted("a path, whose levels are its targets", settings)?;
+    check::training(input, settings, run.threads)?;
+    check::stages_here(input, settings, run)?;
+    check::untargeted("a path, whose levels are its targets", settings)?;
     if let Some(held_out) = held_out {
         require_judge(input, held_out)?;
     }
@@ -57,9 +56,9 @@ pub fn path(
         }
         return Ok(out);
     }
-    if settings.cascade && input.baseline.is_some_and(shares_weights) {
+    if settings.model.cascade && input.baseline.is_some_and(shares_weights) {
         for level in levels {
-            let keep = stages::Named { keep: run.keep, name: format!("level {level} ") };
+            let keep = stages::Within { keep: run.keep, search: Search::Level(level) };
             let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: &mut *run.progress };
             let mut search = StagedSearch::new(settings);
             let fitted = search.step(input, settings, Some(level), true, &mut run)?;

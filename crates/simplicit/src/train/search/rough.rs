@@ -12,7 +12,9 @@ use crate::train::keep::{self, Fleeting, Remembered};
 use crate::train::search::allocate::{self, Allocation, Exchanged, Judge, Tried};
 use crate::train::search::survey::{Steering, Survey};
 use crate::train::search::{self, Found, SLOPES, Start, seek};
-use crate::train::{Forget, Objective, Progress, Run, TrainInput, TrainSettings, layout, metadata};
+use crate::train::{
+    Forget, Key, ModelSettings, Objective, Progress, RowSettings, Run, TrainInput, TrainSettings, layout, metadata,
+};
 
 /// Accepted distance from the target.
 const CLOSE: f64 = 0.01;
@@ -26,7 +28,7 @@ pub(in crate::train) const SAMPLES: usize = 500;
 /// Factor between two prices of a survey, and how many there are on each side of the middle.
 const SPACING: f64 = 3.0;
 const EACH_WAY: i32 = 3;
-/// Further surveys where the first has not got the target between its prices.
+/// Further surveys at most, where the target does not lie between the prices of the first.
 const MAX_SURVEYS: usize = 4;
 /// Rough models after a survey at most, and the distance from the target at which the first will do.
 const MAX_ROUGH: usize = 2;
@@ -42,7 +44,7 @@ pub(in crate::train) trait RoughModels {
     fn survey(&mut self, wanted: f64, spread: &dyn Fn(f64) -> Vec<f64>, run: &mut Run) -> Result<Survey>;
     /// A model at a strength: non-zeros of every group, and its sparsity.
     fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)>;
-    /// The model fitted last is the one whose errors count.
+    /// Row weights are to come from the errors of the model fitted last.
     fn keep(&mut self);
     /// Row weights of all later models from the errors of the model kept: the logarithm by which each group's grew.
     /// `None` where rows are not weighted.
@@ -52,8 +54,11 @@ pub(in crate::train) trait RoughModels {
 /// How rough models are fitted.
 pub(in crate::train) fn settings_of(settings: &TrainSettings) -> TrainSettings {
     TrainSettings {
-        cascade: false,
-        cardinality: CardinalitySettings { steps: STEPS, rungs: RUNGS, ..settings.cardinality.clone() },
+        rows: RowSettings {
+            cardinality: CardinalitySettings { steps: STEPS, rungs: RUNGS, ..settings.rows.cardinality.clone() },
+            ..settings.rows.clone()
+        },
+        model: ModelSettings { cascade: false, ..settings.model.clone() },
         ..settings.clone()
     }
 }
@@ -79,13 +84,13 @@ pub(in crate::train) fn rough(
     run: &mut Run,
 ) -> Result<Rough> {
     let all = input.source.samples();
-    let rounds = settings.allocate;
+    let rounds = settings.model.allocate;
     let (samples, others) = if rounds > 0 { allocate::parts(all, SAMPLES) } else { (all.min(SAMPLES), 0..0) };
     let few = StateSlice::new(input.source, 0..samples)?;
     let judge = if rounds > 0 { Some(Judge::new(input, others, run)?) } else { None };
     let input = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
     let settings = settings_of(settings);
-    // What it needs was said for the whole run.
+    // The memory of the whole run has been reported; that of rough models is no news.
     let silent = &mut |_| {};
     let mut fitter = Fitter::new(
         &input,
@@ -152,7 +157,7 @@ impl OfNetwork<'_> {
         let fleeting = Fleeting(run.keep);
         let mut memory = Remembered::new(&fleeting);
         let (progress, threads, cancel) = (&mut *run.progress, run.threads, run.cancel);
-        let numbers = keep::numbers(run.keep, "allocation", Exchanged::length(self.groups()), || {
+        let numbers = keep::numbers(run.keep, &Key::allocation(), Exchanged::length(self.groups()), || {
             let found = allocate::exchange(steering, &layers, rounds, |prices, begins| {
                 memory.open = begins;
                 if begins {
@@ -214,7 +219,7 @@ impl RoughModels for OfNetwork<'_> {
         else {
             return Ok(None);
         };
-        let joint = joint_importance(&self.input, baseline, model, weights, self.settings.device, run)?;
+        let joint = joint_importance(&self.input, baseline, model, weights, self.settings.work.device, run)?;
         // A layer's row weights grew by one factor.
         let grown = |rows: std::ops::Range<usize>| {
             let grown = rows.filter(|&i| weights[i] > 0.0).map(|i| (joint[i] / weights[i]).ln());
@@ -249,7 +254,8 @@ fn surveyed(models: &mut dyn RoughModels, target: f64, run: &mut Run) -> Result<
         let (counted, sparsity) = models.fit(strength, run)?;
         models.keep();
         survey.calibrate(strength, &counted);
-        // The survey counts before single moves; its height may be off, and errors are wanted near the target.
+        // The survey counts non-zeros before single moves, so that its curves may be too high or too low; and the errors that
+        // make the row weights should be those of a model near the target.
         if (sparsity - target).abs() <= NEAR {
             break;
         }
@@ -280,7 +286,7 @@ fn rough_search(models: &mut dyn RoughModels, start: Start, target: f64, run: &m
     })?;
     let slope = found.slope_near(target);
     Ok(match found.nearest(target) {
-        // The little that is left to the target goes by the slope too.
+        // From the nearest model to the target by the slope.
         Some((strength, sparsity)) => {
             let step = slope.map_or(0.0, |s| (target - sparsity) / s);
             Start { strength: strength * step.exp(), slope }

@@ -17,14 +17,15 @@ use crate::problem::Connectivity;
 use crate::random::Random;
 use crate::states::{Kept, StateBlock, StateMap, StateShape, StateSource};
 use crate::train::evidence::importance::{drawn, softmax};
+use crate::train::key::Search;
 use crate::train::plan::connections;
 use crate::train::refit::linearised::{Linearised, Samples, gates};
 use crate::train::refit::output_refit;
-use crate::train::{Delegate, Keep, Objective, Run, TrainInput, TrainSettings, shares_weights};
+use crate::train::{Delegate, Keep, Key, Objective, Run, TrainInput, TrainSettings, shares_weights};
 
 /// Share of the baseline's non-zeros that the first stage leaves.
 const FIRST: f64 = 0.35;
-/// What a stage leaves of the one before, at least.
+/// A stage leaves at least this share of the non-zeros of the stage before it.
 const RATIO: f64 = 0.6;
 /// Bytes of a stage's states that are kept at most.
 const KEPT: u64 = 256 << 20;
@@ -35,11 +36,11 @@ const DRAWS: usize = 2;
 pub(in crate::train) fn are_taken(input: &TrainInput, settings: &TrainSettings) -> bool {
     let pays = || {
         output_refit::rounds(input.baseline, settings) > 0
-            && settings.robust_rounds == 0
+            && settings.model.robust_rounds == 0
             && matches!(settings.objective, Objective::Cardinality)
             && !input.baseline.is_some_and(shares_weights)
     };
-    settings.stages.unwrap_or_else(pays)
+    settings.model.stages.unwrap_or_else(pays)
 }
 
 /// The targets of all stages up to and with `target`, after a model that left the share `left` of the non-zeros (or
@@ -63,7 +64,7 @@ pub(in crate::train) struct Stage {
     equilibrium: Equilibrium,
     kept: Kept,
     importance: Option<Vec<f64>>,
-    /// What the settings allowed: as a mask, or as they said it where weights are shared.
+    /// The connections that the settings allow: as a mask, or as the settings name them where weights are shared.
     pub(in crate::train) connectivity: Connectivity,
 }
 
@@ -83,10 +84,10 @@ impl Stage {
             None => None,
         };
         let connectivity = match connections::walked(input, settings) {
-            Some(_) => settings.connectivity.clone(),
+            Some(_) => settings.allowed.connectivity.clone(),
             None => Connectivity::Mask(connections::mask(input, settings)?),
         };
-        let kept = Kept::new(settings.memory.map_or(KEPT, |budget| KEPT.min(budget / 8)));
+        let kept = Kept::new(settings.work.memory.map_or(KEPT, |budget| KEPT.min(budget / 8)));
         Ok(Self { model, equilibrium, kept, importance, connectivity })
     }
 
@@ -217,19 +218,19 @@ fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &Trai
     Ok(total)
 }
 
-/// Results under a name in front of their keys.
-pub(in crate::train) struct Named<'a> {
+/// Keeps results as those of a search.
+pub(in crate::train) struct Within<'a> {
     pub(in crate::train) keep: &'a dyn Keep,
-    pub(in crate::train) name: String,
+    pub(in crate::train) search: Search,
 }
 
-impl Keep for Named<'_> {
-    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
-        self.keep.get(&format!("{}{key}", self.name))
+impl Keep for Within<'_> {
+    fn get(&self, key: &Key) -> Result<Option<Vec<u8>>> {
+        self.keep.get(&key.within(self.search))
     }
 
-    fn put(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.keep.put(&format!("{}{key}", self.name), value)
+    fn put(&self, key: &Key, value: &[u8]) -> Result<()> {
+        self.keep.put(&key.within(self.search), value)
     }
 
     fn keeps(&self) -> bool {

@@ -7,6 +7,7 @@
 use crate::problem::RowProblem;
 use crate::random::Random;
 use crate::solver::Design;
+use crate::train::key::Pricing;
 
 /// Expected non-zeros of every group.
 #[derive(Debug, Clone)]
@@ -100,9 +101,10 @@ impl Survey {
     }
 }
 
-/// Prices of the groups of one model on the way through it. What groups behind kept more or less than expected, those
-/// ahead make up for: a model then hits its target, where one price for all would need another model to correct it.
-/// Prices stay close to the common one, near which the allocation over layers is flat.
+/// Prices of the groups of one model while it is being solved, group after group. Where the groups solved so far kept more
+/// non-zeros than expected, the groups still to come get a higher price, and a lower one where they kept fewer: the model
+/// then hits its target, where one price for all would need another model to correct it. Prices stay close to the common
+/// one: the best allocation over layers changes little there.
 #[derive(Debug, Clone)]
 pub(in crate::train) struct Steering {
     survey: Survey,
@@ -116,17 +118,18 @@ pub(in crate::train) struct Steering {
     slack: f64,
     /// The price of all groups, before their factors, if all were as expected.
     common: f64,
-    /// Price and non-zeros of the groups behind.
+    /// Price and non-zeros of the groups solved so far.
     behind: Vec<(f64, usize)>,
-    /// What the groups behind were expected to keep at their prices.
+    /// Non-zeros that the groups solved so far were expected to keep at their prices.
     expected: f64,
 }
 
 /// The furthest that a group's price may be from the common one, as a factor.
 const STEERED: f64 = 1.5;
-/// The same of a group that is solved again because none ahead can make up for it.
+/// The same of a group that is solved again because the groups still to come cannot make up for what it kept.
 const CORRECTED: f64 = 2.25;
-/// Groups behind tell about those ahead as if they stood beside this share of all, which was as expected.
+/// Non-zeros, as a share of all, that are taken to be as expected before the first group is solved: the larger the share, the
+/// less the first groups move the prices of the others.
 const CONFIDENCE: f64 = 0.25;
 
 impl Steering {
@@ -167,9 +170,9 @@ impl Steering {
         self.factors.iter().any(|f| *f != 0.0)
     }
 
-    /// Distinguishes kept results of different ways to price.
-    pub(in crate::train) fn tag(&self) -> &'static str {
-        if self.reach > 1.0 { "steered " } else { "held " }
+    /// What kind of prices these are.
+    pub(in crate::train) fn kind(&self) -> Pricing {
+        if self.reach > 1.0 { Pricing::Steered } else { Pricing::Held }
     }
 
     /// Scales every group's curve so that it goes through what was counted when the common price was this.
@@ -197,9 +200,9 @@ impl Steering {
         price.clamp(self.common / self.reach, self.common * self.reach) * self.factors[group].exp()
     }
 
-    /// The price at which to solve the next group again after these tries (price, non-zeros), the last one being what it has
-    /// now: where the groups ahead cannot make up for what it kept within their own prices. A model's last large group is
-    /// such a one; with it the whole model would miss its target and have to be made again.
+    /// The price at which to solve the next group again, after `tried` (price and non-zeros of every attempt, the last one
+    /// being what it has now); `None` where the groups still to come can make up for what it kept within the prices they may
+    /// have. They mostly cannot for a model's last large group, and the whole model would have to be made again.
     pub(in crate::train) fn corrected(&self, tried: &[(f64, usize)]) -> Option<f64> {
         let group = self.behind.len();
         let &(price, nonzeros) = tried.last().filter(|_| self.reach > 1.0)?;
@@ -212,7 +215,7 @@ impl Steering {
         if missing.abs() <= self.slack || nonzeros == 0 {
             return None;
         }
-        // The group's curve through what it kept last.
+        // The group's curve, scaled so that it passes through the last attempt.
         with.survey.scale(group, price.ln() - self.shifts[group], nonzeros);
         let wanted = nonzeros as f64 + missing;
         let own = self.factors[group].exp();
@@ -226,17 +229,17 @@ impl Steering {
                 high = middle;
             }
         }
-        // A price that was tried, or nearly so, has nothing more to say.
+        // A price next to one that was tried would give nearly the same rows.
         let price = (low * high).sqrt();
         tried.iter().all(|(known, _)| (price / known).ln().abs() > 1e-3).then_some(price)
     }
 
-    /// Non-zeros of the groups behind.
+    /// Non-zeros of the groups solved so far.
     fn counted(&self) -> f64 {
         self.behind.iter().map(|b| b.1 as f64).sum()
     }
 
-    /// What groups keep over what was expected of them, by those behind.
+    /// Non-zeros kept over non-zeros expected, by the groups solved so far.
     fn ratio(&self) -> f64 {
         let before = CONFIDENCE * self.wanted;
         (self.counted() + before) / (self.expected + before)
@@ -249,7 +252,7 @@ impl Steering {
         self.behind.push((price, nonzeros));
     }
 
-    /// Back to the first group, with every group's curve through what it kept.
+    /// Starts at the first group again, every group's curve scaled so that it passes through what the group kept.
     pub(in crate::train) fn again(&mut self) {
         for (group, (price, counted)) in std::mem::take(&mut self.behind).into_iter().enumerate() {
             self.survey.scale(group, price.ln() - self.shifts[group], counted);
@@ -259,11 +262,11 @@ impl Steering {
     }
 }
 
-/// What part of a weight's worth on its own is its own, the rest being made up for by its neighbours: a guess, which the
-/// prices around it need not share.
+/// A weight is removed at about this share of what it would be worth if it were alone, because its neighbours make up for the
+/// rest. It is a guess: the prices of a survey lie on both sides of it.
 const OWN: f64 = 0.1;
 
-/// The price that leaves about `wanted` weights, by what each would be worth were it alone. `None` without weights.
+/// The price that leaves about `wanted` weights, by what each would be worth if it were alone. `None` without weights.
 pub(in crate::train) fn middle(worth: &mut [f64], wanted: f64) -> Option<f64> {
     let kept = (wanted.max(0.0) as usize).min(worth.len().checked_sub(1)?);
     let (_, at, _) = worth.select_nth_unstable_by(kept, |a, b| b.total_cmp(a));

@@ -127,12 +127,12 @@ impl<'a> Walks<'a> {
         Ok(Self {
             input,
             blocks: &plan.blocks,
-            seed: settings.seed,
+            seed: settings.work.seed,
             room: room.clone(),
             first: 0,
             all: input.source.samples(),
             baseline: walk(),
-            own: settings.cascade.then(walk),
+            own: settings.model.cascade.then(walk),
             last_reader: last_readers(plan, input),
             done: 0,
             layers_done: 0,
@@ -145,9 +145,9 @@ impl<'a> Walks<'a> {
     fn gpu(input: &TrainInput, settings: &TrainSettings, plan: &Plan, room: &Arc<Room>) -> Result<Option<Gpu>> {
         let work = |g: &Group| (g.positions * g.rows.len()) as f64 * g.features() as f64;
         let largest = plan.groups().map(work).fold(0.0, f64::max) * SAMPLES as f64;
-        let Some(cuda) = backend::gpu(settings.device, largest)? else { return Ok(None) };
+        let Some(cuda) = backend::gpu(settings.work.device, largest)? else { return Ok(None) };
         let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
-        backend::or_cpu(settings.device, Gpu::new(cuda, widest, SAMPLES, room))
+        backend::or_cpu(settings.work.device, Gpu::new(cuda, widest, SAMPLES, room))
     }
 
     /// Goes on on the CPU with what the GPU has computed.
@@ -213,7 +213,7 @@ impl<'a> Walks<'a> {
         }
         if self.baseline.on_gpu().is_some() {
             let entered = self.enter_on_gpu(Sum::new(model, target), &chosen, rows, run);
-            if backend::or_cpu(settings.device, entered)?.is_some() {
+            if backend::or_cpu(settings.work.device, entered)?.is_some() {
                 return Ok(());
             }
             self.continue_on_host(chosen.per_sample)?;
@@ -272,7 +272,7 @@ impl<'a> Walks<'a> {
     ) -> Result<Statistics> {
         if self.baseline.on_gpu().is_some() {
             let found = self.statistics_on_gpu(settings, group, run);
-            if let Some(found) = backend::or_cpu(settings.device, found)? {
+            if let Some(found) = backend::or_cpu(settings.work.device, found)? {
                 return Ok(found);
             }
             self.continue_on_host(per_sample(group, settings, self.all))?;
@@ -335,9 +335,9 @@ impl<'a> Walks<'a> {
         let (threads, cancel) = (run.threads, run.cancel);
         let mut progress = |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
         let few = are_few(all, d);
-        if !few && let Some(cuda) = backend::gpu(settings.device, BLOCK as f64 * (d * d) as f64)? {
+        if !few && let Some(cuda) = backend::gpu(settings.work.device, BLOCK as f64 * (d * d) as f64)? {
             let sums = Statistics::stream_on(cuda, total, threads, cancel, read, &mut progress);
-            if let Some(statistics) = backend::or_cpu(settings.device, sums)? {
+            if let Some(statistics) = backend::or_cpu(settings.work.device, sums)? {
                 return Ok(statistics);
             }
         }
@@ -410,7 +410,7 @@ impl<'a> Walks<'a> {
             let layout = layout(self.input);
             let entered =
                 own.enter(layout, k, built.layer_sum(self.input, target), &self.room, run.threads, run.cancel);
-            if backend::or_cpu(settings.device, entered)?.is_none() {
+            if backend::or_cpu(settings.work.device, entered)?.is_none() {
                 let per_sample = per_sample(group, settings, self.baseline.samples());
                 self.continue_on_host(per_sample)?;
                 return self.leave(settings, group, built, run);
@@ -441,7 +441,7 @@ mod tests {
     use crate::problem::Connectivity;
     use crate::random::Random;
     use crate::states::Collected;
-    use crate::train::Forget;
+    use crate::train::{Forget, ModelSettings, WorkSettings};
 
     fn network() -> Network {
         let mut random = Random::new(3);
@@ -478,7 +478,11 @@ mod tests {
             importance: None,
             preprocessing: Default::default(),
         };
-        let settings = TrainSettings { device, cascade: false, positions: 5, ..Default::default() };
+        let settings = TrainSettings {
+            model: ModelSettings { cascade: false, ..Default::default() },
+            work: WorkSettings { device, positions: 5, ..Default::default() },
+            ..Default::default()
+        };
         let constant = vec![true; baseline.layout().rows() + 3];
         let plan = Plan::taps(&baseline, &Connectivity::Baseline, 2, &constant).unwrap();
         let (room, cancel) = (Room::new(u64::MAX, &std::env::temp_dir()), Cancel::new());

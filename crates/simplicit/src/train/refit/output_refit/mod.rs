@@ -32,7 +32,7 @@ use crate::train::fit::Fitted;
 use crate::train::keep;
 use crate::train::refit::linearised::Linearised;
 use crate::train::refit::row_blocks::{conjugate_gradients, into_ball};
-use crate::train::{Progress, Run, TrainInput, TrainSettings, shares_weights};
+use crate::train::{Key, Progress, Run, TrainInput, TrainSettings, shares_weights};
 
 /// Rounds for models without shared weights or operators, where nothing is said.
 const ROUNDS: usize = 4;
@@ -43,9 +43,9 @@ const WORTH: f64 = 0.01;
 /// Conjugate gradient steps of a round, and of another ρ that starts from the step of the one before.
 const STEPS: usize = 20;
 const STEPS_AGAIN: usize = 6;
-/// ρ, tried from the smallest until held-out samples like one less than the one before.
+/// ρ, tried from the smallest until one lowers the divergence of held-out samples less than the one before.
 const RIDGES: [f64; 4] = [0.0, 0.01, 0.1, 1.0];
-/// Held-out samples that gain this share of what fitted ones do show no over-fitting: a larger ρ has nothing to mend.
+/// Where held-out samples gain this share of what fitted ones gain there is no over-fitting, and larger ρ are not tried.
 const ENOUGH: f64 = 0.8;
 
 /// What the refit in the output metric did.
@@ -68,8 +68,8 @@ pub struct OutputRefit {
 /// Rounds of the refit that the settings ask for; where they say nothing, those that pay on models of this kind.
 pub(in crate::train) fn rounds(model: Option<&ImplicitModel>, settings: &TrainSettings) -> usize {
     let shares = model.is_some_and(shares_weights);
-    let exact = settings.matching == Matching::Exact;
-    settings.output_refit.unwrap_or(if shares || exact { 0 } else { ROUNDS })
+    let exact = settings.rows.matching == Matching::Exact;
+    settings.model.output_refit.unwrap_or(if shares || exact { 0 } else { ROUNDS })
 }
 
 /// A fitted model with its non-zeros refitted, its rows and its error reported as they are now.
@@ -81,7 +81,7 @@ pub(in crate::train) fn refitted(
     run: &mut Run,
 ) -> Result<Fitted> {
     let Fitted { model, mut rows, training_error, allocation, evidence, strengths, .. } = fitted;
-    let (model, output_refit) = output_refit(model, input, settings, &format!("strength {strength:e}"), run)?;
+    let (model, output_refit) = output_refit(model, input, settings, strength, run)?;
     if output_refit.is_none_or(|r| r.rounds == 0) {
         return Ok(Fitted { model, rows, training_error, output_refit, allocation, evidence, strengths });
     }
@@ -152,12 +152,12 @@ fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
     Equilibrium::new(model, EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() })
 }
 
-/// Refits the non-zeros of `model`.
+/// Refits the non-zeros of `model`, which was found at a strength.
 fn output_refit(
     model: ImplicitModel,
     input: &TrainInput,
     settings: &TrainSettings,
-    key: &str,
+    strength: f64,
     run: &mut Run,
 ) -> Result<(ImplicitModel, Option<OutputRefit>)> {
     let most = rounds(Some(&model), settings);
@@ -185,8 +185,7 @@ fn output_refit(
     for round in 0..most {
         run.cancel.check()?;
         let step = Step { problem: &problem, support: &support, start: &start, settings };
-        let key = format!("{key} output refit {round}");
-        let kept = keep::numbers(run.keep, &key, now.w.len() + 4, || {
+        let kept = keep::numbers(run.keep, &Key::output_refit(strength, round), now.w.len() + 4, || {
             let at = problem.at(&model)?;
             let sketch = match &sketch {
                 Some(sketch) => sketch,
@@ -203,7 +202,7 @@ fn output_refit(
         }
         let fruitful = next.value.held_out < (1.0 - WORTH) * now.value.held_out;
         now = next;
-        model = support.with_weights(&model, &now.w, settings.kappa.is_some())?;
+        model = support.with_weights(&model, &now.w, settings.allowed.kappa.is_some())?;
         report = OutputRefit {
             after: now.value.all,
             held_out_after: now.value.held_out,
@@ -274,7 +273,7 @@ impl Step<'_> {
             }
             before = ridge;
             let mut preconditioner = sketch.preconditioner(ridge)?;
-            if let Some(kappa) = self.settings.kappa {
+            if let Some(kappa) = self.settings.allowed.kappa {
                 preconditioner.hold(self.support, &now.w, kappa, &right);
             }
             let product = |direction: &[f64]| {
@@ -314,11 +313,11 @@ impl Step<'_> {
         for halving in 0..=HALVINGS {
             let share = 0.5f64.powi(halving as i32);
             let mut w: Vec<f64> = now.w.iter().zip(step).map(|(w, d)| w + share * d).collect();
-            if let Some(kappa) = self.settings.kappa {
+            if let Some(kappa) = self.settings.allowed.kappa {
                 into_ball(&mut w, self.support, kappa);
             }
             // Judged as it will be stored.
-            let stored = self.support.with_weights(model, &w, self.settings.kappa.is_some())?;
+            let stored = self.support.with_weights(model, &w, self.settings.allowed.kappa.is_some())?;
             let value = self.problem.value(&stored)?;
             if value.fitted < now.value.fitted && value.held_out <= now.value.held_out {
                 return Ok(Some(State { w, value, ridge: Some(ridge) }));

@@ -102,7 +102,7 @@ impl<'a> Problem<'a> {
         let (shape, samples) = (input.source.shape(), input.source.samples());
         let size = chunk_of(shape);
         let each = 4 * (2 * shape.inputs + 3 * shape.states + 3 * shape.outputs) as u64;
-        let room = settings.memory.map_or(HELD, |budget| HELD.min(budget / 2));
+        let room = settings.work.memory.map_or(HELD, |budget| HELD.min(budget / 2));
         let chunks = (room / (each * size as u64).max(1)).min(samples.div_ceil(size) as u64) as usize;
         let mut problem = Self {
             source: input.source,

@@ -13,8 +13,8 @@ use crate::{Error, Result};
 
 /// Damping of a step, relative to the diagonal.
 const DAMPING: f64 = 1e-3;
-/// Rows of features that are gathered of a target, and samples that they come from where each gives many: they shape the
-/// way, not the answer.
+/// Rows of features that are gathered of a target, and samples that they come from where each gives many. They
+/// make the preconditioner, which changes how fast a step converges and not where to.
 const ROWS: usize = 8 * BLOCK;
 const SAMPLES: usize = 128;
 /// Largest block of the preconditioner, and the most features of a target for which there are blocks at all.

@@ -10,7 +10,7 @@ use crate::parallel::Cancel;
 use crate::problem::Connectivity;
 use crate::random::Random;
 use crate::states::Collected;
-use crate::train::{Forget, Objective, Trained, importance, train};
+use crate::train::{AllowedWeights, Forget, ModelSettings, Objective, Trained, WorkSettings, importance, train};
 
 fn network() -> Network {
     let mut random = Random::new(3);
@@ -77,9 +77,16 @@ fn the_objective_falls_zeros_stay_and_kappa_holds() {
         [(Connectivity::Baseline, None), (Connectivity::Feedforward, None), (Connectivity::Full, Some(0.6))]
     {
         let cyclic = kappa.is_some();
-        let without =
-            TrainSettings { connectivity, kappa, strength: 2e-4, output_refit: Some(0), ..TrainSettings::default() };
-        let with = TrainSettings { output_refit: Some(3), ..without.clone() };
+        let without = TrainSettings {
+            strength: 2e-4,
+            allowed: AllowedWeights { connectivity, kappa, ..Default::default() },
+            model: ModelSettings { output_refit: Some(0), ..Default::default() },
+            ..TrainSettings::default()
+        };
+        let with = TrainSettings {
+            model: ModelSettings { output_refit: Some(3), ..without.model.clone() },
+            ..without.clone()
+        };
         let (rows, refit) = (trained(&without, Some(&weights), 2), trained(&with, Some(&weights), 2));
         let report = refit.report.output_refit.unwrap();
         for (model, reported) in [(&rows.model, report.before), (&refit.model, report.after)] {
@@ -115,22 +122,39 @@ fn the_objective_falls_zeros_stay_and_kappa_holds() {
 fn without_row_weights_outputs_are_matched_in_squares() {
     let penalty = crate::problem::penalty::L1::new(3e-2).unwrap();
     let objective = Objective::Convex(std::sync::Arc::new(penalty));
-    let settings = TrainSettings { objective, strength: 1.0, output_refit: Some(3), ..TrainSettings::default() };
+    let settings = TrainSettings {
+        objective,
+        strength: 1.0,
+        model: ModelSettings { output_refit: Some(3), ..Default::default() },
+        ..TrainSettings::default()
+    };
     let refit = trained(&settings, None, 2);
-    let rows = trained(&TrainSettings { output_refit: Some(0), ..settings }, None, 2);
+    let rows = trained(
+        &TrainSettings { model: ModelSettings { output_refit: Some(0), ..settings.model.clone() }, ..settings },
+        None,
+        2,
+    );
     assert!(refit.report.training_error < rows.report.training_error);
 }
 
 #[test]
 fn stages_reach_the_target_and_do_no_worse_than_one() {
     let weights = weights();
-    let settings = TrainSettings { target_sparsity: Some(0.8), output_refit: Some(3), ..TrainSettings::default() };
+    let settings = TrainSettings {
+        target_sparsity: Some(0.8),
+        model: ModelSettings { output_refit: Some(3), ..Default::default() },
+        ..TrainSettings::default()
+    };
     assert!(crate::train::search::stages::rungs(None, 0.8).len() > 1);
     let staged = trained(&settings, Some(&weights), 2);
     let count = staged.model.sparsity();
     assert!((count.sparsity - 0.8).abs() < 0.01, "{}", count.sparsity);
     assert_eq!(trained(&settings, Some(&weights), 1).model.to_bytes(), staged.model.to_bytes());
-    let rows = trained(&TrainSettings { output_refit: Some(0), ..settings }, Some(&weights), 2);
+    let rows = trained(
+        &TrainSettings { model: ModelSettings { output_refit: Some(0), ..settings.model.clone() }, ..settings },
+        Some(&weights),
+        2,
+    );
     assert!(objective(&staged.model, &weights) < objective(&rows.model, &weights));
 }
 
@@ -201,7 +225,10 @@ fn convolutions_are_refitted_and_held_out_samples_never_lose() {
             train(&input, settings, &mut run).unwrap()
         };
         let without = TrainSettings { target_sparsity: Some(0.5), ..TrainSettings::default() };
-        let with = TrainSettings { output_refit: Some(2), ..without.clone() };
+        let with = TrainSettings {
+            model: ModelSettings { output_refit: Some(2), ..without.model.clone() },
+            ..without.clone()
+        };
         let (rows, refit) = (model(&without, 2), model(&with, 2));
         assert!(rows.report.output_refit.is_none(), "off by default where weights are shared");
         let report = refit.report.output_refit.unwrap();
@@ -228,8 +255,8 @@ fn convolutions_are_refitted_and_held_out_samples_never_lose() {
         assert_eq!(stored as u64, refit.model.sparsity().nonzeros);
         // Samples that there is no memory for are computed again, to the same bits.
         let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
-        let settings = TrainSettings { memory: Some(1), ..with };
-        let (streamed, _) = super::output_refit(rows.model.clone(), &input, &settings, "", &mut run).unwrap();
+        let settings = TrainSettings { work: WorkSettings { memory: Some(1), ..with.work.clone() }, ..with };
+        let (streamed, _) = super::output_refit(rows.model.clone(), &input, &settings, 1.0, &mut run).unwrap();
         assert_eq!(streamed.to_bytes(), refit.model.to_bytes());
     }
 }
@@ -284,9 +311,12 @@ fn where_outputs_are_linear_in_the_weights_the_refit_is_least_squares() {
     let (source, cancel) = (Collected::new(&network, &u).unwrap(), Cancel::new());
     let input =
         TrainInput { source: &source, baseline: Some(&baseline), importance: None, preprocessing: Default::default() };
-    let settings = TrainSettings { output_refit: Some(12), ..TrainSettings::default() };
+    let settings = TrainSettings {
+        model: ModelSettings { output_refit: Some(12), ..Default::default() },
+        ..TrainSettings::default()
+    };
     let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
-    let (refit, report) = super::output_refit(model, &input, &settings, "", &mut run).unwrap();
+    let (refit, report) = super::output_refit(model, &input, &settings, 1.0, &mut run).unwrap();
     assert!(report.unwrap().rounds > 0);
     let y = network.forward(&u).unwrap();
     let TapWeights::Taps(got) = &refit.taps()[0].weights else { panic!("taps") };

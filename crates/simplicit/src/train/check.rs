@@ -1,0 +1,193 @@
+//! Settings that make no sense, alone or for what is trained, are errors before any work.
+
+use crate::backend::Device;
+use crate::backend::cuda::Cuda;
+use crate::parallel::Threads;
+use crate::problem::{Connectivity, Matching};
+use crate::train::plan::{budget, choice};
+use crate::train::refit::{bound_refit, output_refit};
+use crate::train::search::allocate;
+use crate::train::{Objective, Run, TrainInput, TrainSettings, layout, shares_weights};
+use crate::{Error, Result};
+
+/// What is to be trained, by its settings.
+pub(super) fn training(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<()> {
+    settings_alone(settings)?;
+    let shape = input.source.shape();
+    if let Some(baseline) = input.baseline
+        && baseline.shape() != shape
+    {
+        return Err(Error::shape(
+            "baseline",
+            format!("{} inputs, {} states, {} outputs", shape.inputs, shape.states, shape.outputs),
+            format!("{:?}", baseline.shape()),
+        ));
+    }
+    if let Some(weights) = input.importance {
+        let rows = layout(input).rows() + shape.outputs;
+        if weights.len() != rows {
+            return Err(Error::shape("row weights", rows, weights.len()));
+        }
+        if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
+            return Err(Error::setting("row weight", "zero or a positive number", bad));
+        }
+    }
+    allocation(input, settings)?;
+    stages(input, settings)?;
+    choice::check(input, settings)?;
+    if let Some(epsilon) = settings.model.robust_refit {
+        let Some(baseline) = input.baseline else {
+            return Err(Error::setting("robust-refit", "a network, whose classes it keeps", "states alone"));
+        };
+        if !matches!(settings.allowed.connectivity, Connectivity::Baseline | Connectivity::Feedforward) {
+            let expected = "connectivity baseline or feedforward: it needs a model without cycles";
+            return Err(Error::setting("robust-refit", expected, epsilon));
+        }
+        bound_refit::check(baseline, input, epsilon)?;
+    }
+    if let Some(layer) = layout(input).layers().iter().find(|l| !l.activation.is_non_expansive()) {
+        let about = format!("layer {:?}, whose activation {} is expansive", layer.name, layer.activation);
+        if let Some(kappa) = settings.allowed.kappa {
+            return Err(Error::setting("kappa", format!("none with {about}: it would prove nothing"), kappa));
+        }
+        if let Connectivity::Full | Connectivity::NoSelfLoop = settings.allowed.connectivity {
+            let expected = format!("feedforward or baseline with {about}, which no cycle may go through");
+            return Err(Error::setting("connectivity", expected, "one with cycles"));
+        }
+    }
+    budget::check(input, settings, threads)
+}
+
+/// An allocation over layers moves the prices of a survey, and holds samples out.
+fn allocation(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    let shares = input.baseline.is_some_and(shares_weights);
+    let expected = match settings.model.allocate {
+        0 => return Ok(()),
+        _ if !shares => "0 for a network without convolutions or operators",
+        _ if !matches!(settings.objective, Objective::Cardinality) => "0 without the penalty cardinality",
+        _ if !settings.model.cascade => "0 without a cascade",
+        _ if settings.model.robust_rounds > 0 => "0 with robust rounds, which price every weight",
+        _ if input.source.samples() < allocate::LEAST_SAMPLES => {
+            let expected = format!("0 with fewer than {} samples", allocate::LEAST_SAMPLES);
+            return Err(Error::setting("allocate", expected, settings.model.allocate));
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::setting("allocate", expected, settings.model.allocate))
+}
+
+/// Stages price non-zeros, and every one starts from a refitted model.
+fn stages(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    let expected = match settings.model.stages {
+        None | Some(false) => return Ok(()),
+        _ if !matches!(settings.objective, Objective::Cardinality) => "off without the penalty cardinality",
+        _ if output_refit::rounds(input.baseline, settings) == 0 => {
+            "off without a refit in the output metric (output-refit)"
+        }
+        _ if settings.model.robust_rounds > 0 => "off with robust rounds, which train the whole model again",
+        _ => return Ok(()),
+    };
+    Err(Error::setting("stages", expected, "on"))
+}
+
+/// Workers walk through the layers of a network and take its outputs as they come out: those of a stage's model.
+pub(super) fn stages_here(input: &TrainInput, settings: &TrainSettings, run: &Run) -> Result<()> {
+    if settings.model.stages == Some(true)
+        && run.keep.delegate().is_some()
+        && input.baseline.is_some_and(shares_weights)
+    {
+        let expected = "off for networks with convolutions or operators on a cluster";
+        return Err(Error::setting("stages", expected, "on"));
+    }
+    Ok(())
+}
+
+/// What needs a target sparsity.
+pub(super) fn for_a_target(settings: &TrainSettings) -> Result<()> {
+    if settings.model.allocate > 0 && settings.target_sparsity.is_none() {
+        return Err(Error::setting("allocate", "0 without a target sparsity", settings.model.allocate));
+    }
+    if settings.model.stages == Some(true) && settings.target_sparsity.is_none() {
+        return Err(Error::setting("stages", "off without a target sparsity", "on"));
+    }
+    Ok(())
+}
+
+/// What makes no sense where the sparsity is not one target: on a path, or where a drop decides.
+pub(super) fn untargeted(what: &str, settings: &TrainSettings) -> Result<()> {
+    if let Some(target) = settings.target_sparsity {
+        return Err(Error::setting("target-sparsity", format!("none for {what}"), target));
+    }
+    if settings.model.robust_rounds > 0 {
+        return Err(Error::setting("robust", format!("0 for {what}"), settings.model.robust_rounds));
+    }
+    if let Some(epsilon) = settings.model.robust_refit {
+        return Err(Error::setting("robust-refit", format!("none for {what}"), epsilon));
+    }
+    Ok(())
+}
+
+/// What makes no sense whatever is trained.
+pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
+    if let Device::Cuda(number) = settings.work.device {
+        if !matches!(settings.objective, Objective::Cardinality) {
+            let expected = "cpu or auto with a convex penalty or a method of your own: a GPU solves cardinality rows";
+            return Err(Error::setting("device", expected, settings.work.device));
+        }
+        Cuda::open(number)?;
+    }
+    if settings.rows.matching == Matching::Exact {
+        // One convex solve is all there is: what follows it would undo the match, and the strength is no trade-off.
+        let wants = |what: &str, got: String| Err(Error::setting("exact matching", what, got));
+        match &settings.objective {
+            Objective::Cardinality => return wants("a convex penalty", "cardinality".into()),
+            Objective::Method(_) => return wants("a convex penalty", "a row method".into()),
+            _ if settings.rows.rounds != 1 => return wants("one round", format!("{} rounds", settings.rows.rounds)),
+            _ if settings.rows.refit => return wants("no refit", "a refit".into()),
+            _ if settings.model.cascade => return wants("no cascade", "a cascade".into()),
+            _ if settings.model.output_refit.is_some_and(|rounds| rounds > 0) => {
+                return wants("no refit in the output metric", "one".into());
+            }
+            _ if settings.target_sparsity.is_some() => {
+                return wants("no target sparsity", "a target; the match decides the sparsity".into());
+            }
+            Objective::Convex(_) => {}
+        }
+    }
+    if !(settings.strength > 0.0 && settings.strength.is_finite()) {
+        return Err(Error::setting("strength", "a positive number", settings.strength));
+    }
+    if let Some(target) = settings.target_sparsity
+        && !(target < 1.0 && target.is_finite())
+    {
+        return Err(Error::setting("target-sparsity", "a number below 1, such as 0.8", target));
+    }
+    if let Some(kappa) = settings.allowed.kappa
+        && !(kappa > 0.0 && kappa < 1.0)
+    {
+        return Err(Error::setting("kappa", "a number between 0 and 1", kappa));
+    }
+    if let Matching::Relaxed { states, outputs } = settings.rows.matching
+        && !(states > 0.0 && outputs > 0.0 && states.is_finite() && outputs.is_finite())
+    {
+        return Err(Error::setting("lambda1, lambda2", "positive numbers", format!("{states}, {outputs}")));
+    }
+    if settings.rows.rounds == 0 {
+        return Err(Error::setting("rounds", "at least 1", 0));
+    }
+    if let Some(seconds) = settings.rows.prove {
+        if !(seconds >= 0.0 && seconds.is_finite()) {
+            return Err(Error::setting("prove", "seconds a row", seconds));
+        }
+        if !matches!(settings.objective, Objective::Cardinality) {
+            return Err(Error::unsupported(
+                "a proof of rows that are not priced by their non-zeros",
+                "use cardinality",
+            ));
+        }
+    }
+    if settings.work.positions == 0 {
+        return Err(Error::setting("positions", "at least 1", 0));
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! Under what results are kept: what they are, of which group, and on whose states.
+
+use std::fmt;
+
+/// What a kept result is. Two results of one training have different keys, and a training that is started again gives each
+/// of them the key that it had before. A [`Keep`](crate::train::Keep) may tell them apart by their text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Key {
+    /// The searches that the result is part of, the outermost first.
+    within: Vec<Search>,
+    result: Kept,
+}
+
+/// A search that has several models, or one of its steps.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Search {
+    /// The level of a path.
+    Level(f64),
+    /// The number of a stage.
+    Stage(usize),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Kept {
+    /// Of the inputs and the constant against all rows.
+    InputStatistics,
+    Statistics(GroupKey),
+    /// A block of the solved rows of a group.
+    Rows {
+        rows: RowsKey,
+        block: usize,
+    },
+    OutputRefit {
+        strength: f64,
+        round: usize,
+    },
+    Allocation,
+}
+
+/// A group of rows, and whose states its statistics are of.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct GroupKey {
+    pub(super) states: States,
+    /// The number of its linear block, where the network runs elsewhere.
+    pub(super) block: Option<usize>,
+    pub(super) name: String,
+}
+
+/// Whose states the features are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum States {
+    Baseline,
+    /// Those of a network that runs elsewhere, on so many samples.
+    Original {
+        samples: usize,
+    },
+    /// Those of the model that is being built.
+    Own(ModelKey),
+}
+
+/// A model on the way.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct ModelKey {
+    pub(super) pricing: Pricing,
+    pub(super) strength: f64,
+    /// How often weights have been priced by a certificate.
+    pub(super) robust_round: usize,
+    /// How often a cyclic model has been fitted to its own equilibrium.
+    pub(super) turn: usize,
+}
+
+/// Where the prices of groups come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pricing {
+    /// All groups have one.
+    Common,
+    /// They follow what the groups before have kept.
+    Steered,
+    /// Every group has a factor of its own.
+    Held,
+}
+
+/// Rows of a group at a price, from one of its rows on.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct RowsKey {
+    pub(super) group: GroupKey,
+    pub(super) price: f64,
+    pub(super) robust_round: usize,
+    pub(super) first: usize,
+}
+
+impl Key {
+    pub(super) fn input_statistics() -> Self {
+        Kept::InputStatistics.into()
+    }
+
+    pub(super) fn output_refit(strength: f64, round: usize) -> Self {
+        Kept::OutputRefit { strength, round }.into()
+    }
+
+    pub(super) fn allocation() -> Self {
+        Kept::Allocation.into()
+    }
+
+    /// The same result as part of a search.
+    pub(super) fn within(&self, search: Search) -> Self {
+        Self { within: [&[search], &self.within[..]].concat(), result: self.result.clone() }
+    }
+
+    /// Whether statistics are kept under it.
+    pub fn is_statistics(&self) -> bool {
+        matches!(self.result, Kept::InputStatistics | Kept::Statistics(_))
+    }
+
+    /// Whether the result depends on a model on the way, and not on the baseline and the samples alone.
+    pub fn depends_on_a_model(&self) -> bool {
+        match &self.result {
+            Kept::InputStatistics | Kept::Allocation => false,
+            Kept::Statistics(group) | Kept::Rows { rows: RowsKey { group, .. }, .. } => {
+                matches!(group.states, States::Own(_))
+            }
+            Kept::OutputRefit { .. } => true,
+        }
+    }
+}
+
+impl GroupKey {
+    pub(super) fn statistics(&self) -> Key {
+        Kept::Statistics(self.clone()).into()
+    }
+}
+
+impl RowsKey {
+    pub(super) fn block(&self, block: usize) -> Key {
+        Kept::Rows { rows: self.clone(), block }.into()
+    }
+}
+
+impl From<Kept> for Key {
+    fn from(result: Kept) -> Self {
+        Self { within: Vec::new(), result }
+    }
+}
+
+/// The text of a key. Checkpoints name their files by it: another text would make them forget what they hold.
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for search in &self.within {
+            match search {
+                Search::Level(level) => write!(f, "level {level} ")?,
+                Search::Stage(number) => write!(f, "stage {number} ")?,
+            }
+        }
+        match &self.result {
+            Kept::InputStatistics => f.write_str("inputs statistics"),
+            Kept::Statistics(group) => write!(f, "{group} statistics"),
+            Kept::Rows { rows: RowsKey { group, price, robust_round, first }, block } => {
+                write!(f, "{group} at {price:e}{}", Numbered("robust", *robust_round))?;
+                write!(f, "{} rows {block}", Numbered("from", *first))
+            }
+            Kept::OutputRefit { strength, round } => write!(f, "strength {strength:e} output refit {round}"),
+            Kept::Allocation => f.write_str("allocation"),
+        }
+    }
+}
+
+impl fmt::Display for GroupKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.states {
+            States::Baseline => f.write_str("baseline")?,
+            States::Original { samples } => write!(f, "original {samples}")?,
+            States::Own(ModelKey { pricing, strength, robust_round, turn }) => {
+                f.write_str(match pricing {
+                    Pricing::Common => "",
+                    Pricing::Steered => "steered ",
+                    Pricing::Held => "held ",
+                })?;
+                let (robust, turn) = (Numbered("robust", robust_round), Numbered("turn", turn));
+                write!(f, "strength {strength:e}{robust}{turn}")?;
+            }
+        }
+        if let Some(block) = self.block {
+            write!(f, " block {block}")?;
+        }
+        write!(f, " {}", self.name)
+    }
+}
+
+/// A word and its number, or nothing for number 0.
+struct Numbered(&'static str, usize);
+
+impl fmt::Display for Numbered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.1 == 0 { Ok(()) } else { write!(f, " {} {}", self.0, self.1) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As version 0.1 wrote them, so that its checkpoints are read.
+    #[test]
+    fn texts_stay_what_they_are() {
+        let group = |states, block| GroupKey { states, block, name: "layer_2".into() };
+        let model = ModelKey { pricing: Pricing::Steered, strength: 2.5e-6, robust_round: 0, turn: 0 };
+        let own = group(States::Own(model), None);
+        let rows = RowsKey { group: own.clone(), price: 3e-6, robust_round: 2, first: 0 };
+        let turned = ModelKey { pricing: Pricing::Common, strength: 0.1, robust_round: 1, turn: 3 };
+        let block = group(States::Original { samples: 500 }, Some(4));
+        let level = rows.block(1).within(Search::Stage(0)).within(Search::Level(0.8));
+        for (key, text, of_model) in [
+            (Key::input_statistics(), "inputs statistics", false),
+            (Key::allocation(), "allocation", false),
+            (Key::output_refit(2e-6, 3), "strength 2e-6 output refit 3", true),
+            (group(States::Baseline, None).statistics(), "baseline layer_2 statistics", false),
+            (own.statistics(), "steered strength 2.5e-6 layer_2 statistics", true),
+            (level, "level 0.8 stage 0 steered strength 2.5e-6 layer_2 at 3e-6 robust 2 rows 1", true),
+            (group(States::Own(turned), None).statistics(), "strength 1e-1 robust 1 turn 3 layer_2 statistics", true),
+            (block.statistics(), "original 500 block 4 layer_2 statistics", false),
+            (
+                RowsKey { group: block, price: 1.0, robust_round: 0, first: 64 }.block(0),
+                "original 500 block 4 layer_2 at 1e0 from 64 rows 0",
+                false,
+            ),
+        ] {
+            assert_eq!(key.to_string(), text);
+            assert_eq!(key.is_statistics(), text.ends_with("statistics"), "{text}");
+            assert_eq!(key.depends_on_a_model(), of_model, "{text}");
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! What training has to say about its model.
+
+use crate::train::{Allocation, BoundRefit, OutputRefit, RowReport};
+
+/// A model on the way to the one that was asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TriedModel {
+    /// Factor on the penalty, or the price of a non-zero.
+    pub strength: f64,
+    /// Share of the baseline's non-zeros that it removed.
+    pub sparsity: f64,
+    /// Error of its outputs on the training samples, relative to the baseline's, before any refit in the output metric.
+    pub output_error: f64,
+}
+
+/// What training has to say about its model.
+#[derive(Debug, Clone)]
+pub struct TrainReport {
+    /// One per row, states then outputs.
+    pub rows: Vec<RowReport>,
+    /// The factor on the penalty that was used.
+    pub strength: f64,
+    /// RMS of the mismatch of the outputs over the RMS of the outputs, on the training samples at the model's own
+    /// states.
+    pub training_error: f64,
+    /// The models of the search, in the order they were fitted.
+    pub path: Vec<TriedModel>,
+    /// What the refit in the output metric did, where there was one.
+    pub output_refit: Option<OutputRefit>,
+    /// What the refit by linear bounds did, where it was asked for.
+    pub bound_refit: Option<BoundRefit>,
+    /// What the allocation over layers did, where it was asked for.
+    pub allocation: Option<Allocation>,
+    /// Share of held-out samples with the baseline's prediction, where [`train_to_max_drop`] or
+    /// [`path`] measured it.
+    pub agreement: Option<f64>,
+}
+
+impl TrainReport {
+    /// Rows whose last convex solve ended at a limit.
+    pub fn rows_at_limit(&self) -> usize {
+        self.rows.iter().filter(|r| r.at_limit).count()
+    }
+
+    /// The largest relative gap of the last convex solve of every row; `None` without a convex solve.
+    pub fn max_relative_gap(&self) -> Option<f64> {
+        self.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
+    }
+
+    /// Rows of cardinality that have a lower bound; `None` if none has.
+    pub fn rows_bounded(&self) -> Option<usize> {
+        self.distances().map(|d| d.len())
+    }
+
+    /// Rows of cardinality whose answers are proven optimal; `None` if no row has a bound.
+    pub fn rows_proven(&self) -> Option<usize> {
+        self.distances().map(|_| self.rows.iter().filter(|r| r.proven).count())
+    }
+
+    /// The middle one of the distances of rows to their lower bounds, the upper of two; `None` if no row has a bound.
+    pub fn median_bound_distance(&self) -> Option<f64> {
+        self.distances().map(|d| d[d.len() / 2])
+    }
+
+    /// The largest distance of a row to its lower bound; `None` if no row has a bound.
+    pub fn max_bound_distance(&self) -> Option<f64> {
+        self.distances().and_then(|d| d.last().copied())
+    }
+
+    /// All distances, smallest first.
+    fn distances(&self) -> Option<Vec<f64>> {
+        let mut distances: Vec<f64> = self.rows.iter().filter_map(|r| r.bound_distance).collect();
+        distances.sort_unstable_by(f64::total_cmp);
+        (!distances.is_empty()).then_some(distances)
+    }
+
+    /// RMS of the mismatch of all rows over the RMS of their targets: a unit that hardly fires hardly counts.
+    pub fn refit_residual(&self) -> f64 {
+        let residual: f64 = self.rows.iter().map(|r| (r.relative_residual * r.target_rms).powi(2)).sum();
+        let energy: f64 = self.rows.iter().map(|r| r.target_rms.powi(2)).sum();
+        if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 }
+    }
+}
