@@ -94,6 +94,10 @@ python_package() {
     target/python-environment/bin/pip install --quiet --disable-pip-version-check target/wheels/*.whl $packages
 }
 
+documentation() {
+    RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps
+}
+
 # Of the whole workspace: for one package alone cargo would build the library again, with other features of its dependencies.
 damaged_files() {
     cargo build --release --quiet --workspace --examples
@@ -114,6 +118,8 @@ step cargo fmt --all --check
 step ruff_check
 [ "$level" != all ] || step site
 step cargo clippy --release --workspace --all-targets -- -D warnings
+# Before the tests: it takes a minute, and a broken link should not wait for them.
+[ "$level" = quick ] || step documentation
 if [ "$level" = quick ]; then
     step cargo test --release --workspace --lib --bins
 else
@@ -126,8 +132,6 @@ else
     step damaged_files
     step python_package
     step target/python-environment/bin/python -m pytest python/tests
-    export RUSTDOCFLAGS="-D warnings"
-    step cargo doc --release --workspace --no-deps
 fi
 [ -n "${SIMPLICIT_CIFAR100:-}" ] || echo "== not run: ResNet-20 on CIFAR-100 (SIMPLICIT_CIFAR100 names no folder)"
 echo "== all passed in $(($(date +%s) - started)) s"

@@ -38,23 +38,38 @@ impl Block {
     }
 
     /// `steps` of w = (Ĝ + ρI)⁻¹(h + ρ(v − s)), v = the entries of w + s worth their price, s += w − v.
-    fn split(&mut self, projection: &Projection, rho: f64, steps: usize, cancel: &Cancel) -> Result<()> {
+    fn split(
+        &mut self,
+        projection: &Projection,
+        rho: f64,
+        steps: usize,
+        threads: Threads,
+        cancel: &Cancel,
+    ) -> Result<()> {
         let rho = rho as f32;
+        let d = self.v.len() / self.rows.max(1);
         let mut right = vec![0.0f32; self.v.len()];
-        let mut w = vec![0.0f32; self.v.len()];
-        let mut room = Vec::new();
+        let mut product = projection.product(self.rows);
         for _ in 0..steps {
             cancel.check()?;
             for (((r, h), v), s) in right.iter_mut().zip(&self.linear).zip(&self.v).zip(&self.dual) {
                 *r = h / rho + (v - s);
             }
-            projection.apply(&right, self.rows, &mut w, &mut room);
-            let entries = w.iter().zip(&self.prices).zip(self.v.iter_mut().zip(&mut self.dual));
-            for ((w, price), (v, s)) in entries {
-                let t = w + *s;
-                // An entry t is worth ρt²/2.
-                *v = if 0.5 * rho * t * t > *price { t } else { 0.0 };
-                *s = t - *v;
+            projection.apply(&right, &mut product, threads)?;
+            for panel in product.panels() {
+                for (row, w) in panel.values.chunks_exact(panel.width).enumerate() {
+                    let at = row * d + panel.first;
+                    let span = at..at + panel.width;
+                    let entries = w.iter().zip(&self.prices[span.clone()]);
+                    for ((w, price), (v, s)) in
+                        entries.zip(self.v[span.clone()].iter_mut().zip(&mut self.dual[span.clone()]))
+                    {
+                        let t = w + *s;
+                        // An entry t is worth ρt²/2.
+                        *v = if 0.5 * rho * t * t > *price { t } else { 0.0 };
+                        *s = t - *v;
+                    }
+                }
             }
         }
         Ok(())
@@ -77,6 +92,7 @@ impl GroupBackend for Cpu {
         let span = |block: usize| block * size..((block + 1) * size).min(rows);
         let blocks: Vec<Mutex<Block>> =
             (0..rows.div_ceil(size)).map(|b| Mutex::new(Block::new(group, span(b)))).collect();
+        let each = Threads::new(threads.get().div_ceil(blocks.len()));
         let schedule = group.ladder.schedule();
         let mut diagonal = Vec::new();
         let mut before = None;
@@ -93,7 +109,7 @@ impl GroupBackend for Cpu {
             parallel::map(threads, blocks.len(), |b| {
                 let mut block = blocks[b].lock().unwrap_or_else(PoisonError::into_inner);
                 block.dual.iter_mut().for_each(|s| *s *= shrink);
-                block.split(&projection, rho, steps, cancel)
+                block.split(&projection, rho, steps, each, cancel)
             })?;
             before = Some(rho);
             progress(rows * (rung + 1) / (schedule.len() + 1));

@@ -5,8 +5,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Quadratic;
 use crate::linalg::{Cholesky, Matrix, View, gemm, shifted_inverse};
-use crate::parallel::Threads;
+use crate::parallel::{self, Threads};
 use crate::{Error, Result};
+
+/// Features from which on products are cut into panels of columns, and how many: threads that have no block of rows of their
+/// own help with somebody else's. Neither depends on the number of threads, because the last bits of a product may depend on
+/// its width.
+const WIDE: usize = 1024;
+const PANELS: usize = 4;
+
+/// Rows times a projection.
+#[derive(Debug)]
+pub(super) struct Product {
+    rows: usize,
+    panels: Vec<Mutex<Panel>>,
+    /// Rows times F̂ᵀ.
+    between: Vec<f32>,
+}
+
+/// Some neighbouring columns of a product, row by row.
+#[derive(Debug)]
+pub(super) struct Panel {
+    pub(super) first: usize,
+    pub(super) width: usize,
+    pub(super) values: Vec<f32>,
+}
+
+impl Product {
+    pub(super) fn panels(&mut self) -> impl Iterator<Item = &Panel> {
+        self.panels.iter_mut().map(|panel| &*panel.get_mut().unwrap_or_else(PoisonError::into_inner))
+    }
+}
 
 /// What a step multiplies with: ρ(Ĝ + ρI)⁻¹.
 #[derive(Debug)]
@@ -40,21 +69,52 @@ impl Projection {
         }
     }
 
-    /// out = rows of `x` times the projection; `room` is for what lies between.
-    pub(super) fn apply(&self, x: &[f32], rows: usize, out: &mut [f32], room: &mut Vec<f32>) {
-        match self {
-            Self::Whole(p) => {
-                let d = p.cols();
-                gemm(out, d, false, 1.0, View::new(x, rows, d, d), p.view());
-            }
-            Self::Factors(f, b) => {
-                let (m, d) = (f.rows(), f.cols());
-                room.resize(rows * m, 0.0);
-                gemm(room, m, false, 1.0, View::new(x, rows, d, d), f.view().t());
-                out.copy_from_slice(x);
-                gemm(out, d, true, -1.0, View::new(room, rows, m, m), b.view());
-            }
+    /// Room for products of so many rows with it.
+    pub(super) fn product(&self, rows: usize) -> Product {
+        let (d, between) = match self {
+            Self::Whole(p) => (p.cols(), 0),
+            Self::Factors(f, _) => (f.cols(), rows * f.rows()),
+        };
+        // A multiple of 16, the widest vector, so that only the last panel has a rest.
+        let width = if d < WIDE { d } else { d.div_ceil(PANELS).next_multiple_of(16) };
+        let panels = (0..d).step_by(width.max(1)).map(|first| {
+            let width = width.min(d - first);
+            Mutex::new(Panel { first, width, values: vec![0.0; rows * width] })
+        });
+        Product { rows, panels: panels.collect(), between: vec![0.0; between] }
+    }
+
+    /// `out` = rows of `x` times the projection, on up to `threads` threads.
+    pub(super) fn apply(&self, x: &[f32], out: &mut Product, threads: Threads) -> Result<()> {
+        let Product { rows, panels, between } = out;
+        let x_view = |d| View::new(x, *rows, d, d);
+        if let Self::Factors(f, _) = self {
+            gemm(between, f.rows(), false, 1.0, x_view(f.cols()), f.view().t());
         }
+        parallel::fold(
+            threads,
+            panels.len(),
+            |k| {
+                let mut panel = panels[k].lock().unwrap_or_else(PoisonError::into_inner);
+                let Panel { first, width, values } = &mut *panel;
+                match self {
+                    Self::Whole(p) => {
+                        let d = p.cols();
+                        gemm(values, *width, false, 1.0, x_view(d), View::new(&p.as_slice()[*first..], d, *width, d));
+                    }
+                    Self::Factors(_, b) => {
+                        let (m, d) = (b.rows(), b.cols());
+                        for (values, x) in values.chunks_exact_mut(*width).zip(x.chunks_exact(d)) {
+                            values.copy_from_slice(&x[*first..*first + *width]);
+                        }
+                        let b = View::new(&b.as_slice()[*first..], m, *width, d);
+                        gemm(values, *width, true, -1.0, View::new(between, *rows, m, m), b);
+                    }
+                }
+                Ok(())
+            },
+            |_, ()| Ok(()),
+        )
     }
 
     /// The diagonal of (Ĝ + ρI)⁻¹.
@@ -156,5 +216,49 @@ impl Inverses {
         }
         kept.by_rho.insert(rho.to_bits(), Arc::new(Projection::Whole(out)));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    /// Of both kinds, wide enough for several panels, the last of which is narrower: against sums in double precision, and
+    /// to the bit for any number of threads.
+    #[test]
+    fn products_in_panels_are_products_for_any_number_of_threads() {
+        let (rows, d, m) = (5, WIDE + 24, 3);
+        let mut random = Random::new(4);
+        let mut matrix = |rows, cols| Matrix::from_fn(rows, cols, |_, _| random.normal() as f32);
+        let (x, whole, f, b) = (matrix(rows, d), matrix(d, d), matrix(m, d), matrix(m, d));
+        let exact = |a: &Matrix<f32>, i: usize, b: &Matrix<f32>, j: usize| {
+            (0..a.cols()).map(|k| f64::from(a[(i, k)]) * f64::from(b[(k, j)])).sum::<f64>()
+        };
+        let fx = Matrix::from_fn(rows, m, |i, s| (0..d).map(|k| x[(i, k)] * f[(s, k)]).sum::<f32>());
+        let through_samples = Matrix::from_fn(rows, d, |i, j| f64::from(x[(i, j)]) - exact(&fx, i, &b, j));
+        let direct = Matrix::from_fn(rows, d, |i, j| exact(&x, i, &whole, j));
+        for (projection, expected, size) in
+            [(Projection::Whole(whole), direct, 32.0), (Projection::Factors(f, b), through_samples, 60.0)]
+        {
+            let mut product = projection.product(rows);
+            let mut seen: Option<Vec<f32>> = None;
+            for threads in [1, 2, 7] {
+                projection.apply(x.as_slice(), &mut product, Threads::new(threads)).unwrap();
+                let mut all = Vec::new();
+                for panel in product.panels() {
+                    for (i, line) in panel.values.chunks_exact(panel.width).enumerate() {
+                        for (k, value) in line.iter().enumerate() {
+                            let error = (f64::from(*value) - expected[(i, panel.first + k)]).abs();
+                            assert!(error < 1e-4 * size, "{i} {}: off by {error}", panel.first + k);
+                        }
+                    }
+                    all.extend_from_slice(&panel.values);
+                }
+                assert_eq!(all.len(), rows * d);
+                assert_eq!(product.panels().count(), PANELS);
+                assert!(seen.replace(all.clone()).is_none_or(|before| before == all));
+            }
+        }
     }
 }

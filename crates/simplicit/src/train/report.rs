@@ -31,8 +31,8 @@ pub struct TrainReport {
     pub bound_refit: Option<BoundRefit>,
     /// What the allocation over layers did, where it was asked for.
     pub allocation: Option<Allocation>,
-    /// Share of held-out samples with the baseline's prediction, where [`train_to_max_drop`] or
-    /// [`path`] measured it.
+    /// Share of held-out samples with the baseline's prediction, where
+    /// [`train_to_max_drop`](crate::train::train_to_max_drop) or [`path`](crate::train::path()) measured it.
     pub agreement: Option<f64>,
 }
 
