@@ -383,7 +383,7 @@ impl Origin {
                 if args.activation.is_some() {
                     bail!("--activation: expected --states without a layout, got --network, which has its own");
                 }
-                let baseline = Baseline::open_selected(network, &args.names.selection())?;
+                let baseline = Baseline::open_selected(network, &args.names.selection()?)?;
                 let (own, selection) = (baseline.preprocessing(), args.selection.selection());
                 let inputs = args.pictures.open_inputs(inputs, &args.preprocessing, own, &selection)?;
                 let preprocessing = inputs.preprocessing().clone();
