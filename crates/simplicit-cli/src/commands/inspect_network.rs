@@ -215,7 +215,9 @@ fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>, training: Option<&Tra
         ]);
         head.row(&["multiply-adds", &count(layers.iter().map(|l| l.multiply_adds).sum())]);
         if let Some(training) = training {
-            training.lines().iter().for_each(|[name, words]| head.row(&[name, words]));
+            for [name, words] in training.lines() {
+                head.row(&[&name, &words]);
+            }
         }
         let mut body = Table::with_head(&["layer", "kind", "shape", "parameters", "multiply-adds", "trained"]);
         for layer in layers {

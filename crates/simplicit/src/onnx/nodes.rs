@@ -124,11 +124,8 @@ impl Importer<'_> {
             "Pad" => self.pad_node(node, inputs),
             "DepthToSpace" | "SpaceToDepth" => self.depth_and_space(node, inputs),
             "Resize" | "Upsample" => self.resize(node, inputs),
-            _ => Err(Error::unsupported(
-                "this operator",
-                "it has no counterpart here; replace the layer in the network, or cut the network in front of it \
-                 (--output NAME)",
-            )),
+            "LRN" => self.local_response(node, inputs),
+            _ => Err(Error::unsupported("this operator", way_out(node))),
         }
     }
 
@@ -261,6 +258,23 @@ impl Importer<'_> {
         let logarithm = self.structure(Structure::Unary(Unary::Log), &[total])?;
         self.structure(Structure::Binary(Binary::Subtract), &[moved, logarithm])
     }
+}
+
+/// What to do about an operator that is not read.
+fn way_out(node: &NodeProto) -> String {
+    let why = match node.op_type.as_str() {
+        "LSTM" | "GRU" | "RNN" | "Loop" | "Scan" => "recurrent layers are not read",
+        "QuantizeLinear" | "DequantizeLinear" | "DynamicQuantizeLinear" | "ConvInteger" | "MatMulInteger" => {
+            return "quantised networks are not read; give the network as it was before that".into();
+        }
+        operator if operator.starts_with("QLinear") => {
+            return "quantised networks are not read; give the network as it was before that".into();
+        }
+        _ => "it has no counterpart here; replace the layer in the network",
+    };
+    let cut = node.input.iter().find(|name| !name.is_empty());
+    let cut = cut.map_or_else(String::new, |name| format!(", or cut the network in front of it (--output {name:?})"));
+    format!("{why}{cut}")
 }
 
 /// Operators of two values, with their names in files; of several names the first is written.
