@@ -65,7 +65,7 @@ pub fn export_onnx_like(
     let mut computed = HashSet::new();
     for (place, origin) in places.iter().zip(&origins) {
         let (Some(origin), Some(weights)) = (origin, renewed.get(place)) else {
-            return Err(refuse("weights that a norm in front of a reshape was folded into"));
+            return Err(refuse("weights in a branch (If), or that a norm in front of a reshape was folded into,"));
         };
         if !computed.insert(&origin.output) {
             return Err(refuse("weights that are read with and without a scale behind a reshape"));
