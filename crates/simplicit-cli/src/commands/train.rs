@@ -400,6 +400,11 @@ impl Origin {
                 if args.selection.samples.is_some() {
                     return Err(not_yet("--samples with --states"));
                 }
+                if !args.names.given().is_empty() {
+                    bail!(
+                        "--input, --output, --input-shape, --fill: expected an ONNX network, whose choice they are; got --states"
+                    );
+                }
                 let activation = args.activation.clone().unwrap_or_else(|| "relu".into());
                 let states = ArrayStates::open(states, Activation::try_from(activation)?)?;
                 if args.activation.is_some() && states.layout_is_declared() {

@@ -111,6 +111,10 @@ impl<'a> Together<'a> {
     /// The sums over block number `block`: of the targets, then of the rows. The block is looked at in parts that memory has room
     /// for; draws and the order of sums are those of the whole.
     pub(super) fn block(&self, u: &Matrix<f32>, block: usize) -> Result<Vec<f64>> {
+        self.block_in_parts(u, block, samples_together(self.baseline.layout().size()))
+    }
+
+    fn block_in_parts(&self, u: &Matrix<f32>, block: usize, size: usize) -> Result<Vec<f64>> {
         let Self { baseline, targets, rows, .. } = self;
         let mut out = vec![0.0; targets.len() + rows.last().map_or(0, |r| r.end)];
         let (together, squares) = out.split_at_mut(targets.len());
@@ -126,8 +130,7 @@ impl<'a> Together<'a> {
                 stream
             })
             .collect();
-        let mut worth = vec![Vec::with_capacity(u.rows() * targets.len()); DRAWS];
-        let size = samples_together(baseline.layout().size());
+        let mut worth = vec![Vec::new(); DRAWS];
         for first in (0..u.rows()).step_by(size) {
             let count = size.min(u.rows() - first);
             let part =
@@ -307,6 +310,13 @@ mod tests {
         };
         let got = joint(1);
         assert_eq!(got, joint(2));
+        // However few samples are looked at together.
+        let sums = Together::new(&baseline, &rough).unwrap();
+        let whole = sums.block(&Matrix::from_fn(SAMPLES, 72, |s, j| u[(s, j)]), 1).unwrap();
+        for size in [1, 5, 16] {
+            let parts = sums.block_in_parts(&Matrix::from_fn(SAMPLES, 72, |s, j| u[(s, j)]), 1, size).unwrap();
+            assert_eq!(parts, whole, "{size}");
+        }
         // The same by hand: y is linear in the average of relu(z) over the nine positions of each of the five channels.
         let last = &network.output().terms[0].weights;
         let Weights::Dense(last) = last else { panic!("{last:?}") };
