@@ -55,6 +55,7 @@ def parse():
     parser.add_argument("--train", action="store_true", help="train each network, too")
     parser.add_argument("--threads", default="", help="threads of simplicit (default: all)")
     parser.add_argument("--device", default="cpu", help="of training: cpu (default), cuda or auto")
+    parser.add_argument("--bounds", default="", help="of training: off, sampled or all (default: what costs less than training)")
     parser.add_argument("--limit", default=None, type=float, help="seconds after which a training run is stopped")
     parser.add_argument("--again", action="store_true", help="export again what is there already")
     return parser.parse_args()
@@ -164,7 +165,8 @@ def train(args, name, side, exporter):
     stem = args.folder / f"{name}_{exporter}_sparse"
     model, sparse, results = stem.with_suffix(".safetensors"), stem.with_suffix(".onnx"), stem.with_suffix(".json")
     seconds, error = run(args, "train", "--network", path, "--inputs", args.folder / "train.npy", "--out", model,
-                         "--target-sparsity", "0.5", "--device", args.device, "--json", results, limit=args.limit)
+                         "--target-sparsity", "0.5", "--device", args.device, "--json", results,
+                         *(["--bounds", args.bounds] if args.bounds else []), limit=args.limit)
     row = {"train_seconds": seconds, "train_error": error}
     if error:
         return row

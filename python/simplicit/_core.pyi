@@ -93,9 +93,21 @@ def prove_row(
 @final
 class Network:
     @staticmethod
-    def from_onnx(path: str, input: str | None = None, output: str | None = None) -> Network: ...
+    def from_onnx(
+        path: str,
+        input: str | None = None,
+        output: str | None = None,
+        input_shape: list[int] | None = None,
+        fill: list[tuple[str, float]] | None = None,
+    ) -> Network: ...
     @staticmethod
-    def from_onnx_bytes(bytes: bytes, input: str | None = None, output: str | None = None) -> Network: ...
+    def from_onnx_bytes(
+        bytes: bytes,
+        input: str | None = None,
+        output: str | None = None,
+        input_shape: list[int] | None = None,
+        fill: list[tuple[str, float]] | None = None,
+    ) -> Network: ...
     @property
     def shape(self) -> tuple[int, int, int]: ...
     @property

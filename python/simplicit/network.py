@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,14 @@ class Network(Shaped):
         self._recipe = recipe
 
     @classmethod
-    def from_onnx(cls, path: str | os.PathLike[str], input: str | None = None, output: str | None = None) -> Network:
+    def from_onnx(
+        cls,
+        path: str | os.PathLike[str],
+        input: str | None = None,
+        output: str | None = None,
+        input_shape: Sequence[int] | None = None,
+        fill: Mapping[str, float] | None = None,
+    ) -> Network:
         """Read an ONNX file.
 
         Parameters
@@ -46,10 +53,16 @@ class Network(Shaped):
             Linear, convolution, sum, activation and pooling nodes; batch norm is folded.
         input, output : str, optional
             Which of several inputs and outputs, by name.
+        input_shape : sequence of int, optional
+            The sizes of one sample, such as ``(3, 224, 224)``, where the file leaves them open.
+        fill : mapping of str to float, optional
+            Numbers that fill the other inputs, by name, such as ``{"mask": 1}``.
         """
-        core = CoreNetwork.from_onnx(os.fspath(path), input, output)
+        sizes = None if input_shape is None else [int(size) for size in input_shape]
+        filled = None if fill is None else [(name, float(value)) for name, value in fill.items()]
+        core = CoreNetwork.from_onnx(os.fspath(path), input, output, sizes, filled)
         with open(path, "rb") as file:
-            return cls(core, ("onnx", (file.read(), input, output)))
+            return cls(core, ("onnx", (file.read(), input, output, sizes, filled)))
 
     @classmethod
     def from_layers(

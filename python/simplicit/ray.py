@@ -200,6 +200,17 @@ def fit_on(sim: SIM, baseline: Any, U: Any, engine: RayEngine) -> SIM:
     return sim
 
 
+def _chosen(names: dict[str, str]) -> dict[str, Any]:
+    """The command line's flags about an ONNX file as arguments of :meth:`Network.from_onnx`."""
+    chosen: dict[str, Any] = {name.replace("-", "_"): value for name, value in names.items()}
+    if "input_shape" in chosen:
+        chosen["input_shape"] = [int(size) for size in chosen["input_shape"].replace("×", "x").split("x")]
+    if "fill" in chosen:
+        pairs = (pair.rpartition("=") for pair in chosen["fill"].split(","))
+        chosen["fill"] = {name.strip(): float(value) for name, _, value in pairs}
+    return chosen
+
+
 def _serve() -> None:
     """``simplicit train --ray``: calls on the standard input, results on the standard output, until a blank line."""
     import json
@@ -226,7 +237,7 @@ def _serve() -> None:
                     ray.init(address=asked["address"], log_to_driver=False, logging_level=logging.ERROR)
                     U = np.load(asked["inputs"], mmap_mode="r") if "inputs" in asked else None
                     given, names = asked.get("network", asked.get("states")), asked.get("names")
-                    baseline = Network.from_onnx(given, **names) if names else _baseline(given, U)
+                    baseline = Network.from_onnx(given, **_chosen(names)) if names else _baseline(given, U)
                     moved = _core.Model.load(asked["moved"]) if "moved" in asked else None
                     engine = RayEngine(
                         baseline, U, workers=None, cpus_per_task=1, gpus_per_task=0, shard_blocks=1, retries=3, patience=60.0

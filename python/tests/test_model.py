@@ -142,6 +142,18 @@ def test_onnx_network():
     np.testing.assert_array_equal(again.forward(u), network.forward(u))
 
 
+def test_onnx_network_takes_sizes_that_fit():
+    path = DATA / "resnet20_cifar100.onnx"
+    network = simplicit.Network.from_onnx(path, input_shape=(3, 32, 32))
+    assert network.nonzeros == simplicit.Network.from_onnx(path).nonzeros
+    u = np.random.default_rng(0).standard_normal((2, 3 * 32 * 32))
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(network)).forward(u), network.forward(u))
+    with pytest.raises(simplicit.Error, match="input-shape.*3x16x16"):
+        simplicit.Network.from_onnx(path, input_shape=(3, 16, 16))
+    with pytest.raises(simplicit.Error, match="fill.*mask"):
+        simplicit.Network.from_onnx(path, fill={"mask": 1})
+
+
 def test_rescale_keeps_the_outputs(network, U):
     model = network.to_implicit()
     small = model.rescale(0.9)

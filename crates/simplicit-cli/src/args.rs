@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use simplicit::arrays::{Array, Inputs, PictureSettings, Preprocessing, Selection};
+use simplicit::model::ImplicitModel;
 use simplicit::onnx::OnnxSelection;
 use simplicit::parallel::Threads;
 
@@ -178,9 +179,9 @@ impl RunArgs {
     }
 }
 
-/// Which input and output of an ONNX network, where it has several.
+/// What to read of an ONNX network that leaves a choice.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Networks with several inputs or outputs")]
+#[command(next_help_heading = "Networks with several inputs or outputs, or with open sizes")]
 pub(crate) struct NameArgs {
     /// The input of the ONNX network that is the sample [default: its only one]
     #[arg(long, value_name = "NAME")]
@@ -188,17 +189,39 @@ pub(crate) struct NameArgs {
     /// The output of the ONNX network, or any value in it to end at [default: its only output]
     #[arg(long, value_name = "NAME")]
     output: Option<String>,
+    /// The sizes of one sample, such as 3x224x224, where the ONNX network leaves them open
+    #[arg(long, value_name = "SIZES")]
+    input_shape: Option<String>,
+    /// Numbers that fill the other inputs of the ONNX network, such as mask=1,kinds=0
+    #[arg(long, value_name = "NAME=NUMBER,…")]
+    fill: Option<String>,
 }
 
 impl NameArgs {
     /// What was given, as flags and their values.
     pub(crate) fn given(&self) -> Vec<(&'static str, &str)> {
-        let all = [("input", &self.input), ("output", &self.output)];
-        all.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
+        let values = [&self.input, &self.output, &self.input_shape, &self.fill];
+        let all = Self::FLAGS.into_iter().zip(values);
+        all.filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
     }
 
-    pub(crate) fn selection(&self) -> OnnxSelection {
-        OnnxSelection { input: self.input.clone(), output: self.output.clone() }
+    /// The names of the flags, under which a model keeps what it was trained with.
+    pub(crate) const FLAGS: [&str; 4] = ["input", "output", "input-shape", "fill"];
+
+    pub(crate) fn selection(&self) -> anyhow::Result<OnnxSelection> {
+        self.selection_for(None)
+    }
+
+    /// What was given or, for what was not, what the model was trained with.
+    pub(crate) fn selection_for(&self, model: Option<&ImplicitModel>) -> anyhow::Result<OnnxSelection> {
+        let given = self.given();
+        let [input, output, input_shape, fill] = Self::FLAGS.map(|flag| {
+            let own = given.iter().find(|(name, _)| *name == flag).map(|(_, value)| (*value).to_string());
+            own.or_else(|| model?.metadata().provenance.get(flag).cloned())
+        });
+        let input_shape = input_shape.map(|text| OnnxSelection::parse_shape(&text)).transpose()?;
+        let fill = fill.map(|text| OnnxSelection::parse_fill(&text)).transpose()?.unwrap_or_default();
+        Ok(OnnxSelection { input, output, input_shape, fill })
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use simplicit::arrays::Preprocessing;
+use simplicit::arrays::{Preprocessing, content_hash};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::model::ImplicitModel;
 use simplicit::network::Network;
@@ -12,6 +12,7 @@ use simplicit::onnx::OnnxSelection;
 use simplicit::parallel::Threads;
 use simplicit::states::StateMap;
 
+use crate::args::NameArgs;
 use crate::operands::is_model;
 
 /// A baseline and what is known about its file.
@@ -33,12 +34,26 @@ impl Baseline {
         Self::open_selected(path, &OnnxSelection::default())
     }
 
-    /// As [`Baseline::open`], one of several inputs and outputs of an ONNX file chosen.
+    /// The network beside a model. What an ONNX file leaves open and was not given is as the model was trained, if it was
+    /// trained from this file.
+    pub(crate) fn open_beside(path: &Path, names: &NameArgs, model: Option<&ImplicitModel>) -> anyhow::Result<Self> {
+        let trained_so = |model: &&ImplicitModel| {
+            let provenance = &model.metadata().provenance;
+            let chosen = NameArgs::FLAGS.iter().any(|flag| provenance.contains_key(*flag));
+            chosen && content_hash(path).is_ok_and(|hash| provenance.get("network") == Some(&hash))
+        };
+        Self::open_selected(path, &names.selection_for(model.filter(trained_so))?)
+    }
+
+    /// As [`Baseline::open`], with what an ONNX file leaves open.
     pub(crate) fn open_selected(path: &Path, selection: &OnnxSelection) -> anyhow::Result<Self> {
         let bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
         let kind = if is_model(path)? {
             if *selection != OnnxSelection::default() {
-                bail!("{}: --input and --output choose in ONNX files; a model has one of each", path.display());
+                bail!(
+                    "{}: --input, --output, --input-shape and --fill choose in ONNX files; a model has no choice",
+                    path.display()
+                );
             }
             Kind::of_model(ImplicitModel::load(path)?)?
         } else {

@@ -64,18 +64,30 @@ fn stacked<T: Element + Scalar>(
 #[pymethods]
 impl Network {
     #[staticmethod]
-    #[pyo3(signature = (path, input=None, output=None))]
-    fn from_onnx(path: PathBuf, input: Option<String>, output: Option<String>) -> PyResult<Self> {
-        let selection = OnnxSelection { input, output };
+    #[pyo3(signature = (path, input=None, output=None, input_shape=None, fill=None))]
+    fn from_onnx(
+        path: PathBuf,
+        input: Option<String>,
+        output: Option<String>,
+        input_shape: Option<Vec<usize>>,
+        fill: Option<Vec<(String, f32)>>,
+    ) -> PyResult<Self> {
+        let selection = OnnxSelection { input, output, input_shape, fill: fill.unwrap_or_default() };
         let network = network::Network::from_onnx_selected(&path, &selection).map_err(|e| of_library(&e))?;
         let bytes = std::fs::metadata(&path).map(|about| about.len()).ok();
         Ok(Self { network: Arc::new(network), bytes })
     }
 
     #[staticmethod]
-    #[pyo3(signature = (bytes, input=None, output=None))]
-    fn from_onnx_bytes(bytes: &[u8], input: Option<String>, output: Option<String>) -> PyResult<Self> {
-        let selection = OnnxSelection { input, output };
+    #[pyo3(signature = (bytes, input=None, output=None, input_shape=None, fill=None))]
+    fn from_onnx_bytes(
+        bytes: &[u8],
+        input: Option<String>,
+        output: Option<String>,
+        input_shape: Option<Vec<usize>>,
+        fill: Option<Vec<(String, f32)>>,
+    ) -> PyResult<Self> {
+        let selection = OnnxSelection { input, output, input_shape, fill: fill.unwrap_or_default() };
         let network = network::Network::from_onnx_bytes_selected(bytes, &selection).map_err(|e| of_library(&e))?;
         Ok(Self { network: Arc::new(network), bytes: Some(bytes.len() as u64) })
     }

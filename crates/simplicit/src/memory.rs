@@ -99,6 +99,9 @@ impl Room {
 /// system's own and goes back to it when it is dropped; what is smaller may stay with the process, in holes between others.
 const SLAB: usize = 10 << 20;
 
+/// Numbers that are read from a file at a time: the bytes stay in the cache until they are numbers.
+const READ: usize = 1 << 16;
+
 /// Blocks that are written once, in order, and read in any order by several threads: in memory while there is room, in a
 /// file of their own from there on. Their values do not depend on where they are.
 #[derive(Debug)]
@@ -224,21 +227,38 @@ impl Pile {
 
     /// A block by its number.
     pub(crate) fn get(&self, number: usize) -> Result<Block<'_>> {
+        self.rows(number, 0..usize::MAX)
+    }
+
+    /// Some rows of a block, or as many of them as it has: a block in a file may have hundreds of megabytes, of which a reader
+    /// of one sample needs a few.
+    pub(crate) fn rows(&self, number: usize, range: Range<usize>) -> Result<Block<'_>> {
         let missing = || Error::shape("block of a layer", format!("one of {}", self.blocks.len()), number);
+        let within = |rows: usize| range.start.min(rows)..range.end.min(rows);
         let (at, rows, cols) = match self.blocks.get(number).ok_or_else(missing)? {
             Place::Held { slab, span, cols } => {
-                return Ok(Block { values: Cow::Borrowed(&self.slabs[*slab][span.clone()]), cols: *cols });
+                let all = &self.slabs[*slab][span.clone()];
+                let rows = within(all.len() / (*cols).max(1));
+                return Ok(Block { values: Cow::Borrowed(&all[rows.start * cols..rows.end * cols]), cols: *cols });
             }
             Place::File { at, rows, cols } => (*at, *rows, *cols),
         };
-        let mut raw = vec![0u8; 4 * rows * cols];
+        let rows = within(rows);
         let failed = |e| Error::io(&self.room.folder, e);
-        {
-            let mut file = self.file.as_ref().ok_or_else(missing)?.file();
-            file.seek(SeekFrom::Start(at)).map_err(failed)?;
-            file.read_exact(&mut raw).map_err(failed)?;
+        let spill = self.file.as_ref().ok_or_else(missing)?;
+        let (mut at, mut left) = (at + 4 * (rows.start * cols) as u64, rows.len() * cols);
+        let mut values = Vec::with_capacity(left);
+        let mut raw = vec![0u8; 4 * left.min(READ)];
+        while left > 0 {
+            let part = &mut raw[..4 * left.min(READ)];
+            {
+                let mut file = spill.file();
+                file.seek(SeekFrom::Start(at)).map_err(failed)?;
+                file.read_exact(part).map_err(failed)?;
+            }
+            values.extend(part.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)));
+            (at, left) = (at + part.len() as u64, left - part.len() / 4);
         }
-        let values = raw.as_chunks::<4>().0.iter().map(|v| f32::from_le_bytes(*v)).collect();
         Ok(Block { values: Cow::Owned(values), cols })
     }
 
@@ -301,6 +321,9 @@ mod tests {
         let same = |pile: &Pile, k: usize| {
             let got = pile.get(k).unwrap();
             assert_eq!((got.rows(), got.as_slice(), got.row(2)), (3, block(k).as_slice(), block(k).row(2)));
+            let got = pile.rows(k, 1..3).unwrap();
+            assert_eq!((got.rows(), got.row(0), got.row(1)), (2, block(k).row(1), block(k).row(2)));
+            assert_eq!(pile.rows(k, 3..9).unwrap().rows(), 0);
         };
         let room = Room::new(150, folder.path());
         let mut pile = Pile::new(&room);

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPERATORS = set(
     """Add Sub Mul Div Pow Sqrt Exp Log Erf Neg Abs Reciprocal Sin Cos Max Min Sum Relu LeakyRelu PRelu Elu Celu Selu
-    Softplus Softsign Sigmoid Tanh HardSigmoid HardSwish Gelu Mish Swish Clip Softmax LogSoftmax Gemm MatMul Conv
+    Softplus Softsign Sigmoid Tanh HardSigmoid HardSwish Gelu Mish Swish Clip Softmax LogSoftmax Gemm MatMul Conv ConvTranspose LRN
     BatchNormalization LayerNormalization InstanceNormalization GroupNormalization RMSNormalization MaxPool AveragePool
     GlobalAveragePool GlobalMaxPool ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 ReduceSumSquare Concat Split Slice Pad
     Transpose Reshape Flatten Squeeze Unsqueeze Expand Gather Identity Tile DepthToSpace SpaceToDepth Resize Upsample Where

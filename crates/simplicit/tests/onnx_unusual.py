@@ -177,6 +177,43 @@ def all_models():
         ],
         {"w": weights(8, 3, 3, 3), "w2": weights(2, 8, 1, 1), "scales": np.array([1, 1, 2, 2], np.float32)}, [3, 8, 8],
     )  # fmt: skip
+    yield "transposed", model(
+        [
+            node("Conv", ["x", "w"], ["a"], kernel_shape=[3, 3], pads=[1] * 4),
+            node("Relu", ["a"], ["r"]),
+            node("ConvTranspose", ["r", "w2", "b2"], ["c"], strides=[2, 2], pads=[1, 0, 1, 1], output_padding=[1, 0]),
+            node("Relu", ["c"], ["d"]),
+            node("ConvTranspose", ["d", "w3"], ["e"], strides=[2, 2], kernel_shape=[2, 2]),
+            node("Add", ["e", "b3"], ["y"]),
+        ],
+        {"w": weights(8, 3, 3, 3), "w2": weights(8, 4, 3, 3), "b2": weights(4), "w3": weights(4, 2, 2, 2), "b3": weights(2, 1, 1)},
+        [3, 5, 6],
+    )  # fmt: skip
+    yield "one_hot", model(
+        [
+            node("Unsqueeze", ["x", "last"], ["u"]),
+            node("Equal", ["u", "all"], ["is"]),
+            node("Cast", ["is"], ["h"], to=1),
+            node("MatMul", ["h", "table"], ["e"]),
+            node("Relu", ["e"], ["r"]),
+            node("Flatten", ["r"], ["f"]),
+            node("Gemm", ["f", "v"], ["y"]),
+        ],
+        {"last": np.array([-1]), "all": np.arange(20), "table": 3 * weights(20, 8), "v": weights(48, 5)}, [6], kind=TensorProto.INT64,
+    )  # fmt: skip
+    open_sizes = model(
+        [
+            node("Conv", ["x", "w"], ["a"], kernel_shape=[3, 3], pads=[1] * 4),
+            node("Relu", ["a"], ["r"]),
+            node("Mul", ["r", "mask"], ["m"]),
+            node("GlobalAveragePool", ["m"], ["p"]),
+            node("Flatten", ["p"], ["f"]),
+            node("Gemm", ["f", "v"], ["y"]),
+        ],
+        {"w": weights(8, 3, 3, 3), "v": weights(8, 5)}, [3, "height", "width"],
+    )  # fmt: skip
+    open_sizes.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["batch", 1, "height", "width"]))
+    yield "open_sizes", open_sizes
     yield "grouped_output", model(
         [
             node("Conv", ["x", "w"], ["a"], kernel_shape=[1, 1]),
@@ -239,7 +276,9 @@ def run(path, u):
     asked = session.get_inputs()[0]
     u = u.astype({"tensor(int64)": np.int64, "tensor(float16)": np.float16}.get(asked.type, np.float32))
     size = asked.shape[0] if isinstance(asked.shape[0], int) else len(u)
-    parts = [session.run(["y"], {asked.name: u[k : k + size]})[0] for k in range(0, len(u), size)]
+    # The mask of open sizes has the sizes of the images.
+    masks = {i.name: np.full((len(u), 1, *u.shape[2:]), 0.5, np.float32) for i in session.get_inputs()[1:] if i.name == "mask"}
+    parts = [session.run(["y"], {asked.name: u[k : k + size], **masks})[0] for k in range(0, len(u), size)]
     return np.concatenate(parts).astype(np.float32)
 
 
@@ -259,7 +298,7 @@ def main():
         return
     for name, network in all_models():
         onnx.save(network, folder / f"{name}.onnx")
-        shape = [d.dim_value for d in network.graph.input[0].type.tensor_type.shape.dim][1:]
+        shape = [d.dim_value or 7 for d in network.graph.input[0].type.tensor_type.shape.dim][1:]
         tokens = network.graph.input[0].type.tensor_type.elem_type == TensorProto.INT64
         u = random.integers(0, 20, (SAMPLES, *shape)) if tokens else random.standard_normal((SAMPLES, *shape)).astype(np.float16)
         np.save(folder / f"{name}.input.npy", u.astype(np.float32))

@@ -10,7 +10,7 @@ use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 use simplicit::states::InputSource;
 
-use crate::args::{InputArgs, JsonArgs, RunArgs, number};
+use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs, number};
 use crate::baseline::{Baseline, Kind};
 use crate::exit::Outcome;
 use crate::operands::ModelOrNetwork;
@@ -96,6 +96,8 @@ pub(crate) struct AttackArgs {
     #[arg(long, value_name = "NORM", default_value = "linf", help_heading = "The attack")]
     norm: NormKind,
     #[command(flatten)]
+    names: NameArgs,
+    #[command(flatten)]
     run: RunArgs,
     #[command(flatten)]
     json: JsonArgs,
@@ -108,7 +110,7 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     let threads = args.run.threads();
     let (model, network) = args.files.paths()?;
     let model = model.map(ImplicitModel::load).transpose()?;
-    let baseline = network.map(Baseline::open).transpose()?;
+    let baseline = network.map(|n| Baseline::open_beside(n, &args.names, model.as_ref())).transpose()?;
     if args.gradient == GradientKind::Baseline && (model.is_none() || baseline.is_none()) {
         bail!(
             "--gradient baseline: expected a model to attack and a network to take the gradient from, got one of them"

@@ -45,7 +45,7 @@ pub(crate) fn run(args: &CollectArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     let stopwatch = Stopwatch::start();
     require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let watcher = Watcher::new(args.run.progress);
-    let baseline = Baseline::open_selected(args.network.path(), &args.names.selection())?;
+    let baseline = Baseline::open_selected(args.network.path(), &args.names.selection()?)?;
     let inputs = args.data.open(baseline.preprocessing())?;
     let source = Collected::new(baseline.map(), &inputs)?;
     let metadata = StatesMetadata {

@@ -40,12 +40,13 @@ pub(crate) struct ConvertArgs {
 
 pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<Outcome> {
     require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
-    let baseline = Baseline::open_selected(args.network.path(), &args.names.selection())?;
+    let baseline = Baseline::open_selected(args.network.path(), &args.names.selection()?)?;
     let mut parts = baseline.implicit()?.into_parts();
     let identity = Preprocessing::identity();
     parts.preprocessing = args.preprocessing.over(baseline.preprocessing().unwrap_or(&identity))?;
     let provenance = &mut parts.metadata.provenance;
     provenance.insert("network".into(), content_hash(args.network.path())?);
+    provenance.extend(args.names.given().into_iter().map(|(name, value)| (name.to_string(), value.to_string())));
     provenance.insert("version".into(), env!("CARGO_PKG_VERSION").into());
     let model = ImplicitModel::new(parts)?;
     model.save(&args.out)?;

@@ -63,7 +63,7 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     let threads = args.run.threads();
     let (model_path, network) = args.files.paths()?;
     let model = model_path.map(ImplicitModel::load).transpose()?;
-    let baseline = network.map(|n| Baseline::open_selected(n, &args.names.selection())).transpose()?;
+    let baseline = network.map(|n| Baseline::open_beside(n, &args.names, model.as_ref())).transpose()?;
     if args.labels.is_none() && (model.is_none() || baseline.is_none()) {
         bail!("--labels: expected a file with the labels, or both a model and a network to compare; got neither");
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::Args;
 use simplicit::model::ImplicitModel;
-use simplicit::onnx::{OnnxSelection, OnnxSettings, export_onnx, export_onnx_like};
+use simplicit::onnx::{OnnxSettings, export_onnx, export_onnx_like};
 
 use crate::args::{JsonArgs, NameArgs};
 use crate::exit::Outcome;
@@ -45,9 +45,9 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Outcome> {
     require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
     let model = ImplicitModel::load(args.model.path())?;
     match &args.like {
-        Some(original) => export_onnx_like(&model, original, &selection(args, &model), &args.out)?,
+        Some(original) => export_onnx_like(&model, original, &args.names.selection_for(Some(&model))?, &args.out)?,
         None if !args.names.given().is_empty() => {
-            bail!("--input, --output: expected --like NET.onnx as well, whose names they are")
+            bail!("--input, --output, --input-shape, --fill: expected --like NET.onnx as well, which they are about")
         }
         None => export_onnx(&model, &args.out, OnnxSettings::default())?,
     }
@@ -64,14 +64,4 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Outcome> {
     let results = Results { seconds: stopwatch.seconds(), ..Results::of_model(&model) };
     results.deliver(&args.json, &line)?;
     Ok(Outcome::Done)
-}
-
-/// The input and output of the network: those given, or else those that the model was trained with.
-fn selection(args: &ExportArgs, model: &ImplicitModel) -> OnnxSelection {
-    let given = args.names.selection();
-    let trained = |name: &str| model.metadata().provenance.get(name).cloned();
-    OnnxSelection {
-        input: given.input.or_else(|| trained("input")),
-        output: given.output.or_else(|| trained("output")),
-    }
 }

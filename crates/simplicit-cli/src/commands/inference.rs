@@ -16,7 +16,7 @@ use simplicit::onnx::{OnnxSettings, export_onnx};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::states::InputSource;
 
-use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, open_inputs};
+use crate::args::{JsonArgs, NameArgs, PreprocessingArgs, RunArgs, open_inputs};
 use crate::baseline::Baseline;
 use crate::exit::{Outcome, say};
 use crate::progress::Watcher;
@@ -111,7 +111,7 @@ pub(crate) fn run(
     require_writable(shared.json.file())?;
     let watcher = Watcher::new(run.progress);
     let model = ImplicitModel::load(path)?;
-    let dense = Baseline::open(network)?.implicit()?;
+    let dense = Baseline::open_beside(network, &NameArgs::default(), Some(&model))?.implicit()?;
     if dense.shape().inputs != model.shape().inputs {
         bail!(
             "--network: expected the network of the model, of {} inputs, got {}",

@@ -31,10 +31,13 @@ pub(crate) struct InspectArgs {
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
     if !is_model(args.model.path())? {
-        return inspect_network::run(args.model.path(), &args.names.selection(), args.samples, &args.json);
+        return inspect_network::run(args.model.path(), &args.names.selection()?, args.samples, &args.json);
     }
     if args.samples.is_some() {
         bail!("--samples: expected an ONNX network, whose training is estimated; got a model");
+    }
+    if !args.names.given().is_empty() {
+        bail!("--input, --output, --input-shape, --fill: expected an ONNX network, which leaves a choice; got a model");
     }
     let model = ImplicitModel::load(args.model.path())?;
     let mut results = Results::of_model(&model);

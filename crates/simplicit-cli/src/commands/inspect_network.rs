@@ -116,19 +116,23 @@ impl Training {
         })
     }
 
-    fn words(&self) -> String {
+    /// Lines for the head of the table.
+    fn lines(&self) -> Vec<[String; 2]> {
+        let line = |name: &str, words: String| [name.to_string(), words];
+        let on = format!("on {} samples with {} threads", count(self.samples as u64), self.threads);
         match &self.estimate {
-            Err(why) => format!("refused: {why}"),
-            Ok((about, [model, target])) => format!(
-                "{} samples, {} threads: about {} of memory ({} with --memory), {} at a given price, {} to a target \
-                 sparsity; estimates from counted multiply-adds, at a quarter of the speed of a product measured now",
-                count(self.samples as u64),
-                self.threads,
-                memory::words(about.bytes),
-                memory::words(about.least_bytes),
-                duration(*model),
-                duration(*target)
-            ),
+            Err(why) => vec![line("training", format!("{on}, refused: {why}"))],
+            Ok((about, [model, target])) => vec![
+                line("training", format!("{on}, estimated from counted multiply-adds:")),
+                line(
+                    "  memory",
+                    format!("{}, or {} with --memory", memory::words(about.bytes), memory::words(about.least_bytes)),
+                ),
+                line(
+                    "  time",
+                    format!("{} at a given price, {} to a target sparsity", duration(*model), duration(*target)),
+                ),
+            ],
         }
     }
 }
@@ -211,7 +215,9 @@ fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>, training: Option<&Tra
         ]);
         head.row(&["multiply-adds", &count(layers.iter().map(|l| l.multiply_adds).sum())]);
         if let Some(training) = training {
-            head.row(&["training", &training.words()]);
+            for [name, words] in training.lines() {
+                head.row(&[&name, &words]);
+            }
         }
         let mut body = Table::with_head(&["layer", "kind", "shape", "parameters", "multiply-adds", "trained"]);
         for layer in layers {
@@ -227,9 +233,7 @@ fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>, training: Option<&Tra
         }
         return format!("{}\n{}", head.show(), body.show());
     }
-    let mut body = Table::with_head(&["cannot be read", "operator", "why, and what to do"]);
-    for node in &file.unsupported {
-        body.row(&[&node.name, &node.operator, &node.why]);
-    }
-    format!("{}\n{}", head.show(), body.show())
+    // A reason is a sentence, which a column of its own would push out of sight.
+    let lines = file.unsupported.iter().map(|node| format!("  {} ({}): {}\n", node.name, node.operator, node.why));
+    format!("{}\ncannot be read:\n{}", head.show(), lines.collect::<String>())
 }

@@ -55,6 +55,9 @@ pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     let (model, network) = args.files.paths()?;
     let (baseline, mut results) = match (model, network) {
         (Some(_), Some(_)) => bail!("expected a model or a network, got both"),
+        (Some(_), None) if !args.names.given().is_empty() => bail!(
+            "--input, --output, --input-shape, --fill: expected an ONNX network, which leaves a choice; got a model"
+        ),
         (Some(path), None) => {
             let model = ImplicitModel::load(path)?;
             let results = Results::of_model(&model);
@@ -62,7 +65,7 @@ pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome
         }
         (None, network) => {
             let path = network.unwrap_or(Path::new(""));
-            (Baseline::open_selected(path, &args.names.selection())?, Results::new())
+            (Baseline::open_selected(path, &args.names.selection()?)?, Results::new())
         }
     };
     let inputs = args.data.open(baseline.preprocessing())?;

@@ -15,7 +15,7 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::states::InputSource;
 use simplicit::train::{RowReport, TriedModel};
 
-use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
+use crate::args::{JsonArgs, NameArgs, PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
 use crate::baseline::Baseline;
 use crate::exit::Outcome;
 use crate::measure::Runner;
@@ -121,7 +121,8 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     let watcher = Watcher::new(args.running.progress);
     let threads = args.running.threads();
     let model = ImplicitModel::load(args.files.model())?;
-    let baseline = args.files.network().map(Baseline::open).transpose()?;
+    let baseline = args.files.network();
+    let baseline = baseline.map(|path| Baseline::open_beside(path, &NameArgs::default(), Some(&model))).transpose()?;
     let read = |paths: &[PathBuf]| {
         let files = paths.iter().map(|path| Ok((path.display().to_string(), read_capped(path, MAX_RUN)?)));
         files.collect::<anyhow::Result<Vec<_>>>()

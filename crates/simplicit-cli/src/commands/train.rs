@@ -383,7 +383,7 @@ impl Origin {
                 if args.activation.is_some() {
                     bail!("--activation: expected --states without a layout, got --network, which has its own");
                 }
-                let baseline = Baseline::open_selected(network, &args.names.selection())?;
+                let baseline = Baseline::open_selected(network, &args.names.selection()?)?;
                 let (own, selection) = (baseline.preprocessing(), args.selection.selection());
                 let inputs = args.pictures.open_inputs(inputs, &args.preprocessing, own, &selection)?;
                 let preprocessing = inputs.preprocessing().clone();
@@ -399,6 +399,11 @@ impl Origin {
             (_, _, Some(states)) => {
                 if args.selection.samples.is_some() {
                     return Err(not_yet("--samples with --states"));
+                }
+                if !args.names.given().is_empty() {
+                    bail!(
+                        "--input, --output, --input-shape, --fill: expected an ONNX network, whose choice they are; got --states"
+                    );
                 }
                 let activation = args.activation.clone().unwrap_or_else(|| "relu".into());
                 let states = ArrayStates::open(states, Activation::try_from(activation)?)?;

@@ -15,7 +15,10 @@ use super::constant::{Constant, Tensor};
 use super::external;
 use super::linear::Dense;
 use super::origin::Origin;
-use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
+use super::proto::{
+    AttributeProto, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto,
+    data_type,
+};
 use super::recognise::Profiles;
 use super::tensor;
 use crate::graph::Dims;
@@ -31,13 +34,40 @@ const MAX_DEPTH: usize = 8;
 /// The oldest operator set whose broadcasting is today's.
 const MIN_OPSET: i64 = 7;
 
-/// Which input and output of a file to read, where it has several.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// What to read of a file that leaves a choice: several inputs or outputs, axes without a size.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct OnnxSelection {
     /// The name of the input that is the sample.
     pub input: Option<String>,
     /// The name of the output.
     pub output: Option<String>,
+    /// The sizes of one sample, where the file leaves axes open; a 1 for the batch may stand in front.
+    pub input_shape: Option<Vec<usize>>,
+    /// Other inputs by name, each with the number that fills it.
+    pub fill: Vec<(String, f32)>,
+}
+
+impl OnnxSelection {
+    /// The sizes in a text such as `3x48x192`.
+    pub fn parse_shape(text: &str) -> Result<Vec<usize>> {
+        let sizes = text.split(['x', '×']).map(|size| size.trim().parse::<usize>().ok().filter(|&size| size > 0));
+        sizes
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| Error::setting("--input-shape", "sizes such as 3x224x224", format!("{text:?}")))
+    }
+
+    /// The names and numbers in a text such as `mask=1,kinds=0`.
+    pub fn parse_fill(text: &str) -> Result<Vec<(String, f32)>> {
+        let pair = |part: &str| {
+            let (name, value) = part.rsplit_once('=')?;
+            let value = value.trim().parse::<f32>().ok().filter(|value| value.is_finite())?;
+            Some((name.trim().to_string(), value)).filter(|(name, _)| !name.is_empty())
+        };
+        text.split(',')
+            .map(pair)
+            .collect::<Option<Vec<_>>>()
+            .ok_or_else(|| Error::setting("--fill", "NAME=NUMBER, several with commas", format!("{text:?}")))
+    }
 }
 
 /// A node of an ONNX file that cannot be read.
@@ -65,14 +95,15 @@ pub struct OnnxFile {
 impl Network {
     /// Reads an ONNX file (opset 7 or later).
     ///
-    /// The first axis of the input is the batch, whatever its stored size; all others must be fixed. Batch norm is folded
+    /// The first axis of the input is the batch, whatever its stored size; all others must be fixed, by the file or by
+    /// [`OnnxSelection::input_shape`]. Batch norm is folded
     /// where a linear map or convolution stands beside it. What cannot be represented is an error that names every such
     /// node, its operator and a way out.
     pub fn from_onnx(path: impl AsRef<Path>) -> Result<Self> {
         Self::from_onnx_selected(path, &OnnxSelection::default())
     }
 
-    /// As [`Network::from_onnx`], one of several inputs or outputs chosen.
+    /// As [`Network::from_onnx`], with what the file leaves open.
     pub fn from_onnx_selected(path: impl AsRef<Path>, selection: &OnnxSelection) -> Result<Self> {
         let path = path.as_ref();
         let bytes = read_file(path)?;
@@ -85,7 +116,7 @@ impl Network {
         Self::from_onnx_bytes_selected(bytes, &OnnxSelection::default())
     }
 
-    /// As [`Network::from_onnx_bytes`], one of several inputs or outputs chosen.
+    /// As [`Network::from_onnx_bytes`], with what the file leaves open.
     pub fn from_onnx_bytes_selected(bytes: &[u8], selection: &OnnxSelection) -> Result<Self> {
         let path = Path::new("ONNX bytes");
         let (_, network, refused) = import(bytes, path, None, selection)?;
@@ -199,6 +230,8 @@ pub(super) struct Importer<'a> {
     /// Dense layers over the last axis, by the node of their result: a constant behind them folds into them.
     pub(super) dense: HashMap<usize, Dense>,
     pub(super) profiles: Profiles,
+    /// Nodes whose values are whole numbers: tokens, and what only moves them.
+    pub(super) whole: HashSet<usize>,
     /// Constants that are nodes already, by the address of the shared tensor.
     constants: HashMap<usize, (Arc<Constant>, usize)>,
     initializers: HashMap<&'a str, &'a TensorProto>,
@@ -224,17 +257,21 @@ impl<'a> Importer<'a> {
         // Before IR version 4 initialisers are listed as inputs, too.
         let inputs: Vec<_> = graph.input.iter().filter(|i| !initializers.contains_key(i.name.as_str())).collect();
         let input = choose(&inputs, selection.input.as_deref(), "input")?;
-        let (fixed_batch, dims) = input_dims(input)?;
+        let (fixed_batch, dims) = input_dims(input, selection.input_shape.as_deref())?;
+        let filled = filled_inputs(&inputs, input, &dims, &selection.fill)?;
         let builder = Dims::new(&dims).and_then(|dims| Network::builder(Shape::from_dims(dims)));
         let builder = builder.map_err(|e| e.within(&format!("input {:?}", input.name)))?;
+        let whole = if is_float(input) { HashSet::new() } else { HashSet::from([builder.here().0]) };
         let mut values = HashMap::from([(input.name.as_str(), Value::Node(builder.here().0))]);
         values.extend(inputs.iter().filter(|i| i.name != input.name).map(|i| (i.name.as_str(), Value::Unknown)));
+        values.extend(filled.into_iter().map(|(name, value)| (name, Value::Constant(Arc::new(value), false))));
         Ok(Self {
             builder,
             opset,
             fixed_batch: fixed_batch.filter(|&b| b > 1),
             dense: HashMap::new(),
             profiles: Profiles::default(),
+            whole,
             constants: HashMap::new(),
             initializers,
             values,
@@ -261,7 +298,8 @@ impl<'a> Importer<'a> {
                 let names: Vec<&str> = graph.input.iter().map(|i| i.name.as_str()).collect();
                 Err(Error::unsupported(
                     format!("{}, which depends on several of the inputs {names:?}", what()),
-                    "give every other input a constant value, or choose an output that depends on one input",
+                    "fill all but one of them with numbers (--fill NAME=NUMBER,…), or choose an output that depends on one \
+                     input (--output NAME)",
                 ))
             }
             Some(Value::Unknown) => Ok(None),
@@ -339,6 +377,29 @@ impl<'a> Importer<'a> {
         self.spend(self.builder.parameters() - parameters)?;
         if depth == 0 {
             self.note_origins(graph, node, nodes, &inputs);
+        }
+        // What only moves whole numbers has whole numbers.
+        const MOVES: [&str; 12] = [
+            "Identity",
+            "Cast",
+            "Reshape",
+            "Flatten",
+            "Squeeze",
+            "Unsqueeze",
+            "Transpose",
+            "Slice",
+            "Concat",
+            "Expand",
+            "Tile",
+            "Split",
+        ];
+        let stays_whole = |value: &Option<Value>| match value {
+            Some(Value::Node(id)) => self.whole.contains(id),
+            Some(Value::Constant(constant, _)) => matches!(**constant, Constant::Ints(_)),
+            _ => true,
+        };
+        if !self.whole.is_empty() && MOVES.contains(&node.op_type.as_str()) && inputs.iter().all(stays_whole) {
+            self.whole.extend(values.iter().filter_map(|v| if let Value::Node(id) = v { Some(*id) } else { None }));
         }
         let result = if let [Value::Node(id)] = values[..] { Some(id) } else { None };
         for id in nodes..self.builder.count() {
@@ -458,41 +519,140 @@ fn choose<'v>(all: &[&'v ValueInfoProto], name: Option<&str>, what: &str) -> Res
         (None, [only]) => Ok(only),
         (None, _) => Err(Error::unsupported(
             format!("a network with the {what}s {names:?}"),
-            format!("choose one {what} by its name (--{what} NAME)"),
+            match what {
+                "input" => "choose one by its name (--input NAME), and fill the others (--fill NAME=NUMBER,…)".into(),
+                _ => format!("choose one by its name (--{what} NAME)"),
+            },
         )),
     }
 }
 
+/// The axes that a file gives an input, if it does.
+fn declared(input: &ValueInfoProto) -> Option<&[DimensionProto]> {
+    let tensor = input.kind.as_ref()?.tensor_type.as_ref()?;
+    Some(&tensor.shape.as_ref()?.dim)
+}
+
+/// Whether an input has fractions; where the file does not say, it has.
+fn is_float(input: &ValueInfoProto) -> bool {
+    let kind = input.kind.as_ref().and_then(|k| k.tensor_type.as_ref()).and_then(|t| t.elem_type);
+    let floats = [data_type::FLOAT, data_type::FLOAT16, data_type::DOUBLE, data_type::BFLOAT16];
+    kind.is_none_or(|kind| floats.contains(&kind))
+}
+
+/// The size of an axis, where the file fixes it.
+fn fixed(dim: &DimensionProto) -> Option<usize> {
+    match dim.value {
+        Some(DimensionValue::Value(v)) => usize::try_from(v).ok().filter(|&v| v > 0),
+        _ => None,
+    }
+}
+
+/// The axes as a user may know them: sizes, or the names that stand for them.
+fn described(dims: &[DimensionProto]) -> String {
+    let name = |dim: &DimensionProto| match &dim.value {
+        Some(DimensionValue::Param(name)) if !name.is_empty() => name.clone(),
+        Some(DimensionValue::Value(v)) => v.to_string(),
+        _ => "?".to_string(),
+    };
+    dims.iter().map(name).collect::<Vec<_>>().join(" × ")
+}
+
 /// The stored batch size, if any, and the dimensions of a batch of one sample.
-fn input_dims(input: &ValueInfoProto) -> Result<(Option<usize>, Vec<usize>)> {
+fn input_dims(input: &ValueInfoProto, given: Option<&[usize]>) -> Result<(Option<usize>, Vec<usize>)> {
     let what = || format!("input {:?}", input.name);
-    let shape = input.kind.as_ref().and_then(|t| t.tensor_type.as_ref()).and_then(|t| t.shape.as_ref());
-    let Some([batch, rest @ ..]) = shape.map(|s| &s.dim[..]) else {
-        return Err(Error::shape(what(), "a tensor with its shape, batch first", "none"));
+    let Some(dims) = declared(input) else {
+        let sizes = given.ok_or_else(|| {
+            Error::shape(what(), "sizes of its axes; say those of one sample (--input-shape 3x224x224)", "none")
+        })?;
+        return Ok((None, [&[1], sizes].concat()));
+    };
+    let [batch, rest @ ..] = dims else {
+        return Err(Error::shape(what(), "a tensor with its shape, batch first", "a single number"));
     };
     if rest.is_empty() {
         return Err(Error::shape(what(), "batch × features or batch × channels × height × width", "one axis"));
     }
-    let mut dims = vec![1];
-    for (axis, dim) in rest.iter().enumerate() {
-        match dim.value {
-            Some(DimensionValue::Value(v)) if v > 0 => dims.push(v as usize),
-            _ => {
-                let got = match &dim.value {
-                    Some(DimensionValue::Value(v)) => v.to_string(),
-                    Some(DimensionValue::Param(name)) => format!("{name:?}"),
-                    None => "an unknown one".to_string(),
-                };
-                let expected = "a fixed size (only the batch may be dynamic; export with fixed image sizes)";
-                return Err(Error::shape(format!("{}, axis {}", what(), axis + 1), expected, got));
-            }
-        }
-    }
-    let batch = match batch.value {
-        Some(DimensionValue::Value(v)) => usize::try_from(v).ok(),
-        _ => None,
+    let got = || described(dims);
+    let sizes = match given {
+        // The batch may stand in front.
+        Some([1, sizes @ ..]) if sizes.len() == rest.len() => Some(sizes),
+        given => given,
     };
-    Ok((batch, dims))
+    let Some(sizes) = sizes else {
+        let sizes: Option<Vec<usize>> = rest.iter().map(fixed).collect();
+        let open = || {
+            let example: Vec<String> = rest.iter().map(|d| fixed(d).map_or("N".into(), |v| v.to_string())).collect();
+            let expected = format!(
+                "a fixed size of every axis but the batch; say the sizes of one sample (--input-shape {} with numbers for N)",
+                example.join("x")
+            );
+            Error::shape(what(), expected, got())
+        };
+        return Ok((fixed(batch), [vec![1], sizes.ok_or_else(open)?].concat()));
+    };
+    let fits =
+        sizes.len() == rest.len() && rest.iter().zip(sizes).all(|(dim, &size)| fixed(dim).is_none_or(|v| v == size));
+    if !fits {
+        let shown: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+        let expected = format!("the sizes of one sample of the {} of {}, the batch left out", got(), what());
+        return Err(Error::setting("--input-shape", expected, shown.join("x")));
+    }
+    Ok((fixed(batch), [&[1], sizes].concat()))
+}
+
+/// The other inputs that are filled with one number each. Axes that have the name of one of the sample's have its size.
+fn filled_inputs<'a>(
+    inputs: &[&'a ValueInfoProto],
+    sample: &ValueInfoProto,
+    dims: &[usize],
+    fill: &[(String, f32)],
+) -> Result<Vec<(&'a str, Constant)>> {
+    let own: Vec<(&str, usize)> = declared(sample)
+        .unwrap_or_default()
+        .iter()
+        .zip(dims)
+        .filter_map(|(dim, &size)| match &dim.value {
+            Some(DimensionValue::Param(name)) => Some((name.as_str(), size)),
+            _ => None,
+        })
+        .collect();
+    // A name that stands for different sizes, such as "?", says nothing.
+    let of_name = |name: &str| {
+        let (_, size) = own.iter().find(|(own, _)| *own == name)?;
+        own.iter().all(|(own, other)| *own != name || other == size).then_some(*size)
+    };
+    let mut out = Vec::new();
+    for (name, value) in fill {
+        let Some(input) = inputs.iter().find(|i| i.name == *name && i.name != sample.name) else {
+            let others: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).filter(|n| *n != sample.name).collect();
+            let expected = format!("one of the inputs beside {:?}, which are {others:?}", sample.name);
+            return Err(Error::setting("--fill", expected, format!("{name:?}")));
+        };
+        let axes = declared(input).unwrap_or_default();
+        let size = |(axis, dim): (usize, &DimensionProto)| {
+            let named = match &dim.value {
+                Some(DimensionValue::Param(name)) => of_name(name),
+                _ => fixed(dim),
+            };
+            // The batch comes first, and is one sample.
+            named.or((axis == 0).then_some(1)).ok_or_else(|| {
+                let expected = "axes with fixed sizes, or with names that the sample's axes have";
+                Error::shape(format!("--fill: input {name:?}, axis {axis}"), expected, described(axes))
+            })
+        };
+        let dims = axes.iter().enumerate().map(size).collect::<Result<Vec<_>>>()?;
+        let count = Dims::new(&dims).map_err(|e| e.within(&format!("input {name:?}")))?.size();
+        let constant = if is_float(input) {
+            Constant::Floats(Tensor { dims, values: vec![*value; count] })
+        } else if value.fract() == 0.0 {
+            Constant::Ints(Tensor { dims, values: vec![*value as i64; count] })
+        } else {
+            return Err(Error::setting("--fill", format!("a whole number for input {name:?}"), value));
+        };
+        out.push((input.name.as_str(), constant));
+    }
+    Ok(out)
 }
 
 fn constant_node(node: &NodeProto) -> Result<Constant> {

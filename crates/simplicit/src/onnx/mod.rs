@@ -17,6 +17,7 @@ mod proto;
 mod recognise;
 mod resize;
 mod tensor;
+mod transposed;
 mod views;
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use super::constant::{Constant, Tensor, places};
 use super::import::{Importer, Value};
 use super::proto::NodeProto;
 use crate::graph::{Binary, Reduction, Structure, Unary};
-use crate::network::Op;
+use crate::layout::Activation;
 use crate::{Error, Result};
 
 /// The inputs of one node; those left out are none.
@@ -91,6 +91,7 @@ impl Importer<'_> {
         }
         match node.op_type.as_str() {
             "Identity" | "Dropout" | "Cast" | "CastLike" => self.pass_through(node, inputs),
+            "Equal" if inputs.0.iter().flatten().any(|v| matches!(v, Value::Node(_))) => self.equal(inputs),
             "Shape" | "Size" | "ConstantOfShape" | "Range" | "Where" | "Equal" | "Less" | "Greater" | "LessOrEqual"
             | "GreaterOrEqual" | "Not" | "And" | "Or" | "Xor" | "Mod" | "ScatterND" | "Trilu" | "CumSum"
             | "NonZero" | "OneHot" | "IsNaN" | "Ceil" | "Floor" | "Round" | "Sign" | "ReduceProd" | "GatherND"
@@ -98,6 +99,7 @@ impl Importer<'_> {
             "Gemm" => self.gemm(node, inputs),
             "MatMul" => self.matmul(inputs),
             "Conv" => self.convolution(node, inputs),
+            "ConvTranspose" => self.transposed_convolution(node, inputs),
             "BatchNormalization" => self.batch_norm(node, inputs),
             "LayerNormalization" | "InstanceNormalization" | "GroupNormalization" | "RMSNormalization" => {
                 self.norm(node, inputs)
@@ -122,11 +124,8 @@ impl Importer<'_> {
             "Pad" => self.pad_node(node, inputs),
             "DepthToSpace" | "SpaceToDepth" => self.depth_and_space(node, inputs),
             "Resize" | "Upsample" => self.resize(node, inputs),
-            _ => Err(Error::unsupported(
-                "this operator",
-                "it has no counterpart here; replace the layer in the network, or cut the network in front of it \
-                 (--output NAME)",
-            )),
+            "LRN" => self.local_response(node, inputs),
+            _ => Err(Error::unsupported("this operator", way_out(node))),
         }
     }
 
@@ -159,12 +158,36 @@ impl Importer<'_> {
                 Constant::Ints(_) => Ok(Value::Constant(constant.clone(), *w)),
             },
             (value @ Value::Node(_), 1 | 10 | 11 | 16) => Ok(value.clone()),
-            (value @ Value::Node(id), 6 | 7) if matches!(self.builder.op(*id), Op::Input) => Ok(value.clone()),
+            (value @ Value::Node(id), 2..=7 | 12 | 13) if self.whole.contains(id) => Ok(value.clone()),
             (_, to) => Err(Error::unsupported(
                 format!("a cast of values to ONNX type {to}"),
                 "values that depend on the sample stay floats; export in single precision",
             )),
         }
+    }
+
+    /// One where two whole numbers are equal, zero elsewhere: that is what is left of 1 − |a − b| above zero.
+    fn equal(&mut self, inputs: &Inputs<'_>) -> Result<Value> {
+        let (a, b) = (inputs.value(0)?, inputs.value(1)?);
+        let is_whole = |value: &Value| match value {
+            Value::Node(id) => self.whole.contains(id),
+            Value::Constant(constant, _) => matches!(**constant, Constant::Ints(_)),
+            Value::Unknown => false,
+        };
+        if !is_whole(a) || !is_whole(b) {
+            return Err(Error::unsupported(
+                "Equal of values that depend on the sample and may be fractions",
+                "it is read for constants, and for whole numbers such as tokens",
+            ));
+        }
+        let difference = self.binary(Binary::Subtract, a, b)?;
+        let distance = self.unary(Unary::Absolute, &difference)?;
+        let one = self.constant(Constant::Floats(Tensor::scalar(1.0)), false)?;
+        let left = self.binary(Binary::Subtract, &one, &distance)?;
+        let node = self.node_of(&left)?;
+        let out = self.builder.push_activation(node, Activation::Relu)?;
+        self.whole.insert(out);
+        Ok(Value::Node(out))
     }
 
     /// A function of two values, or of several from left to right.
@@ -235,6 +258,23 @@ impl Importer<'_> {
         let logarithm = self.structure(Structure::Unary(Unary::Log), &[total])?;
         self.structure(Structure::Binary(Binary::Subtract), &[moved, logarithm])
     }
+}
+
+/// What to do about an operator that is not read.
+fn way_out(node: &NodeProto) -> String {
+    let why = match node.op_type.as_str() {
+        "LSTM" | "GRU" | "RNN" | "Loop" | "Scan" => "recurrent layers are not read",
+        "QuantizeLinear" | "DequantizeLinear" | "DynamicQuantizeLinear" | "ConvInteger" | "MatMulInteger" => {
+            return "quantised networks are not read; give the network as it was before that".into();
+        }
+        operator if operator.starts_with("QLinear") => {
+            return "quantised networks are not read; give the network as it was before that".into();
+        }
+        _ => "it has no counterpart here; replace the layer in the network",
+    };
+    let cut = node.input.iter().find(|name| !name.is_empty());
+    let cut = cut.map_or_else(String::new, |name| format!(", or cut the network in front of it (--output {name:?})"));
+    format!("{why}{cut}")
 }
 
 /// Operators of two values, with their names in files; of several names the first is written.

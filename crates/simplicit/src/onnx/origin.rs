@@ -12,7 +12,7 @@ use crate::{Error, Result};
 /// The node that a linear map or convolution was read from, and the value it now computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The place of the Conv, Gemm or MatMul in the file.
+    /// The place of the Conv, ConvTranspose, Gemm or MatMul in the file.
     pub(crate) node: usize,
     /// The value it reads; a batch norm in front of it that was folded is passed over.
     pub(crate) input: String,
@@ -54,7 +54,7 @@ impl Importer<'_> {
                 continue;
             }
             let output = node.output.first().cloned().unwrap_or_default();
-            let origin = if matches!(node.op_type.as_str(), "Conv" | "Gemm" | "MatMul") {
+            let origin = if matches!(node.op_type.as_str(), "Conv" | "ConvTranspose" | "Gemm" | "MatMul") {
                 let place = graph.node.iter().position(|n| std::ptr::eq(n, node));
                 place.and_then(|place| {
                     self.unfolded_input(graph, node).map(|input| Origin {

@@ -1,14 +1,54 @@
 //! Poolings: plain ones of feature maps, and the general form for the others.
 
+use super::constant::{Constant, Tensor};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
-use super::proto::NodeProto;
-use crate::graph::{Pooling, Structure};
+use super::proto::{AttributeProto, NodeProto};
+use crate::graph::{Binary, Pooling, Structure};
 use crate::layout::MapShape;
 use crate::network::FixedMap;
 use crate::{Error, Result};
 
 impl Importer<'_> {
+    /// x / (bias + alpha·mean of x² over the channels around it)^beta, where channels that are not there count as zeros.
+    pub(super) fn local_response(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let value = inputs.value(0)?;
+        let dims = self.dims(value);
+        let [batch, channels, rest @ ..] = &dims[..] else {
+            return Err(Error::shape("LRN", "batch × channels × positions", format!("{dims:?}")));
+        };
+        let size = node.int("size", 0);
+        if !(1..=1 << 12).contains(&size) {
+            return Err(Error::shape("size of an LRN", "a positive number of channels", size));
+        }
+        let squares = self.binary(Binary::Multiply, value, value)?;
+        let columns = self.reshape(&squares, &[*batch, 1, *channels, rest.iter().product()])?;
+        let ints =
+            |name: &str, ints: &[i64]| AttributeProto { name: name.into(), ints: ints.to_vec(), ..Default::default() };
+        let before = (size - 1) / 2;
+        let pooling = NodeProto {
+            op_type: "AveragePool".into(),
+            attribute: vec![
+                ints("kernel_shape", &[size, 1]),
+                ints("pads", &[before, 0, size - 1 - before, 0]),
+                AttributeProto { name: "count_include_pad".into(), i: Some(1), ..Default::default() },
+            ],
+            ..Default::default()
+        };
+        let means = self.pool(&pooling, &Inputs(&[Some(columns)]))?;
+        let mut sum = self.reshape(&means, &dims)?;
+        let numbers = [
+            (Binary::Multiply, node.float("alpha", 1e-4)),
+            (Binary::Add, node.float("bias", 1.0)),
+            (Binary::Power, node.float("beta", 0.75)),
+        ];
+        for (binary, number) in numbers {
+            let number = self.constant(Constant::Floats(Tensor::scalar(number)), false)?;
+            sum = self.binary(binary, &sum, &number)?;
+        }
+        self.binary(Binary::Divide, value, &sum)
+    }
+
     pub(super) fn pool(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let value = inputs.value(0)?;
         let dims = self.dims(value);

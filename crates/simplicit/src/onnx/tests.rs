@@ -181,7 +181,7 @@ fn the_file_as_a_whole_is_checked() {
     let mut two = plain();
     two.graph.as_mut().unwrap().output.push(value("x", &[0, 3]));
     refused(two, &["outputs", "--output"]);
-    refused(model(&[0, 3, 0, 8], vec![node("Relu", "x", "y", vec![])], vec![]), &["axis 2", "fixed"]);
+    refused(model(&[0, 3, 0, 8], vec![node("Relu", "x", "y", vec![])], vec![]), &["fixed size", "--input-shape 3xNx8"]);
     refused(model(&[0], vec![node("Relu", "x", "y", vec![])], vec![]), &["one axis"]);
     refused(model(&[0, 1 << 40, 1 << 40, 1 << 40], vec![node("Relu", "x", "y", vec![])], vec![]), &["memory"]);
     refused(model(&[0, 1 << 40, 1], vec![node("Relu", "x", "y", vec![])], vec![]), &["units"]);
@@ -218,4 +218,46 @@ fn a_small_file_cannot_ask_for_gigabytes() {
     graph.node = sums.chain([node("Identity", "h49999", "y", vec![])]).collect();
     graph.input = vec![value("x", &[0, 2])];
     assert_eq!(read(&bomb).unwrap().output().terms.len(), 50_001);
+}
+
+#[test]
+fn what_a_file_leaves_open_is_said_or_asked_for() {
+    use super::OnnxSelection;
+    let file = |selection: &OnnxSelection| {
+        let mut file =
+            model(&[0, 3, 0, 8], vec![node("Relu", "x", "h", vec![]), node("Add", "h z", "y", vec![])], vec![]);
+        file.graph.as_mut().unwrap().input.push(value("z", &[0, 3, 1, 1]));
+        Network::from_onnx_bytes_selected(&file.encode_to_vec(), selection)
+    };
+    let given = |input_shape: &[usize], fill: &[(&str, f32)]| OnnxSelection {
+        input: Some("x".into()),
+        output: None,
+        input_shape: Some(input_shape.to_vec()),
+        fill: fill.iter().map(|(name, value)| ((*name).to_string(), *value)).collect(),
+    };
+    for sizes in [&[3, 5, 8][..], &[1, 3, 5, 8]] {
+        let network = file(&given(sizes, &[("z", 2.0)])).unwrap();
+        assert_eq!(network.input_shape(), Shape::map(3, 5, 8));
+        let y = network.forward(&crate::linalg::Matrix::from_fn(1, 120, |_, j| j as f32 - 60.0)).unwrap();
+        assert_eq!((y[(0, 0)], y[(0, 119)]), (2.0, 61.0));
+    }
+    for (sizes, fill, words) in [
+        (&[3, 5, 7][..], &[("z", 2.0)][..], ["--input-shape", "3x5x7"]),
+        (&[3, 5], &[("z", 2.0)], ["--input-shape", "3x5"]),
+        (&[2, 3, 5, 8], &[("z", 2.0)], ["--input-shape", "2x3x5x8"]),
+        (&[3, 5, 8], &[], ["--fill", "several of the inputs"]),
+        (&[3, 5, 8], &[("x", 2.0)], ["--fill", "\"z\""]),
+        (&[3, 5, 8], &[("w", 2.0)], ["--fill", "\"w\""]),
+    ] {
+        let message = file(&given(sizes, fill)).unwrap_err().to_string();
+        assert!(words.iter().all(|word| message.contains(word)), "{message}");
+    }
+    assert_eq!(OnnxSelection::parse_shape("3x48×192").unwrap(), [3, 48, 192]);
+    assert_eq!(OnnxSelection::parse_fill("a=1, b=x=0.5").unwrap(), [("a".into(), 1.0), ("b=x".into(), 0.5)]);
+    for wrong in ["", "3x", "0x2", "3,4", "-1x2"] {
+        assert!(OnnxSelection::parse_shape(wrong).is_err(), "{wrong}");
+    }
+    for wrong in ["", "a", "a=", "=1", "a=1,", "a=nan"] {
+        assert!(OnnxSelection::parse_fill(wrong).is_err(), "{wrong}");
+    }
 }

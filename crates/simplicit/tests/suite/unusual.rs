@@ -63,7 +63,18 @@ fn read_trained_and_written_again() {
     for path in &files {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let several = name == "several_outputs";
-        let selection = OnnxSelection { output: several.then(|| "y".to_string()), ..Default::default() };
+        let mut selection = OnnxSelection { output: several.then(|| "y".to_string()), ..Default::default() };
+        if name == "open_sizes" {
+            let refused = Network::from_onnx(path).unwrap_err().to_string();
+            assert!(refused.contains("--input NAME") && refused.contains("--fill"), "{refused}");
+            selection.input = Some("x".to_string());
+            let refused = Network::from_onnx_selected(path, &selection).unwrap_err().to_string();
+            assert!(refused.contains("--input-shape 3xNxN"), "{refused}");
+            selection.input_shape = Some(vec![1, 3, 7, 7]);
+            let refused = Network::from_onnx_selected(path, &selection).unwrap_err().to_string();
+            assert!(refused.contains("--fill"), "{refused}");
+            selection.fill = vec![("mask".to_string(), 0.5)];
+        }
         let network = Network::from_onnx_selected(path, &selection).unwrap_or_else(|e| panic!("{e}"));
         let u = rows(&path.with_extension("input.npy"));
         let expected = rows(&path.with_extension("output.npy"));

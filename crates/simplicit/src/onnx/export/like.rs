@@ -10,8 +10,10 @@ use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::{Term, Weights};
 use crate::onnx::constant::Constant;
+use crate::onnx::export::writer::{self, integer, integers};
 use crate::onnx::origin::{Origin, Traced};
-use crate::onnx::proto::{GraphProto, NodeProto, data_type};
+use crate::onnx::proto::{GraphProto, NodeProto, TensorProto, data_type};
+use crate::onnx::transposed::Phases;
 use crate::onnx::{OnnxSelection, external, tensor};
 use crate::states::StateMap;
 use crate::{Error, Result};
@@ -56,17 +58,25 @@ pub fn export_onnx_like(
     }
     let renewed =
         renewed(model, &network).ok_or_else(|| refuse("a model with connections that the network does not have"))?;
+    let opset = file.opset_import.iter().find(|o| matches!(o.domain.as_str(), "" | "ai.onnx")).and_then(|o| o.version);
+    let opset = opset.unwrap_or(0);
     let graph = file.graph.as_mut().ok_or_else(|| refuse("nothing"))?;
     inline_external(graph, original.parent())?;
     let mut computed = HashSet::new();
     for (place, origin) in places.iter().zip(&origins) {
         let (Some(origin), Some(weights)) = (origin, renewed.get(place)) else {
-            return Err(refuse("weights that a norm in front of a reshape was folded into"));
+            return Err(refuse("weights in a branch (If), or that a norm in front of a reshape was folded into,"));
         };
         if !computed.insert(&origin.output) {
             return Err(refuse("weights that are read with and without a scale behind a reshape"));
         }
-        write(graph, origin, weights).ok_or_else(|| refuse("weights in another type than float"))?;
+        let phases = phases(graph, origin)?;
+        if phases.as_ref().is_some_and(|phases| !has_form(phases, opset)) {
+            return Err(refuse(
+                "a transposed convolution of one axis, with two strides, or cut in an operator set before 10",
+            ));
+        }
+        write(graph, origin, weights, phases.as_ref()).ok_or_else(|| refuse("weights in another type than float"))?;
     }
     tidy(graph);
     own_names(graph);
@@ -134,13 +144,32 @@ fn is_of(block: &TapBlock, term: &Term, old: &Matrix<f32>) -> bool {
     }
 }
 
+/// The ordinary convolution in the place of a transposed one, if the node is one.
+fn phases(graph: &GraphProto, origin: &Origin) -> Result<Option<Phases>> {
+    let node = graph.node.get(origin.node).filter(|node| node.op_type == "ConvTranspose");
+    let Some((node, name)) = node.and_then(|node| Some((node, node.input.get(1)?))) else { return Ok(None) };
+    let dims: Vec<usize> = stored(graph, name).map(|s| s.0).unwrap_or_default().iter().map(|&d| d as usize).collect();
+    Phases::of(node, &dims).map(Some)
+}
+
+/// Whether it can be written: a 2-D convolution, its channels dealt out to blocks, and a cut.
+fn has_form(phases: &Phases, opset: i64) -> bool {
+    phases.blocks().is_some() && (phases.cuts() == [[0, 0]; 2] || opset >= 10)
+}
+
 /// Puts new weights into the node they come from, which now computes the value that everything folded into it gave.
-fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
+fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<&Phases>) -> Option<()> {
     let mut node = graph.node.get(origin.node)?.clone();
     let (rows, cols) = (new.weights.rows(), new.weights.cols());
     let name = node.input.get(1).cloned()?;
     let (dims, kind) = stored(graph, &name).unwrap_or((Vec::new(), data_type::FLOAT));
     let weights = match node.op_type.as_str() {
+        "ConvTranspose" => {
+            let [height, width] = phases?.window().kernel;
+            let inputs = cols.checked_div(height * width)?;
+            let dims = [rows, inputs, height, width].map(|d| d as i64);
+            tensor::write(kind, &fresh(graph, &name), &dims, new.weights.as_slice())?
+        }
         "Conv" => {
             let dims = Some(dims).filter(|d| d.iter().product::<i64>() == (rows * cols) as i64)?;
             tensor::write(kind, &fresh(graph, &name), &dims, new.weights.as_slice())?
@@ -167,6 +196,11 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
     };
     node.output = vec![origin.output.clone()];
     match (bias, node.op_type.as_str()) {
+        (bias, "ConvTranspose") => {
+            node.input.extend(bias.iter().map(|b| b.name.clone()));
+            graph.initializer.extend(bias);
+            added.extend(dealt_out(graph, node, phases?, &name));
+        }
         (None, _) => added.push(node),
         (Some(bias), "MatMul") => {
             let product = format!("{}_product", bias.name);
@@ -199,6 +233,42 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed) -> Option<()> {
         graph.node[place] = NodeProto { name, input, output, op_type, ..Default::default() };
     }
     Some(())
+}
+
+/// A transposed convolution as an ordinary one, whose channels are dealt out to blocks of places, and what is cut off.
+fn dealt_out(graph: &mut GraphProto, mut node: NodeProto, phases: &Phases, name: &str) -> Vec<NodeProto> {
+    let (window, blocks, cuts) = (phases.window(), phases.blocks().unwrap_or(1), phases.cuts());
+    let output = std::mem::take(&mut node.output);
+    node.op_type = "Conv".into();
+    node.attribute = vec![integers("kernel_shape", &window.kernel), integers("pads", &window.padding)];
+    let mut value = format!("{name}{SUFFIX}_phases");
+    node.output = vec![value.clone()];
+    let mut out = vec![node];
+    if blocks > 1 {
+        let whole = format!("{name}{SUFFIX}_places");
+        out.push(writer::node("DepthToSpace", &[&value], &whole, vec![integer("blocksize", blocks as i64)]));
+        value = whole;
+    }
+    if cuts != [[0, 0]; 2] {
+        let list = |what: &str, values: [i64; 2]| TensorProto {
+            name: format!("{name}{SUFFIX}_{what}"),
+            dims: vec![2],
+            data_type: Some(data_type::INT64),
+            raw_data: Some(values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+            ..Default::default()
+        };
+        let starts = list("starts", cuts.map(|[before, _]| before as i64));
+        let ends = list("ends", cuts.map(|[_, behind]| if behind == 0 { i64::MAX } else { -(behind as i64) }));
+        let axes = list("axes", [2, 3]);
+        let read = [&value, &starts.name, &ends.name, &axes.name].map(String::as_str);
+        let cut = format!("{name}{SUFFIX}_cut");
+        out.push(writer::node("Slice", &read, &cut, vec![]));
+        graph.initializer.extend([starts, ends, axes]);
+    }
+    if let Some(last) = out.last_mut() {
+        last.output = output;
+    }
+    out
 }
 
 /// Dimensions of stored weights and the type in which a node reads them, from an initialiser or a constant node.

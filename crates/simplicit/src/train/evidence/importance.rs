@@ -243,6 +243,11 @@ pub(in crate::train) fn drawn(probabilities: &Matrix<f32>, scale: f32, random: &
     out
 }
 
+/// Random words that the draw of one sample takes.
+pub(in crate::train) fn words_of(outputs: usize) -> usize {
+    outputs.div_ceil(64)
+}
+
 /// Replaces probabilities p by Σ_y ±√p_y (e_y − p), a random sign for every class: its covariance is diag(p) − ppᵀ, that of
 /// the gradient e_y − p for one y drawn from p. Drawing y would see the other classes hardly ever where one is nearly
 /// certain, as on images that a network was trained on, and the weights of rows would come from a few samples.

@@ -20,7 +20,7 @@ use crate::network::Source;
 use crate::parallel::{self, Threads};
 use crate::random::Random;
 use crate::train::evidence::device_walk::inputs_of;
-use crate::train::evidence::importance::{add_block, add_squares, drawn, drawn_in_blocks, softmax};
+use crate::train::evidence::importance::{add_block, add_squares, drawn, drawn_in_blocks, softmax, words_of};
 use crate::train::evidence::sums_task::SumsTask;
 use crate::train::evidence::walk::SAMPLES;
 use crate::train::{Run, TrainInput};
@@ -30,8 +30,15 @@ const DRAWS: usize = 2;
 /// Bytes for every state of a sample in work: values before and after activations, those of every layer on its own, errors
 /// and cotangents.
 pub(in crate::train) const BYTES_PER_STATE: usize = 20;
+/// States of the samples that a thread looks at together, at most: a block of 32 images may have hundreds of millions.
+const TOGETHER: usize = 1 << 24;
 /// A ratio beyond this, either way, says more about the samples than about the layer.
 const TRUSTED: f64 = 64.0;
+
+/// Samples that a thread looks at together, of so many states each.
+pub(in crate::train) fn samples_together(states: usize) -> usize {
+    (TOGETHER / states.max(1)).clamp(1, SAMPLES)
+}
 
 /// `weights` (per row of the layout, then per output) with every layer multiplied by what errors like those of `rough`
 /// do beyond the diagonal.
@@ -101,8 +108,43 @@ impl<'a> Together<'a> {
         Ok(Self { baseline, gradient: InputGradient::new(baseline, settings)?, targets, rows, sums })
     }
 
-    /// The sums over block number `block`: of the targets, then of the rows.
+    /// The sums over block number `block`: of the targets, then of the rows. The block is looked at in parts that memory has room
+    /// for; draws and the order of sums are those of the whole.
     pub(super) fn block(&self, u: &Matrix<f32>, block: usize) -> Result<Vec<f64>> {
+        self.block_in_parts(u, block, samples_together(self.baseline.layout().size()))
+    }
+
+    fn block_in_parts(&self, u: &Matrix<f32>, block: usize, size: usize) -> Result<Vec<f64>> {
+        let Self { baseline, targets, rows, .. } = self;
+        let mut out = vec![0.0; targets.len() + rows.last().map_or(0, |r| r.end)];
+        let (together, squares) = out.split_at_mut(targets.len());
+        // A stream for every draw, at its first sample.
+        let mut random = Random::new(block as u64);
+        let each = u.rows() * words_of(baseline.shape().outputs);
+        let mut streams: Vec<Random> = (0..DRAWS)
+            .map(|_| {
+                let stream = random.clone();
+                for _ in 0..each {
+                    random.bits();
+                }
+                stream
+            })
+            .collect();
+        let mut worth = vec![Vec::new(); DRAWS];
+        for first in (0..u.rows()).step_by(size) {
+            let count = size.min(u.rows() - first);
+            let part =
+                Matrix::from_vec(count, u.cols(), u.as_slice()[first * u.cols()..][..count * u.cols()].to_vec())?;
+            self.part(&part, &mut streams, squares, &mut worth)?;
+        }
+        for worth in worth.iter().flat_map(|of_draw| of_draw.chunks(targets.len().max(1))) {
+            together.iter_mut().zip(worth).for_each(|(together, sum)| *together += sum * sum / DRAWS as f64);
+        }
+        Ok(out)
+    }
+
+    /// Adds Σ e² of every row, and for every draw appends Σ g·e of every target, sample after sample.
+    fn part(&self, u: &Matrix<f32>, streams: &mut [Random], squares: &mut [f64], worth: &mut [Vec<f64>]) -> Result<()> {
         let Self { baseline, gradient, targets, rows, sums } = self;
         let layout = baseline.layout();
         let scale = baseline.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
@@ -128,8 +170,6 @@ impl<'a> Together<'a> {
             }
             errors.push(z);
         }
-        let mut out = vec![0.0; targets.len() + rows.last().map_or(0, |r| r.end)];
-        let (together, squares) = out.split_at_mut(targets.len());
         for (errors, rows) in errors.iter().zip(rows) {
             let positions = errors.cols() / rows.len().max(1);
             for s in 0..errors.rows() {
@@ -139,22 +179,20 @@ impl<'a> Together<'a> {
             }
         }
         let probabilities = softmax(&Matrix::from_fn(u.rows(), solution.y.cols(), |s, k| scale * solution.y[(s, k)]));
-        let mut random = Random::new(block as u64);
-        for _ in 0..DRAWS {
-            let v = drawn(&probabilities, scale, &mut random);
+        for (random, worth) in streams.iter_mut().zip(worth) {
+            let v = drawn(&probabilities, scale, random);
             let cotangents = gradient.pre_activations(&solution.z, u, &v)?;
-            for ((together, errors), &target) in together.iter_mut().zip(&errors).zip(targets) {
-                for s in 0..errors.rows() {
+            for s in 0..u.rows() {
+                for (errors, &target) in errors.iter().zip(targets) {
                     let g = match target {
                         Target::Layer(k) => &cotangents.row(s)[layout.range(k)],
                         Target::Output => v.row(s),
                     };
-                    let sum: f64 = errors.row(s).iter().zip(g).map(|(e, g)| f64::from(e * g)).sum();
-                    *together += sum * sum / DRAWS as f64;
+                    worth.push(errors.row(s).iter().zip(g).map(|(e, g)| f64::from(e * g)).sum());
                 }
             }
         }
-        Ok(out)
+        Ok(())
     }
 }
 
@@ -272,6 +310,13 @@ mod tests {
         };
         let got = joint(1);
         assert_eq!(got, joint(2));
+        // However few samples are looked at together.
+        let sums = Together::new(&baseline, &rough).unwrap();
+        let whole = sums.block(&Matrix::from_fn(SAMPLES, 72, |s, j| u[(s, j)]), 1).unwrap();
+        for size in [1, 5, 16] {
+            let parts = sums.block_in_parts(&Matrix::from_fn(SAMPLES, 72, |s, j| u[(s, j)]), 1, size).unwrap();
+            assert_eq!(parts, whole, "{size}");
+        }
         // The same by hand: y is linear in the average of relu(z) over the nine positions of each of the five channels.
         let last = &network.output().terms[0].weights;
         let Weights::Dense(last) = last else { panic!("{last:?}") };

@@ -4,6 +4,7 @@
 //! layer is computed once from the layers it reads, which stay (f32, in blocks of samples, in memory or in a file) until
 //! their last reader is done.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
@@ -86,11 +87,13 @@ impl<'a> Walk<'a> {
 
     /// The values of a block of samples, one a row.
     fn block(&self, source: Source, block: usize) -> Result<Block<'_>> {
+        self.part(source, block * SAMPLES..((block + 1) * SAMPLES).min(self.samples()))
+    }
+
+    /// The values of some samples of one block.
+    fn part(&self, source: Source, samples: Range<usize>) -> Result<Block<'_>> {
         match source {
-            Source::Input => {
-                let range = block * SAMPLES..((block + 1) * SAMPLES).min(self.samples());
-                Ok(self.source.inputs(range)?.into())
-            }
+            Source::Input => Ok(self.source.inputs(samples)?.into()),
             Source::Layer(k) => {
                 let pile = match &self.values {
                     Layers::Host(layers) => layers[k].as_ref(),
@@ -98,14 +101,15 @@ impl<'a> Walk<'a> {
                 };
                 let missing =
                     || crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"));
-                pile.ok_or_else(missing)?.get(block)
+                let first = samples.start / SAMPLES * SAMPLES;
+                pile.ok_or_else(missing)?.rows(first / SAMPLES, samples.start - first..samples.end - first)
             }
         }
     }
 
-    /// Whoever reads samples one after the other.
-    pub(in crate::train) fn reader(&self) -> Reader<'_> {
-        Reader { walk: self, found: Vec::new() }
+    /// Whoever reads these samples one after the other.
+    pub(in crate::train) fn reader(&self, samples: Range<usize>) -> Reader<'_> {
+        Reader { walk: self, samples, found: Vec::new() }
     }
 
     /// Pre-activations of all samples, a block at a time: `work` gets them with the number of the block on any thread,
@@ -194,29 +198,31 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Reads samples in their order, a block at a time.
+/// Reads samples in their order, a block at a time, and of a block no more than the samples that are asked for.
 pub(in crate::train) struct Reader<'a> {
     walk: &'a Walk<'a>,
-    /// The block read last, of every source.
+    samples: Range<usize>,
+    /// What was read last of every source: its first sample, and the values.
     found: Vec<(Source, usize, Block<'a>)>,
 }
 
 impl Reader<'_> {
     /// The values of one sample.
     pub(in crate::train) fn sample(&mut self, source: Source, sample: usize) -> Result<&[f32]> {
-        let block = sample / SAMPLES;
+        let block = sample / SAMPLES * SAMPLES;
+        let part = block.max(self.samples.start)..(block + SAMPLES).min(self.samples.end);
         let at = match self.found.iter().position(|f| f.0 == source) {
-            Some(at) if self.found[at].1 == block => at,
+            Some(at) if self.found[at].1 == part.start => at,
             Some(at) => {
-                self.found[at] = (source, block, self.walk.block(source, block)?);
+                self.found[at] = (source, part.start, self.walk.part(source, part.clone())?);
                 at
             }
             None => {
-                self.found.push((source, block, self.walk.block(source, block)?));
+                self.found.push((source, part.start, self.walk.part(source, part.clone())?));
                 self.found.len() - 1
             }
         };
-        Ok(self.found[at].2.row(sample % SAMPLES))
+        Ok(self.found[at].2.row(sample - part.start))
     }
 }
 

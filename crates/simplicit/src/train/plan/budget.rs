@@ -6,7 +6,7 @@ use crate::memory::{self, Room};
 use crate::model::Target;
 use crate::parallel::Threads;
 use crate::statistics::{BLOCK, WIDE, are_few, wide_bytes};
-use crate::train::evidence::joint_importance::BYTES_PER_STATE;
+use crate::train::evidence::joint_importance::{self, BYTES_PER_STATE};
 use crate::train::evidence::positions::samples_of;
 use crate::train::evidence::walk;
 use crate::train::evidence::walks::{PIECE, last_readers};
@@ -17,8 +17,9 @@ use crate::{Error, Result};
 
 /// Blocks of a layer that a thread has in work: what comes in, what goes out, and what waits to be put away.
 const WALKING: usize = 6;
-/// Samples that a thread measures at once, with what comes in and what goes out.
-const MEASURED: usize = 3 * 256;
+/// Samples that a thread measures at once, and values that it has of each: what comes in and what goes out.
+const MEASURED: usize = 256;
+const MEASURED_VALUES: usize = 3;
 /// Bytes of a non-zero as a row has it on the way, and as a model has it.
 const ROW_ENTRY: u64 = 32;
 const MODEL_ENTRY: u64 = 12;
@@ -77,10 +78,13 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     // Blocks of samples on their way through a layer; those that go through the whole model, to measure it; and those whose
     // errors are looked at together, with what every weight is worth.
     let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
-    let walking = threads * 4 * (WALKING * walk::SAMPLES * widest) as u64;
-    let measuring = threads * 4 * (MEASURED * widest) as u64;
-    let states = walk::SAMPLES * layout(input).size();
-    let looking = threads * (BYTES_PER_STATE * states) as u64 + 8 * weights;
+    let samples = input.source.samples();
+    // Threads at work, each with a block of at most so many samples.
+    let at_once = |block: usize| threads.min(samples.div_ceil(block) as u64) * block.min(samples) as u64;
+    let walking = 4 * at_once(walk::SAMPLES) * (WALKING * widest) as u64;
+    let measuring = 4 * at_once(MEASURED) * (MEASURED_VALUES * widest) as u64;
+    let together = joint_importance::samples_together(layout(input).size()) as u64;
+    let looking = threads * together * (BYTES_PER_STATE * layout(input).size()) as u64 + 8 * weights;
     let group = (largest + walking).max(measuring).max(looking) + evidence + stored;
     Needs { group, layers: layer_bytes(plan, input, settings) }
 }

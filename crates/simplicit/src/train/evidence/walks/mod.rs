@@ -300,9 +300,10 @@ impl<'a> Walks<'a> {
             let mut features = Matrix::zeros(range.len(), d);
             let mut targets = Matrix::zeros(range.len(), rows);
             let mut room = Vec::new();
-            let mut values = walk.reader();
+            let images = range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample);
+            let mut values = walk.reader(images.clone());
             let mut known: Option<(usize, Block)> = None;
-            for image in range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample) {
+            for image in images {
                 let first = image * chosen.per_sample;
                 let positions = chosen.of(self.first + image);
                 let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
