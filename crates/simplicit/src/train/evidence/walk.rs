@@ -85,7 +85,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The values of a block of samples, one a row.
-    fn block(&self, source: Source, block: usize) -> Result<Block<'_>> {
+    pub(in crate::train) fn block(&self, source: Source, block: usize) -> Result<Block<'_>> {
         match source {
             Source::Input => {
                 let range = block * SAMPLES..((block + 1) * SAMPLES).min(self.samples());
