@@ -33,7 +33,7 @@ _BATCH = 4096
 #: Settings of the built-in method.
 _NOT_HERE = (
     "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "stages", "robust", "robust_refit",
-    "prove", "reach",
+    "prove", "reach", "reconstruct",
     "allocate", "augment", "positions", "bounds", "cascade", "matching", "scale", "mean", "std", "device", "memory",
 )  # fmt: skip
 

@@ -68,6 +68,9 @@ class SIM:
         Switches of the method.
     rounds : int, optional
         Convex solves with reweighting between them.
+    reconstruct : int, optional
+        Refit the weights between two joints together, so that values so many joints ahead match the network's; a joint is a
+        layer that everything computed later goes through, such as a residual sum. 0 is no such refit.
     output_refit : int, optional
         Rounds of least squares over all non-zeros together; 0 is none.
     stages : bool, optional
@@ -160,6 +163,7 @@ class SIM:
         bias: bool | None = None,
         rounds: int | None = None,
         refit: bool | None = None,
+        reconstruct: int | None = None,
         output_refit: int | None = None,
         stages: bool | None = None,
         allocate: int | None = None,
@@ -208,6 +212,7 @@ class SIM:
         self.bias = bias
         self.rounds = rounds
         self.refit = refit
+        self.reconstruct = reconstruct
         self.output_refit = output_refit
         self.stages = stages
         self.allocate = allocate

@@ -24,7 +24,8 @@ _RIDGE = 1e-9
 #: Settings that need the samples, or a network.
 _NOT_HERE = (
     "network", "max_drop", "preset", "mask", "kappa", "gamma", "matching", "robust", "robust_refit", "reach", "positions", "samples",
-    "augment", "scale", "mean", "std", "output_refit", "stages", "allocate", "output_aware", "cascade",
+    "augment", "scale", "mean", "std", "reconstruct", "output_refit", "stages", "allocate", "output_aware",
+    "cascade",
 )  # fmt: skip
 
 

@@ -205,6 +205,9 @@ fn step(progress: &Progress) -> (String, usize, usize) {
         Progress::Pass { .. } => ("a model".to_string(), 0, STEPS as usize),
         Progress::Group { share } => ("a model".to_string(), (share * STEPS as f64) as usize, STEPS as usize),
         Progress::Memory { needed, least, budget } => (memory_words(*needed, *least, *budget), 0, 1),
+        Progress::Reconstruct { segment, segments } => {
+            ("refit over the next operations".to_string(), *segment, *segments)
+        }
         Progress::OutputRefit { round, rounds, .. } => ("refit in the output metric".to_string(), *round, *rounds),
         Progress::BoundRefitBegins { samples, of, multiply_adds } => {
             (bound_refit_words(*samples, *of, *multiply_adds), 0, 1)
@@ -264,6 +267,9 @@ fn line(progress: &Progress) -> serde_json::Value {
         Progress::Group { share } => json!({ "event": "group", "share": share }),
         Progress::Memory { needed, least, budget } => {
             json!({ "event": "memory", "needed": needed, "least": least, "budget": budget })
+        }
+        Progress::Reconstruct { segment, segments } => {
+            json!({ "event": "reconstruct", "done": segment, "total": segments })
         }
         Progress::OutputRefit { round, rounds, objective } => {
             json!({ "event": "output-refit", "done": round, "total": rounds, "objective": objective })

@@ -56,6 +56,9 @@ pub(crate) struct Results {
     /// (value − bound)/value of cardinality rows against their certified lower bounds: the middle one and the largest.
     pub(crate) median_bound_distance: Option<f64>,
     pub(crate) max_bound_distance: Option<f64>,
+    /// Divergence of outputs of inputs that were not fitted, before and after the reconstruction over the next operations.
+    pub(crate) reconstruction_before: Option<f64>,
+    pub(crate) reconstruction_after: Option<f64>,
     /// What the refit in the output metric minimises, at its start and at its end.
     pub(crate) output_refit_before: Option<f64>,
     pub(crate) output_refit_after: Option<f64>,
@@ -205,6 +208,8 @@ impl Results {
         self.rows_proven = report.rows_proven();
         self.median_bound_distance = report.median_bound_distance();
         self.max_bound_distance = report.max_bound_distance();
+        self.reconstruction_before = report.reconstruction.map(|r| r.held_out_before);
+        self.reconstruction_after = report.reconstruction.map(|r| r.held_out_after);
         self.output_refit_before = report.output_refit.map(|r| r.before);
         self.output_refit_after = report.output_refit.map(|r| r.after);
         self.held_out_certified_before = report.bound_refit.map(|r| r.held_out_before);

@@ -165,6 +165,8 @@ pub(crate) struct Effective {
     pub(crate) rounds: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) refit: Option<Switch>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reconstruct: Option<usize>,
     pub(crate) output_refit: usize,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stages: Option<Switch>,
@@ -311,6 +313,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         normalize: normalise.into(),
         rounds: convex.then_some(args.rounds.unwrap_or(if plain { 1 } else { 3 })),
         refit: convex.then_some(args.refit.unwrap_or((!plain).into())),
+        reconstruct: args.reconstruct,
         output_refit: args.output_refit.unwrap_or(if unfit { 0 } else { OUTPUT_REFIT }),
         stages: args.stages,
         allocate: args.allocate,
@@ -460,6 +463,7 @@ impl Effective {
                 cascade: self.cascade.is_on(),
                 stages: self.stages.map(Switch::is_on),
                 allocate: self.allocate.unwrap_or(0),
+                reconstruct: self.reconstruct.unwrap_or(0),
                 output_refit: Some(self.output_refit),
                 robust_rounds: self.robust.unwrap_or(0),
                 robust_refit: self.robust_refit,

@@ -96,6 +96,9 @@ fn words(event: Event) -> (String, usize, usize) {
         Event::Training(Progress::Memory { needed, .. }) => {
             (format!("memory: {} needed", simplicit::memory::words(needed)), 0, 1)
         }
+        Event::Training(Progress::Reconstruct { segment, segments }) => {
+            ("refit over the next operations".to_string(), segment, segments)
+        }
         Event::Training(Progress::OutputRefit { round, rounds, .. }) => {
             ("refit in the output metric".to_string(), round, rounds)
         }

@@ -172,6 +172,7 @@ fn settings() -> Effective {
         normalize: Switch::On,
         rounds: None,
         refit: None,
+        reconstruct: None,
         output_refit: crate::settings::OUTPUT_REFIT,
         stages: None,
         allocate: None,

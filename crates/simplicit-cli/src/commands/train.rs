@@ -164,6 +164,9 @@ pub(crate) struct TrainArgs {
     /// Least squares on the chosen weights at the end [default: on]
     #[arg(long, help_heading = "The method")]
     pub(crate) refit: Option<Switch>,
+    /// Refit the weights between two joints together, so that values K joints ahead match the network's; a joint is a layer that everything computed later goes through, such as a residual sum [default: 0, no such refit]
+    #[arg(long, value_name = "K", help_heading = "The method")]
+    pub(crate) reconstruct: Option<usize>,
     /// Rounds of least squares over all non-zeros together, on what the output makes of them [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) output_refit: Option<usize>,

@@ -114,6 +114,7 @@ pub(super) fn check(source: &dyn BlockSource, settings: &TrainSettings) -> Resul
     }
     let output_refit = settings.model.output_refit.unwrap_or(0);
     let network_only = [
+        ("reconstruct", settings.model.reconstruct),
         ("output-refit", output_refit),
         ("robust", settings.model.robust_rounds),
         ("allocate", settings.model.allocate),

@@ -113,6 +113,7 @@ pub fn train_blocks(
         strength,
         training_error,
         path,
+        reconstruction: None,
         output_refit: None,
         bound_refit: None,
         allocation: None,

@@ -34,6 +34,7 @@ pub(super) fn training(input: &TrainInput, settings: &TrainSettings, threads: Th
     }
     allocation(input, settings)?;
     stages(input, settings)?;
+    reconstruction(input, settings)?;
     choice::check(input, settings)?;
     if let Some(epsilon) = settings.model.robust_refit {
         let Some(baseline) = input.baseline else {
@@ -74,6 +75,19 @@ fn allocation(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         _ => return Ok(()),
     };
     Err(Error::setting("allocate", expected, settings.model.allocate))
+}
+
+/// A reconstruction runs the network layer by layer, from the first to the last.
+fn reconstruction(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    let no_cycles = "0 with connectivity full, no-self-loop or a mask: it goes through layers one after the other";
+    let expected = match (settings.model.reconstruct, input.baseline) {
+        (0, _) => return Ok(()),
+        (_, None) => "0 for states alone: it runs the network's layers",
+        (_, Some(baseline)) if !baseline.layers_are_acyclic() => "0 for a network with cycles",
+        _ if !matches!(settings.allowed.connectivity, Connectivity::Baseline | Connectivity::Feedforward) => no_cycles,
+        _ => return Ok(()),
+    };
+    Err(Error::setting("reconstruct", expected, settings.model.reconstruct))
 }
 
 /// Stages price non-zeros, and every one starts from a refitted model.
@@ -147,6 +161,9 @@ pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
             _ if settings.model.cascade => return wants("no cascade", "a cascade".into()),
             _ if settings.model.output_refit.is_some_and(|rounds| rounds > 0) => {
                 return wants("no refit in the output metric", "one".into());
+            }
+            _ if settings.model.reconstruct > 0 => {
+                return wants("no reconstruction over the next operations", "one".into());
             }
             _ if settings.target_sparsity.is_some() => {
                 return wants("no target sparsity", "a target; the match decides the sparsity".into());

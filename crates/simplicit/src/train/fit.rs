@@ -23,7 +23,8 @@ use crate::train::rows::prices::CertificatePrices;
 use crate::train::rows::problems::{kept_rows, problems, reads_states};
 use crate::train::search::survey::{self, Steering, Survey};
 use crate::train::{
-    Allocation, Objective, OutputRefit, Run, TrainInput, TrainReport, TrainSettings, Trained, TriedModel,
+    Allocation, Objective, OutputRefit, Reconstruction, Run, TrainInput, TrainReport, TrainSettings, Trained,
+    TriedModel,
 };
 use crate::{Error, Result};
 
@@ -37,11 +38,14 @@ pub(super) struct Fitted {
     pub(super) model: ImplicitModel,
     pub(super) rows: Vec<RowReport>,
     pub(super) training_error: f64,
+    pub(super) reconstruction: Option<Reconstruction>,
     pub(super) output_refit: Option<OutputRefit>,
     pub(super) allocation: Option<Allocation>,
     pub(super) evidence: BTreeMap<GroupId, Evidence>,
     /// The strength of every group.
     pub(super) strengths: Vec<f64>,
+    /// Row weights that it was fitted with, where rough models changed them.
+    pub(super) importance: Option<Vec<f64>>,
 }
 
 impl Fitted {
@@ -52,10 +56,19 @@ impl Fitted {
 
     /// What training hands back.
     pub(super) fn trained(self, strength: f64, path: Vec<TriedModel>, agreement: Option<f64>) -> Trained {
-        let Self { model, rows, training_error, output_refit, allocation, .. } = self;
+        let Self { model, rows, training_error, reconstruction, output_refit, allocation, .. } = self;
         let bound_refit = None;
-        let report =
-            TrainReport { rows, strength, training_error, path, output_refit, bound_refit, allocation, agreement };
+        let report = TrainReport {
+            rows,
+            strength,
+            training_error,
+            path,
+            reconstruction,
+            output_refit,
+            bound_refit,
+            allocation,
+            agreement,
+        };
         Trained { model, report }
     }
 }
@@ -190,8 +203,17 @@ pub(super) fn fit(
     let training_error = built.output_error();
     let rows = built.reports.into_iter().flatten().map(|(report, _)| report).collect();
     let evidence = built.evidence;
-    let fitted =
-        Fitted { model, rows, training_error, output_refit: None, allocation: None, evidence, strengths: prices };
+    let fitted = Fitted {
+        model,
+        rows,
+        training_error,
+        reconstruction: None,
+        output_refit: None,
+        allocation: None,
+        evidence,
+        strengths: prices,
+        importance: None,
+    };
     if certify { certified(fitter, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 

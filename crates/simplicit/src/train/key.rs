@@ -30,6 +30,11 @@ enum Kept {
         rows: RowsKey,
         block: usize,
     },
+    Reconstruction {
+        strength: f64,
+        segment: usize,
+        round: usize,
+    },
     OutputRefit {
         strength: f64,
         round: usize,
@@ -94,6 +99,10 @@ impl Key {
         Kept::InputStatistics.into()
     }
 
+    pub(super) fn reconstruct(strength: f64, segment: usize, round: usize) -> Self {
+        Kept::Reconstruction { strength, segment, round }.into()
+    }
+
     pub(super) fn output_refit(strength: f64, round: usize) -> Self {
         Kept::OutputRefit { strength, round }.into()
     }
@@ -119,7 +128,7 @@ impl Key {
             Kept::Statistics(group) | Kept::Rows { rows: RowsKey { group, .. }, .. } => {
                 matches!(group.states, States::Own(_))
             }
-            Kept::OutputRefit { .. } => true,
+            Kept::Reconstruction { .. } | Kept::OutputRefit { .. } => true,
         }
     }
 }
@@ -157,6 +166,9 @@ impl fmt::Display for Key {
             Kept::Rows { rows: RowsKey { group, price, robust_round, first }, block } => {
                 write!(f, "{group} at {price:e}{}", Numbered("robust", *robust_round))?;
                 write!(f, "{} rows {block}", Numbered("from", *first))
+            }
+            Kept::Reconstruction { strength, segment, round } => {
+                write!(f, "strength {strength:e} reconstruction {segment} {round}")
             }
             Kept::OutputRefit { strength, round } => write!(f, "strength {strength:e} output refit {round}"),
             Kept::Allocation => f.write_str("allocation"),
@@ -213,6 +225,7 @@ mod tests {
             (Key::input_statistics(), "inputs statistics", false),
             (Key::allocation(), "allocation", false),
             (Key::output_refit(2e-6, 3), "strength 2e-6 output refit 3", true),
+            (Key::reconstruct(2e-6, 4, 1), "strength 2e-6 reconstruction 4 1", true),
             (group(States::Baseline, None).statistics(), "baseline layer_2 statistics", false),
             (own.statistics(), "steered strength 2.5e-6 layer_2 statistics", true),
             (level, "level 0.8 stage 0 steered strength 2.5e-6 layer_2 at 3e-6 robust 2 rows 1", true),

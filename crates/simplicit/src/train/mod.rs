@@ -39,6 +39,7 @@ pub use key::Key;
 pub use plan::estimate::{Estimate, estimate};
 pub use refit::bound_refit::BoundRefit;
 pub use refit::output_refit::OutputRefit;
+pub use refit::reconstruct::Reconstruction;
 pub use report::{TrainReport, TriedModel};
 pub use rows::build::RowReport;
 pub use rows::method::{RowGroup, RowMethod};

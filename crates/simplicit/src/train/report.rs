@@ -1,6 +1,6 @@
 //! What training has to say about its model.
 
-use crate::train::{Allocation, BoundRefit, OutputRefit, RowReport};
+use crate::train::{Allocation, BoundRefit, OutputRefit, Reconstruction, RowReport};
 
 /// A model on the way to the one that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,6 +25,8 @@ pub struct TrainReport {
     pub training_error: f64,
     /// The models of the search, in the order they were fitted.
     pub path: Vec<TriedModel>,
+    /// What the reconstruction over the next operations did, where it was asked for.
+    pub reconstruction: Option<Reconstruction>,
     /// What the refit in the output metric did, where there was one.
     pub output_refit: Option<OutputRefit>,
     /// What the refit by linear bounds did, where it was asked for.

@@ -90,6 +90,13 @@ pub enum Progress {
         /// What is allowed; `None` where nothing is said and nobody knows what is free.
         budget: Option<u64>,
     },
+    /// A segment of the reconstruction over the next operations is done.
+    Reconstruct {
+        /// Segments so far.
+        segment: usize,
+        /// Segments in all.
+        segments: usize,
+    },
     /// A round of the refit in the output metric is done.
     OutputRefit {
         /// Rounds so far.

@@ -126,6 +126,10 @@ pub struct ModelSettings {
     /// Rounds in which layers' prices are moved by what their non-zeros are worth to the outputs of samples that were not
     /// fitted, on rough models. For models with convolutions or operators, cardinality and a target. Default 0.
     pub allocate: usize,
+    /// How many joints ahead values are matched when the blocks between two joints are refitted together, on the support that
+    /// was found; a joint is a layer that everything computed later goes through, such as a residual sum. 0 is no such refit.
+    /// Needs a network without cycles. Default 0.
+    pub reconstruct: usize,
     /// Rounds of the refit of all non-zeros together, in the metric of the output; 0 is none. Default: 4, and none for
     /// models with convolutions or operators and with exact matching.
     pub output_refit: Option<usize>,
@@ -139,7 +143,15 @@ pub struct ModelSettings {
 
 impl Default for ModelSettings {
     fn default() -> Self {
-        Self { cascade: true, stages: None, allocate: 0, output_refit: None, robust_rounds: 0, robust_refit: None }
+        Self {
+            cascade: true,
+            stages: None,
+            allocate: 0,
+            reconstruct: 0,
+            output_refit: None,
+            robust_rounds: 0,
+            robust_refit: None,
+        }
     }
 }
 

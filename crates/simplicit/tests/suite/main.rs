@@ -21,6 +21,7 @@ mod onnx_reference;
 mod path;
 mod prepared;
 mod python;
+mod reconstruct;
 mod reduce;
 mod robustness;
 mod rooms;

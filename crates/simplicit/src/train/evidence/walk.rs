@@ -86,7 +86,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The values of a block of samples, one a row.
-    fn block(&self, source: Source, block: usize) -> Result<Block<'_>> {
+    pub(in crate::train) fn block(&self, source: Source, block: usize) -> Result<Block<'_>> {
         self.part(source, block * SAMPLES..((block + 1) * SAMPLES).min(self.samples()))
     }
 

@@ -4,4 +4,5 @@ pub(super) mod bound_refit;
 pub(super) mod linearised;
 pub(super) mod output_metric;
 pub(super) mod output_refit;
+pub(super) mod reconstruct;
 pub(super) mod row_blocks;

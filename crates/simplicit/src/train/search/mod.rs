@@ -221,7 +221,7 @@ fn to_target(
         trials.fitter.prices.renew(&fitted.model, &input.preprocessing)?;
         fitted = trials.search(start, target, last, run)?;
     }
-    Ok(Fitted { allocation, ..fitted })
+    Ok(Fitted { allocation, importance: joint, ..fitted })
 }
 
 /// Models of one stage at changing prices, all of them noted.

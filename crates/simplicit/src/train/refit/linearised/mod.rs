@@ -11,11 +11,13 @@
 //! which is exact in one sweep without cycles; cycles repeat the sweep until it settles.
 
 mod block;
+mod scope;
 mod with_weights;
 
 use std::ops::Range;
 
 use block::{Block, Columns};
+pub(in crate::train) use scope::Scope;
 
 use crate::layout::{Layout, Operator};
 use crate::linalg::Matrix;
@@ -70,8 +72,8 @@ pub(in crate::train) struct Linearised {
     entries: Vec<Entry>,
     /// Layers as in the layout, then the outputs.
     sums: Vec<Sum>,
-    /// Layers in an order in which they can be computed; the outputs come after them.
-    order: Vec<usize>,
+    /// What is swept, and which weights change.
+    scope: Scope,
     /// Who reads a layer: sum, and the number of the block there; an operator is one reader.
     readers: Vec<Vec<(usize, usize)>>,
     /// Shapes of the matrices of weights.
@@ -89,9 +91,14 @@ pub(in crate::train) struct Samples<'a> {
 
 /// φ′ at every pre-activation.
 pub(in crate::train) fn gates(layout: &Layout, z: &Matrix<f32>) -> Matrix<f32> {
-    let mut gates = z.clone();
-    for (k, layer) in layout.layers().iter().enumerate() {
-        let range = layout.range(k);
+    let columns: Vec<Range<usize>> = (0..layout.layers().len()).map(|k| layout.range(k)).collect();
+    gates_at(layout, &columns, z.clone())
+}
+
+/// φ′ at the pre-activations of layers that stand in these columns, in their place.
+pub(in crate::train) fn gates_at(layout: &Layout, columns: &[Range<usize>], z: Matrix<f32>) -> Matrix<f32> {
+    let mut gates = z;
+    for (layer, range) in layout.layers().iter().zip(columns) {
         for sample in 0..gates.rows() {
             gates.row_mut(sample)[range.clone()].iter_mut().for_each(|z| *z = layer.activation.derivative(*z));
         }
@@ -178,7 +185,29 @@ impl Linearised {
         let acyclic = model.layers_are_acyclic();
         let order = if acyclic { model.layer_order() } else { (0..layers.len()).rev().collect() };
         let ranges = (0..layers.len()).map(|k| layout.range(k)).collect();
-        (Self { shape, ranges, entries, sums, order, readers, shapes, acyclic }, values)
+        let scope = Scope::whole(layout, order);
+        (Self { shape, ranges, entries, sums, scope, readers, shapes, acyclic }, values)
+    }
+
+    /// What is swept.
+    pub(in crate::train) fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// From now on sweeps compute these layers, in this order, and the outputs if asked for; the weights of sums that are
+    /// `moved` (layers as in the layout, then the outputs) change. Of a model without cycles.
+    pub(in crate::train) fn narrow(&mut self, layout: &Layout, order: Vec<usize>, outputs: bool, moved: Vec<bool>) {
+        let own = order.iter().copied().chain(outputs.then_some(self.sums.len() - 1));
+        let mut given: Vec<usize> = own.flat_map(|s| self.sums[s].layers_read()).collect();
+        given.sort_unstable();
+        given.dedup();
+        given.retain(|k| !order.contains(k));
+        self.scope = Scope::part(layout, order, outputs, given, moved);
+    }
+
+    /// For every sum, layers as in the layout and then the outputs, the layers that it reads.
+    pub(in crate::train) fn reads(&self) -> Vec<Vec<usize>> {
+        self.sums.iter().map(Sum::layers_read).collect()
     }
 
     /// All non-zeros.
@@ -198,29 +227,29 @@ impl Linearised {
     fn source<'a>(&self, source: Source, states: &'a Matrix<f32>, inputs: &'a Matrix<f32>) -> Columns<'a> {
         match source {
             Source::Input => Columns::new(inputs, 0..self.shape.inputs),
-            Source::Layer(j) => Columns::new(states, self.ranges[j].clone()),
+            Source::Layer(j) => Columns::new(states, self.scope.columns[j].clone()),
         }
     }
 
-    /// δz (m × n) and δy (m × q) for a change of the weights.
+    /// δz (m × n) and δy (m × q) for a change of the weights; what is not swept does not change.
     pub(in crate::train) fn forward(
         &self,
         weights: &Weights,
         change: &Weights,
         at: &Samples,
     ) -> (Matrix<f32>, Matrix<f32>) {
-        let (n, samples) = (self.shape.states, at.u.rows());
+        let (n, samples) = (self.scope.width, at.u.rows());
         let (mut dz, mut dx) = (Matrix::<f32>::zeros(samples, n), Matrix::<f32>::zeros(samples, n));
         // What the change itself adds is the same in every sweep.
-        let direct = |sum: &Sum| self.direct(sum, change, at);
-        let kept: Vec<Matrix<f32>> = if self.acyclic { Vec::new() } else { self.sums.iter().map(direct).collect() };
-        let begin = |k: usize| kept.get(k).cloned().unwrap_or_else(|| direct(&self.sums[k]));
+        let direct = |k: usize| self.direct(k, change, at);
+        let kept: Vec<Matrix<f32>> = if self.acyclic { Vec::new() } else { (0..self.sums.len()).map(direct).collect() };
+        let begin = |k: usize| kept.get(k).cloned().unwrap_or_else(|| direct(k));
         for _ in 0..MAX_SWEEPS {
             let (mut moved, mut size) = (0.0f32, 0.0f32);
-            for &k in &self.order {
+            for &k in &self.scope.order {
                 let mut t = begin(k);
                 self.carry(&self.sums[k], weights, at, &dx, &mut t);
-                let units = self.ranges[k].clone();
+                let units = self.scope.columns[k].clone();
                 for s in 0..samples {
                     let gates = &at.gates.row(s)[units.clone()];
                     let dz = &mut dz.row_mut(s)[units.clone()];
@@ -236,6 +265,9 @@ impl Linearised {
                 break;
             }
         }
+        if !self.scope.outputs {
+            return (dz, Matrix::zeros(samples, 0));
+        }
         let outputs = self.sums.len() - 1;
         let mut dy = begin(outputs);
         self.carry(&self.sums[outputs], weights, at, &dx, &mut dy);
@@ -243,8 +275,12 @@ impl Linearised {
     }
 
     /// The change times (x, u, 1) for one sum.
-    fn direct(&self, sum: &Sum, change: &Weights, at: &Samples) -> Matrix<f32> {
+    fn direct(&self, k: usize, change: &Weights, at: &Samples) -> Matrix<f32> {
+        let sum = &self.sums[k];
         let mut out = Matrix::zeros(at.u.rows(), sum.units.len());
+        if !self.scope.moved[k] {
+            return out;
+        }
         let constants = change[sum.constants].as_slice();
         if constants.iter().any(|c| *c != 0.0) {
             for s in 0..out.rows() {
@@ -263,7 +299,7 @@ impl Linearised {
     /// Adds what changes of the states before do to one sum.
     fn carry(&self, sum: &Sum, weights: &Weights, at: &Samples, dx: &Matrix<f32>, out: &mut Matrix<f32>) {
         for (number, block) in &sum.blocks {
-            if let Source::Layer(_) = block.source {
+            if layer(block.source).is_some_and(|j| self.scope.sweeps(j)) {
                 let (x, d) = (self.source(block.source, at.x, at.u), self.source(block.source, dx, at.u));
                 block.add_tangent(&weights[*number], x, d, out);
             }
@@ -280,7 +316,7 @@ impl Linearised {
                     Source::Layer(_) => self.source(f, dx, at.u).row(s),
                 })
                 .collect();
-            operator.tangent(&values, &at.x.row(s)[sum.units.clone()], &changes, out.row_mut(s));
+            operator.tangent(&values, self.own(sum, at.x).row(s), &changes, out.row_mut(s));
         }
     }
 
@@ -303,14 +339,14 @@ impl Linearised {
         c: &Matrix<f32>,
         at: &Samples,
     ) -> Matrix<f32> {
-        let (n, samples) = (self.shape.states, at.u.rows());
+        let (n, samples) = (self.scope.width, at.u.rows());
         let mut r = Matrix::<f32>::zeros(samples, n);
         for _ in 0..MAX_SWEEPS {
             let (mut moved, mut size) = (0.0f32, 0.0f32);
-            for &k in self.order.iter().rev() {
-                let units = self.ranges[k].clone();
+            for &k in self.scope.order.iter().rev() {
+                let units = self.scope.columns[k].clone();
                 let mut t = Matrix::zeros(samples, units.len());
-                for &(reader, block) in &self.readers[k] {
+                for &(reader, block) in self.readers[k].iter().filter(|(reader, _)| self.scope.sweeps(*reader)) {
                     self.pull(&self.sums[reader], block, k, weights, (v, &r), at, &mut t);
                 }
                 for s in 0..samples {
@@ -342,7 +378,7 @@ impl Linearised {
         at: &Samples,
         out: &mut Matrix<f32>,
     ) {
-        let cotangent = sum.of(v, r);
+        let cotangent = self.cotangent(sum, v, r);
         if let Some((number, block)) = sum.blocks.get(block) {
             let x = self.source(block.source, at.x, at.u);
             return block.add_transposed(&weights[*number], x, cotangent, out);
@@ -355,7 +391,7 @@ impl Linearised {
             let mut buffers: Vec<Option<Vec<f32>>> =
                 sources.iter().map(|f| (layer(*f) == Some(k)).then(|| vec![0.0; out.cols()])).collect();
             let mut into: Vec<Option<&mut [f32]>> = buffers.iter_mut().map(|b| b.as_deref_mut()).collect();
-            operator.adjoint(&values, &at.x.row(s)[sum.units.clone()], cotangent.row(s), &mut into);
+            operator.adjoint(&values, self.own(sum, at.x).row(s), cotangent.row(s), &mut into);
             for buffer in buffers.into_iter().flatten() {
                 out.row_mut(s).iter_mut().zip(buffer).for_each(|(o, b)| *o += b);
             }
@@ -365,14 +401,14 @@ impl Linearised {
     /// r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ at the non-zeros.
     pub(in crate::train) fn outer(&self, r: &Matrix<f32>, v: &Matrix<f32>, at: &Samples) -> Vec<f64> {
         let mut dense = self.dense(&[]);
-        for sum in &self.sums {
-            let cotangent = sum.of(v, r);
+        for sum in self.moved_sums() {
+            let cotangent = self.cotangent(sum, v, r);
             for (number, block) in &sum.blocks {
                 if !dense[*number].as_slice().is_empty() {
                     block.add_outer(cotangent, self.source(block.source, at.x, at.u), &mut dense[*number]);
                 }
             }
-            for s in (0..r.rows()).filter(|_| sum.has_constants) {
+            for s in (0..at.u.rows()).filter(|_| sum.has_constants) {
                 let channels = cotangent.row(s).chunks_exact(sum.positions.max(1));
                 let constants = dense[sum.constants].as_mut_slice().iter_mut();
                 constants.zip(channels).for_each(|(total, units)| *total += units.iter().sum::<f32>());
@@ -392,14 +428,45 @@ impl Linearised {
         }
     }
 
-    /// The targets that have entries: their entries, number of features, and positions of a sample.
+    /// The sums whose weights change.
+    fn moved_sums(&self) -> impl Iterator<Item = &Sum> {
+        self.sums.iter().zip(&self.scope.moved).filter(|(_, moved)| **moved).map(|(sum, _)| sum)
+    }
+
+    /// The values of a layer in a batch; of the outputs there are none.
+    fn own<'a>(&self, sum: &Sum, states: &'a Matrix<f32>) -> Columns<'a> {
+        match sum.target {
+            Target::Layer(k) => Columns::new(states, self.scope.columns[k].clone()),
+            Target::Output => Columns::new(states, 0..0),
+        }
+    }
+
+    /// The part of cotangents that is a sum's.
+    fn cotangent<'a>(&self, sum: &Sum, v: &'a Matrix<f32>, r: &'a Matrix<f32>) -> Columns<'a> {
+        match sum.target {
+            Target::Layer(_) => self.own(sum, r),
+            Target::Output => Columns::new(v, sum.units.clone()),
+        }
+    }
+
+    /// Whether the weight of every entry changes.
+    pub(in crate::train) fn moved(&self) -> Vec<bool> {
+        let mut moved = Vec::with_capacity(self.entries.len());
+        for (sum, changes) in self.sums.iter().zip(&self.scope.moved) {
+            let count = self.entries[moved.len()..].iter().take_while(|e| sum.rows.contains(&e.row)).count();
+            moved.resize(moved.len() + count, *changes);
+        }
+        moved
+    }
+
+    /// The targets whose weights change and that have entries: their entries, number of features, and positions of a sample.
     pub(in crate::train) fn targets(&self) -> Vec<Features<'_>> {
         let mut first = 0;
         let mut out = Vec::new();
-        for sum in &self.sums {
+        for (sum, moved) in self.sums.iter().zip(&self.scope.moved) {
             let count = self.entries[first..].iter().take_while(|e| sum.rows.contains(&e.row)).count();
             let width = sum.blocks.iter().map(|(_, b)| b.all_columns()).sum::<usize>() + 1;
-            if count > 0 {
+            if count > 0 && *moved {
                 out.push(Features { of: self, sum, entries: first..first + count, width });
             }
             first += count;
@@ -448,12 +515,9 @@ impl Sum {
         self.operator.iter().flat_map(|o| o.operands()).map(|o| o.source)
     }
 
-    /// The part of cotangents that is this sum's.
-    fn of<'a>(&self, v: &'a Matrix<f32>, r: &'a Matrix<f32>) -> Columns<'a> {
-        match self.target {
-            Target::Layer(_) => Columns::new(r, self.units.clone()),
-            Target::Output => Columns::new(v, self.units.clone()),
-        }
+    /// The layers that it reads, as often as it does.
+    fn layers_read(&self) -> Vec<usize> {
+        self.blocks.iter().map(|(_, b)| b.source).chain(self.operands()).filter_map(layer).collect()
     }
 }
 

@@ -15,12 +15,13 @@
 //! the true objective falls, or is not taken.
 
 mod problem;
+mod runner;
 mod sketch;
 #[cfg(test)]
 mod tests;
 
-pub(in crate::train) use problem::chunk_of;
-use problem::{At, Problem, Value};
+use problem::At;
+pub(in crate::train) use problem::{Chunk, Chunks, Given, Problem, Value, chunk_of};
 use sketch::Sketch;
 
 use crate::Result;
@@ -31,6 +32,7 @@ use crate::problem::Matching;
 use crate::train::fit::Fitted;
 use crate::train::keep;
 use crate::train::refit::linearised::Linearised;
+use crate::train::refit::reconstruct::reconstruct;
 use crate::train::refit::row_blocks::{conjugate_gradients, into_ball};
 use crate::train::{Key, Progress, Run, TrainInput, TrainSettings, shares_weights};
 
@@ -80,10 +82,26 @@ pub(in crate::train) fn refitted(
     strength: f64,
     run: &mut Run,
 ) -> Result<Fitted> {
-    let Fitted { model, mut rows, training_error, allocation, evidence, strengths, .. } = fitted;
+    let Fitted { model, mut rows, training_error, allocation, evidence, strengths, importance, .. } = fitted;
+    let weighed = TrainInput {
+        importance: importance.as_deref().or(input.importance),
+        preprocessing: input.preprocessing.clone(),
+        ..*input
+    };
+    let (model, reconstruction) = reconstruct(model, &weighed, settings, strength, run)?;
     let (model, output_refit) = output_refit(model, input, settings, strength, run)?;
-    if output_refit.is_none_or(|r| r.rounds == 0) {
-        return Ok(Fitted { model, rows, training_error, output_refit, allocation, evidence, strengths });
+    if output_refit.is_none_or(|r| r.rounds == 0) && reconstruction.as_ref().is_none_or(|r| r.changed == 0) {
+        return Ok(Fitted {
+            model,
+            rows,
+            training_error,
+            reconstruction,
+            output_refit,
+            allocation,
+            evidence,
+            strengths,
+            importance,
+        });
     }
     let first_output = model.layout().rows();
     let mismatch = mismatch(&model, input, run)?;
@@ -96,7 +114,17 @@ pub(in crate::train) fn refitted(
     }
     let (residual, energy) = mismatch[first_output..].iter().fold((0.0, 0.0), |(r, e), m| (r + m.0, e + m.1));
     let training_error = if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
-    Ok(Fitted { model, rows, training_error, output_refit, allocation, evidence, strengths })
+    Ok(Fitted {
+        model,
+        rows,
+        training_error,
+        reconstruction,
+        output_refit,
+        allocation,
+        evidence,
+        strengths,
+        importance,
+    })
 }
 
 /// Squared mismatch and energy of every row's target, at the model's own states.
@@ -147,7 +175,7 @@ pub(in crate::train) fn rows_of_units(model: &ImplicitModel) -> Vec<Option<usize
     out
 }
 
-fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
+pub(in crate::train) fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
     // Nobody asks how exact a sample is, only whether it has an equilibrium.
     Equilibrium::new(model, EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() })
 }
@@ -169,52 +197,87 @@ fn output_refit(
         return Ok((model, None));
     }
     let problem = Problem::new(&model, input, settings, run.threads, run.cancel)?;
-    // The row problems' curvature is that of the model at the start, for all rounds.
-    let (before, mut sketch) = (model.clone(), None);
-    let mut model = model;
-    let mut now = State { w: start.clone(), value: problem.value(&model)?, ridge: None };
-    let first = now.value;
-    let mut report = OutputRefit {
-        before: first.all,
-        after: first.all,
-        held_out_before: first.held_out,
-        held_out_after: first.held_out,
-        ridge: 0.0,
-        rounds: 0,
-    };
-    for round in 0..most {
-        run.cancel.check()?;
-        let step = Step { problem: &problem, support: &support, start: &start, settings };
-        let kept = keep::numbers(run.keep, &Key::output_refit(strength, round), now.w.len() + 4, || {
-            let at = problem.at(&model)?;
-            let sketch = match &sketch {
-                Some(sketch) => sketch,
-                None if round == 0 => sketch.insert(Sketch::new(&problem, &at, &support)?),
-                None => sketch.insert(Sketch::new(&problem, &problem.at(&before)?, &support)?),
-            };
-            Ok(step.take(&model, &now, &at, sketch)?.to_numbers())
-        })?;
-        let next = State::from_numbers(kept);
-        let objective = next.value.all;
-        (run.progress)(Progress::OutputRefit { round: round + 1, rounds: most, objective });
-        if next.value.fitted >= now.value.fitted {
-            break;
-        }
-        let fruitful = next.value.held_out < (1.0 - WORTH) * now.value.held_out;
-        now = next;
-        model = support.with_weights(&model, &now.w, settings.allowed.kappa.is_some())?;
-        report = OutputRefit {
-            after: now.value.all,
-            held_out_after: now.value.held_out,
-            ridge: now.ridge.unwrap_or(0.0),
-            rounds: round + 1,
-            ..report
-        };
-        if !fruitful {
-            break;
-        }
-    }
+    let how = Refit { problem: &problem, support: &support, start: &start, settings, rounds: most, steps: STEPS };
+    let (model, report, _) = how.refit(
+        model,
+        start.clone(),
+        |round| Key::output_refit(strength, round),
+        |round, value, run| {
+            (run.progress)(Progress::OutputRefit { round, rounds: most, objective: value.all });
+        },
+        run,
+    )?;
     Ok((model, Some(report)))
+}
+
+/// Rounds of one objective on the weights that the scope of a linearised model lets change.
+pub(in crate::train) struct Refit<'a> {
+    pub(in crate::train) problem: &'a Problem<'a>,
+    pub(in crate::train) support: &'a Linearised,
+    /// The weights that the ridge pulls to.
+    pub(in crate::train) start: &'a [f64],
+    pub(in crate::train) settings: &'a TrainSettings,
+    pub(in crate::train) rounds: usize,
+    /// Steps of conjugate gradients in a round.
+    pub(in crate::train) steps: usize,
+}
+
+impl Refit<'_> {
+    /// The model with weights `w` refitted, what was reached, and its weights. Every round is kept under its key.
+    pub(in crate::train) fn refit(
+        &self,
+        model: ImplicitModel,
+        w: Vec<f64>,
+        key: impl Fn(usize) -> Key,
+        told: impl Fn(usize, Value, &mut Run),
+        run: &mut Run,
+    ) -> Result<(ImplicitModel, OutputRefit, Vec<f64>)> {
+        let Self { problem, support, settings, .. } = self;
+        // The row problems' curvature is that of the model at the start, for all rounds.
+        let (before, mut sketch) = (model.clone(), None);
+        let mut model = model;
+        let mut now = State { w, value: problem.value(&model)?, ridge: None };
+        let first = now.value;
+        let mut report = OutputRefit {
+            before: first.all,
+            after: first.all,
+            held_out_before: first.held_out,
+            held_out_after: first.held_out,
+            ridge: 0.0,
+            rounds: 0,
+        };
+        for round in 0..self.rounds {
+            run.cancel.check()?;
+            let kept = keep::numbers(run.keep, &key(round), now.w.len() + 4, || {
+                let at = problem.at(&model)?;
+                let sketch = match &sketch {
+                    Some(sketch) => sketch,
+                    None if round == 0 => sketch.insert(Sketch::new(problem, &at, support)?),
+                    None => sketch.insert(Sketch::new(problem, &problem.at(&before)?, support)?),
+                };
+                Ok(self.step(&model, &now, &at, sketch)?.to_numbers())
+            })?;
+            let next = State::from_numbers(kept);
+            told(round + 1, next.value, run);
+            if next.value.fitted >= now.value.fitted {
+                break;
+            }
+            let fruitful = next.value.held_out < (1.0 - WORTH) * now.value.held_out;
+            now = next;
+            model = support.with_weights(&model, &now.w, settings.allowed.kappa.is_some())?;
+            report = OutputRefit {
+                after: now.value.all,
+                held_out_after: now.value.held_out,
+                ridge: now.ridge.unwrap_or(0.0),
+                rounds: round + 1,
+                ..report
+            };
+            if !fruitful {
+                break;
+            }
+        }
+        Ok((model, report, now.w))
+    }
 }
 
 /// Where the refit is.
@@ -240,23 +303,19 @@ impl State {
 }
 
 /// One Gauss–Newton step.
-struct Step<'a> {
-    problem: &'a Problem<'a>,
-    support: &'a Linearised,
-    start: &'a [f64],
-    settings: &'a TrainSettings,
-}
-
-impl Step<'_> {
+impl Refit<'_> {
     /// Where the step from `now` ends; `now` itself if none helps both fitted and held-out samples.
-    fn take(&self, model: &ImplicitModel, now: &State, at: &At, sketch: &Sketch) -> Result<State> {
+    fn step(&self, model: &ImplicitModel, now: &State, at: &At, sketch: &Sketch) -> Result<State> {
         let weights = self.support.dense(&now.w);
         let mut descent = self.problem.descent(at, self.support, &weights)?;
-        // Layers that were left out stay: neither a step nor what it is made from touches their entries.
+        // Layers that were left out stay, and so does what is outside of the scope: neither a step nor what it is made from
+        // touches their entries.
         let kept = model.kept_rows();
+        let moved = self.support.moved();
         let hold = |values: &mut [f64]| {
-            let held = values.iter_mut().zip(self.support.entries()).filter(|(_, entry)| kept[entry.row]);
-            held.for_each(|(v, _)| *v = 0.0);
+            let entries = values.iter_mut().zip(self.support.entries()).zip(&moved);
+            let held = entries.filter(|((_, entry), moved)| kept[entry.row] || !**moved);
+            held.for_each(|((v, _), _)| *v = 0.0);
         };
         hold(&mut descent);
         let diagonal = &sketch.diagonal;
@@ -284,7 +343,7 @@ impl Step<'_> {
                 hold(&mut out);
                 Ok(out)
             };
-            let steps = if fresh { STEPS } else { STEPS_AGAIN };
+            let steps = if fresh { self.steps } else { self.steps.min(STEPS_AGAIN) };
             conjugate_gradients(&mut step, &mut residual, &right, steps, &preconditioner, product)?;
             let judged = self.judged(model, now, &step, ridge)?;
             fresh = judged.is_none();

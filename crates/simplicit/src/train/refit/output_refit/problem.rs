@@ -3,16 +3,16 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::{equilibrium, rows_of_units};
+use super::rows_of_units;
+use super::runner::{Ran, Runner};
 use crate::Result;
-use crate::equilibrium::Equilibrium;
 use crate::layout::Layout;
 use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::{StateShape, StateSource};
 use crate::statistics::BLOCK;
-use crate::train::refit::linearised::{Linearised, Samples, Weights, gates};
+use crate::train::refit::linearised::{Linearised, Samples, Scope, Weights, gates, gates_at};
 use crate::train::refit::output_metric::Metric;
 use crate::train::{TrainInput, TrainSettings};
 
@@ -34,27 +34,67 @@ pub(in crate::train) fn chunk_of(shape: StateShape) -> usize {
 
 /// The objective of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Value {
+pub(in crate::train) struct Value {
     /// Over all samples.
-    pub(super) all: f64,
+    pub(in crate::train) all: f64,
     /// Over those that are fitted.
-    pub(super) fitted: f64,
+    pub(in crate::train) fitted: f64,
     /// Divergence of the outputs alone, over the others (over the fitted ones where there are no others).
-    pub(super) held_out: f64,
+    pub(in crate::train) held_out: f64,
+}
+
+/// Samples with what the baseline makes of them, as an objective reads them.
+pub(in crate::train) trait Chunks: Sync {
+    /// Number of samples.
+    fn samples(&self) -> usize;
+    /// Consecutive samples.
+    fn chunk(&self, samples: Range<usize>) -> Result<Chunk>;
+    /// The inputs of consecutive samples and the values given to the layers that are run.
+    fn given(&self, samples: Range<usize>) -> Result<Given>;
+}
+
+/// What a run of some layers starts from.
+#[derive(Clone)]
+pub(in crate::train) struct Given {
+    pub(in crate::train) u: Matrix<f32>,
+    /// Values of the layers that are read and not run, in the order of the scope; none where all layers are run.
+    pub(in crate::train) layers: Vec<Matrix<f32>>,
 }
 
 /// A chunk of samples with what the baseline makes of them.
 #[derive(Clone)]
-struct Chunk {
-    u: Matrix<f32>,
-    x: Matrix<f32>,
-    y: Matrix<f32>,
+pub(in crate::train) struct Chunk {
+    pub(in crate::train) given: Given,
+    /// The baseline's states of the layers that are compared, one after the other.
+    pub(in crate::train) x: Matrix<f32>,
+    /// The baseline's outputs, where they are compared.
+    pub(in crate::train) y: Matrix<f32>,
+}
+
+/// All layers of a model on the samples of a source.
+struct AllLayers<'a>(&'a dyn StateSource);
+
+impl Chunks for AllLayers<'_> {
+    fn samples(&self) -> usize {
+        self.0.samples()
+    }
+
+    fn chunk(&self, samples: Range<usize>) -> Result<Chunk> {
+        let states = self.0.block(samples)?;
+        let given = Given { u: states.u.cast(), layers: Vec::new() };
+        Ok(Chunk { given, x: states.x.cast(), y: states.y.cast() })
+    }
+
+    fn given(&self, samples: Range<usize>) -> Result<Given> {
+        Ok(Given { u: self.0.inputs(samples)?, layers: Vec::new() })
+    }
 }
 
 /// Where the model is on the fitted samples of one chunk.
 #[derive(Clone)]
 pub(super) struct Point {
     pub(super) u: Matrix<f32>,
+    /// In the columns of the scope.
     pub(super) x: Matrix<f32>,
     gates: Matrix<f32>,
     y: Matrix<f32>,
@@ -70,20 +110,24 @@ impl Point {
 
 /// A model on all samples.
 pub(super) struct At {
-    equilibrium: Equilibrium,
+    runner: Runner,
     layout: Layout,
     /// Of the first chunks.
     points: Vec<Point>,
 }
 
-/// The objective on the samples.
-pub(super) struct Problem<'a> {
-    pub(super) source: &'a dyn StateSource,
+/// The objective on the samples: a divergence of outputs, where they are computed, and weighted squares of states.
+pub(in crate::train) struct Problem<'a> {
+    chunks: Box<dyn Chunks + 'a>,
     pub(super) size: usize,
     /// The first chunks.
     held: Vec<Chunk>,
-    metric: Metric,
-    /// η·λ of every state.
+    /// `None` where outputs are not computed.
+    metric: Option<Metric>,
+    /// What is run; `None` for all layers, through cycles if there are any.
+    part: Option<Scope>,
+    /// Columns of the states that are compared, in a batch and in a chunk, and the weight of each column of the chunk.
+    compared: Vec<(Range<usize>, Range<usize>)>,
     states: Vec<f32>,
     /// λ_i of every row in the units of the objective, none too small to divide by.
     pub(super) row_weights: Vec<f64>,
@@ -92,6 +136,7 @@ pub(super) struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
+    /// All states and outputs of a model.
     pub(super) fn new(
         model: &ImplicitModel,
         input: &TrainInput<'a>,
@@ -99,75 +144,114 @@ impl<'a> Problem<'a> {
         threads: Threads,
         cancel: &'a Cancel,
     ) -> Result<Self> {
-        let (shape, samples) = (input.source.shape(), input.source.samples());
-        let size = chunk_of(shape);
-        let each = 4 * (2 * shape.inputs + 3 * shape.states + 3 * shape.outputs) as u64;
+        let shape = input.source.shape();
+        let all: Vec<usize> = (0..model.layout().layers().len()).collect();
+        let bytes = 4 * (2 * shape.inputs + 3 * shape.states + 3 * shape.outputs);
+        let chunks = Box::new(AllLayers(input.source));
+        Self::of(model, input, chunks, None, &all, (chunk_of(shape), bytes), settings, threads, cancel)
+    }
+
+    /// What is compared are the states of `layers` and, where `part` has them, the outputs. Chunks have `size` samples of
+    /// so many bytes.
+    #[allow(clippy::too_many_arguments)]
+    pub(in crate::train) fn of(
+        model: &ImplicitModel,
+        input: &TrainInput<'a>,
+        chunks: Box<dyn Chunks + 'a>,
+        part: Option<Scope>,
+        layers: &[usize],
+        (size, bytes): (usize, usize),
+        settings: &TrainSettings,
+        threads: Threads,
+        cancel: &'a Cancel,
+    ) -> Result<Self> {
+        let samples = chunks.samples();
         let room = settings.work.memory.map_or(HELD, |budget| HELD.min(budget / 2));
-        let chunks = (room / (each * size as u64).max(1)).min(samples.div_ceil(size) as u64) as usize;
+        let count = (room / ((bytes * size) as u64).max(1)).min(samples.div_ceil(size) as u64) as usize;
+        let mut compared = Vec::with_capacity(layers.len());
+        let mut width = 0;
+        for &k in layers {
+            let range = model.layout().range(k);
+            let columns = part.as_ref().map_or(range.clone(), |part| part.columns[k].clone());
+            compared.push((columns, width..width + range.len()));
+            width += range.len();
+        }
         let mut problem = Self {
-            source: input.source,
+            chunks,
             size,
             held: Vec::new(),
-            metric: Metric::Squares { weight: 1.0 },
+            metric: None,
+            part,
+            compared,
             states: Vec::new(),
             row_weights: Vec::new(),
             threads,
             cancel,
         };
-        let range = |k: usize| problem.range(k);
-        problem.held = parallel::map(threads, chunks, |k| {
+        problem.held = parallel::map(threads, count, |k| {
             cancel.check()?;
-            let states = input.source.block(range(k))?;
-            Ok(Chunk { u: states.u.cast(), x: states.x.cast(), y: states.y.cast() })
+            problem.chunks.chunk(problem.range(k))
         })?;
-        problem.weigh(model, input)?;
+        problem.weigh(model, input, layers)?;
         Ok(problem)
     }
 
     /// Chooses the metric and the weights of states and rows.
-    fn weigh(&mut self, model: &ImplicitModel, input: &TrainInput) -> Result<()> {
-        let shape = input.source.shape();
-        let rows = model.layout().rows();
+    fn weigh(&mut self, model: &ImplicitModel, input: &TrainInput, layers: &[usize]) -> Result<()> {
+        let (shape, layout) = (input.source.shape(), model.layout());
+        let rows = layout.rows();
         let row_of = rows_of_units(model);
         let mut units = vec![0usize; rows + shape.outputs];
         row_of.iter().flatten().for_each(|row| units[*row] += 1);
-        let of_states = &row_of[..shape.states];
+        let of_states: Vec<Option<usize>> =
+            layers.iter().flat_map(|&k| row_of[layout.range(k)].iter().copied()).collect();
+        let outputs = self.part.as_ref().is_none_or(|part| part.outputs);
+        // Beside outputs states only steady what the outputs do not see.
+        let eta = if outputs { STATES } else { 1.0 };
         let mut row_weights;
         match input.importance.filter(|_| shape.outputs > 1) {
             Some(weights) => {
                 let scale = input.baseline.and_then(|b| b.metadata().scaling.as_ref()).map_or(1.0, |s| s.outputs);
-                self.metric = Metric::Softmax { scale };
+                self.metric = outputs.then_some(Metric::Softmax { scale });
                 // A channel's weight is the sum over its positions.
-                let share = |row: &Option<usize>| row.map_or(0.0, |i| STATES * weights[i] / units[i] as f64);
+                let share = |row: &Option<usize>| row.map_or(0.0, |i| eta * weights[i] / units[i] as f64);
                 self.states = of_states.iter().map(|row| share(row) as f32).collect();
                 row_weights = weights.to_vec();
             }
             None => {
-                let mut squares = vec![0.0; shape.states + shape.outputs];
+                let width = of_states.len();
+                let of_outputs = if outputs { shape.outputs } else { 0 };
+                let mut squares = vec![0.0; width + of_outputs];
                 let work = |k: usize| {
                     let chunk = self.chunk(k)?;
-                    let mut sum = vec![0.0; shape.states + shape.outputs];
-                    for s in 0..chunk.u.rows() {
+                    let mut sum = vec![0.0; width + of_outputs];
+                    for s in 0..chunk.x.rows() {
                         let row = chunk.x.row(s).iter().chain(chunk.y.row(s));
                         sum.iter_mut().zip(row).for_each(|(sum, v)| *sum += f64::from(*v).powi(2));
                     }
                     Ok(sum)
                 };
                 self.sum(work, |sum| squares.iter_mut().zip(sum).for_each(|(t, s)| *t += s))?;
-                squares.iter_mut().for_each(|s| *s /= self.source.samples() as f64);
-                let energy: f64 = squares[shape.states..].iter().sum();
+                squares.iter_mut().for_each(|s| *s /= self.chunks.samples() as f64);
+                let energy: f64 = squares[width..].iter().sum();
                 let weight = 1.0 / energy.max(f64::MIN_POSITIVE);
-                self.metric = Metric::Squares { weight };
+                self.metric = outputs.then_some(Metric::Squares { weight });
                 // Every state counts as its share of all states, relative to its own size.
-                let share = |i: usize| (1.0 / (squares[i].max(f64::MIN_POSITIVE) * shape.states as f64)).min(1e12);
+                let share = |i: usize| (1.0 / (squares[i].max(f64::MIN_POSITIVE) * width as f64)).min(1e12);
                 row_weights = vec![weight; rows + shape.outputs];
                 row_weights[..rows].fill(0.0);
-                self.states = vec![0.0; shape.states];
+                self.states = vec![0.0; width];
                 for (i, row) in of_states.iter().enumerate() {
                     if let Some(row) = row {
                         row_weights[*row] += share(i);
-                        self.states[i] = (STATES * share(i)) as f32;
+                        self.states[i] = (eta * share(i)) as f32;
                     }
+                }
+                // Rows of states that are not compared weigh what the others do on average.
+                let known = row_weights[..rows].iter().filter(|w| **w > 0.0).count();
+                let mean = row_weights[..rows].iter().sum::<f64>() / known.max(1) as f64;
+                if self.part.is_some() {
+                    row_weights[..rows].iter_mut().filter(|w| **w == 0.0).for_each(|w| *w = mean);
                 }
             }
         }
@@ -182,18 +266,23 @@ impl<'a> Problem<'a> {
     }
 
     fn range(&self, chunk: usize) -> Range<usize> {
-        chunk * self.size..((chunk + 1) * self.size).min(self.source.samples())
+        chunk * self.size..((chunk + 1) * self.size).min(self.chunks.samples())
     }
 
     /// Samples that are fitted, and others.
     fn counts(&self) -> (usize, usize) {
-        let samples = self.source.samples();
+        let samples = self.chunks.samples();
         let held_out = samples / HELD_OUT;
         (samples - held_out, held_out)
     }
 
     fn is_held_out(&self, chunk: usize, row: usize) -> bool {
-        (chunk * self.size + row) % HELD_OUT == HELD_OUT - 1
+        Self::holds_out(chunk * self.size + row)
+    }
+
+    /// Whether a sample is not fitted.
+    pub(in crate::train) fn holds_out(sample: usize) -> bool {
+        sample % HELD_OUT == HELD_OUT - 1
     }
 
     /// Number of samples that are fitted.
@@ -218,22 +307,31 @@ impl<'a> Problem<'a> {
         if let Some(chunk) = self.held.get(k) {
             return Ok(Cow::Borrowed(chunk));
         }
-        let states = self.source.block(self.range(k))?;
-        Ok(Cow::Owned(Chunk { u: states.u.cast(), x: states.x.cast(), y: states.y.cast() }))
+        Ok(Cow::Owned(self.chunks.chunk(self.range(k))?))
     }
 
-    fn inputs(&self, k: usize) -> Result<Cow<'_, Matrix<f32>>> {
+    fn given(&self, k: usize) -> Result<Cow<'_, Given>> {
         match self.held.get(k) {
-            Some(chunk) => Ok(Cow::Borrowed(&chunk.u)),
-            None => Ok(Cow::Owned(self.source.inputs(self.range(k))?)),
+            Some(chunk) => Ok(Cow::Borrowed(&chunk.given)),
+            None => Ok(Cow::Owned(self.chunks.given(self.range(k))?)),
         }
+    }
+
+    /// The weighted squares of one sample's states, `x` in the columns of a batch and `theirs` in those of a chunk.
+    fn squares(&self, x: &[f32], theirs: &[f32]) -> f64 {
+        let mut sum = 0.0;
+        for (batch, chunk) in &self.compared {
+            let states = x[batch.clone()].iter().zip(&theirs[chunk.clone()]).zip(&self.states[chunk.clone()]);
+            states.for_each(|((x, b), l)| sum += 0.5 * f64::from(*l) * f64::from(x - b).powi(2));
+        }
+        sum
     }
 
     /// Σ over chunks, in order.
     fn sum<T: Send>(&self, work: impl Fn(usize) -> Result<T> + Sync, mut take: impl FnMut(T)) -> Result<()> {
         parallel::fold(
             self.threads,
-            self.source.samples().div_ceil(self.size),
+            self.chunks.samples().div_ceil(self.size),
             |chunk| {
                 self.cancel.check()?;
                 work(chunk)
@@ -246,24 +344,20 @@ impl<'a> Problem<'a> {
     }
 
     /// The objective; infinite if a sample has no equilibrium.
-    pub(super) fn value(&self, model: &ImplicitModel) -> Result<Value> {
-        let equilibrium = equilibrium(model)?;
+    pub(in crate::train) fn value(&self, model: &ImplicitModel) -> Result<Value> {
+        let runner = Runner::new(model, self.part.as_ref())?;
         // Of fitted samples, then of held-out ones: objective, divergence.
         let mut total = [[0.0; 2]; 2];
         let work = |k: usize| {
             let chunk = self.chunk(k)?;
-            let solution = equilibrium.run(&chunk.u)?;
+            let Some(ran) = runner.run(&chunk.given)? else { return Ok([[f64::INFINITY; 2]; 2]) };
             let mut sums = [[0.0; 2]; 2];
-            if solution.diagnostics.iter().any(|d| !d.converged) {
-                return Ok([[f64::INFINITY; 2]; 2]);
-            }
-            for s in 0..chunk.u.rows() {
+            for s in 0..chunk.x.rows() {
                 let sum = &mut sums[usize::from(self.is_held_out(k, s))];
-                let divergence = self.metric.value(solution.y.row(s), chunk.y.row(s));
-                let states = solution.x.row(s).iter().zip(chunk.x.row(s)).zip(&self.states);
-                sum[0] +=
-                    divergence + states.map(|((x, b), l)| 0.5 * f64::from(*l) * f64::from(x - b).powi(2)).sum::<f64>();
-                sum[1] += divergence;
+                let divergence = self.metric.map_or(0.0, |metric| metric.value(ran.y.row(s), chunk.y.row(s)));
+                let objective = divergence + self.squares(ran.x.row(s), chunk.x.row(s));
+                sum[0] += objective;
+                sum[1] += if self.metric.is_some() { divergence } else { objective };
             }
             Ok(sums)
         };
@@ -281,7 +375,8 @@ impl<'a> Problem<'a> {
 
     /// The model on the samples.
     pub(super) fn at(&self, model: &ImplicitModel) -> Result<At> {
-        let mut at = At { equilibrium: equilibrium(model)?, layout: model.layout().clone(), points: Vec::new() };
+        let runner = Runner::new(model, self.part.as_ref())?;
+        let mut at = At { runner, layout: model.layout().clone(), points: Vec::new() };
         let points = parallel::map(self.threads, self.held.len(), |k| {
             self.cancel.check()?;
             self.solved(&at, k)
@@ -292,12 +387,16 @@ impl<'a> Problem<'a> {
 
     /// The fitted samples of a chunk at the model.
     fn solved(&self, at: &At, k: usize) -> Result<Point> {
-        let all = self.inputs(k)?;
-        let u = self.fitted_rows(k, &all);
-        let solution = at.equilibrium.run(&u)?;
-        let gates = gates(&at.layout, &solution.z);
-        let p = self.metric.gradient(&solution.y, &solution.y).0;
-        Ok(Point { u, x: solution.x, gates, y: solution.y, p })
+        let all = self.given(k)?;
+        let layers = all.layers.iter().map(|layer| self.fitted_rows(k, layer)).collect();
+        let given = Given { u: self.fitted_rows(k, &all.u), layers };
+        let Ran { z, x, y } = at.runner.states(&given)?;
+        let gates = match &self.part {
+            None => gates(&at.layout, &z),
+            Some(part) => gates_at(&at.layout, &part.columns, z),
+        };
+        let p = self.metric.map_or_else(Matrix::default, |metric| metric.gradient(&y, &y).0);
+        Ok(Point { u: given.u, x, gates, y, p })
     }
 
     pub(super) fn point<'p>(&self, at: &'p At, k: usize) -> Result<Cow<'p, Point>> {
@@ -314,10 +413,19 @@ impl<'a> Problem<'a> {
         let work = |k: usize| {
             let (point, chunk) = (self.point(at, k)?, self.chunk(k)?);
             let (x, y) = (self.fitted_rows(k, &chunk.x), self.fitted_rows(k, &chunk.y));
-            let v = self.metric.gradient(&point.y, &y).1;
-            let c = Matrix::from_fn(x.rows(), x.cols(), |s, i| {
-                self.states[i] * point.gates[(s, i)] * (point.x[(s, i)] - x[(s, i)])
-            });
+            let v = match self.metric {
+                Some(metric) => metric.gradient(&point.y, &y).1,
+                None => Matrix::zeros(x.rows(), 0),
+            };
+            let mut c = Matrix::zeros(x.rows(), point.x.cols());
+            for s in 0..x.rows() {
+                for (batch, chunk) in &self.compared {
+                    let theirs = x.row(s)[chunk.clone()].iter().zip(&self.states[chunk.clone()]);
+                    let ours = point.x.row(s)[batch.clone()].iter().zip(&point.gates.row(s)[batch.clone()]);
+                    let c = c.row_mut(s)[batch.clone()].iter_mut();
+                    c.zip(theirs.zip(ours)).for_each(|(c, ((b, l), (x, g)))| *c = l * g * (x - b));
+                }
+            }
             Ok(support.backward(weights, &v, &c, &point.samples()))
         };
         self.sum(work, |part| out.iter_mut().zip(part).for_each(|(o, g)| *o -= g / fitted as f64))?;
@@ -337,13 +445,19 @@ impl<'a> Problem<'a> {
         let mut out = vec![0.0; direction.len()];
         let work = |k: usize| {
             let point = self.point(at, k)?;
-            let (mut dz, mut dy) = support.forward(weights, &change, &point.samples());
-            self.metric.curve(&point.p, &mut dy);
-            for s in 0..dz.rows() {
-                let gates = point.gates.row(s).iter().zip(&self.states);
-                dz.row_mut(s).iter_mut().zip(gates).for_each(|(d, (g, l))| *d *= g * g * l);
+            let (dz, mut dy) = support.forward(weights, &change, &point.samples());
+            if let Some(metric) = self.metric {
+                metric.curve(&point.p, &mut dy);
             }
-            Ok(support.backward(weights, &dy, &dz, &point.samples()))
+            let mut c = Matrix::zeros(dz.rows(), dz.cols());
+            for s in 0..dz.rows() {
+                for (batch, chunk) in &self.compared {
+                    let gates = point.gates.row(s)[batch.clone()].iter().zip(&self.states[chunk.clone()]);
+                    let c = c.row_mut(s)[batch.clone()].iter_mut();
+                    c.zip(&dz.row(s)[batch.clone()]).zip(gates).for_each(|((c, d), (g, l))| *c = d * g * g * l);
+                }
+            }
+            Ok(support.backward(weights, &dy, &c, &point.samples()))
         };
         self.sum(work, |part| out.iter_mut().zip(part).for_each(|(o, p)| *o += p / fitted as f64))?;
         Ok(out)

@@ -34,15 +34,16 @@ pub(super) struct Sketch<'a> {
 impl<'a> Sketch<'a> {
     pub(super) fn new(problem: &'a Problem, at: &At, support: &'a Linearised) -> Result<Self> {
         let (entries, row_weights) = (support.entries(), &problem.row_weights[..]);
-        let mut diagonal = Vec::with_capacity(entries.len());
+        // Weights that do not change have no curvature.
+        let mut diagonal = vec![0.0; entries.len()];
         let mut grams = Vec::new();
         for target in support.targets() {
             let (squares, gram) = moments(problem, at, &target)?;
             // A column that hardly ever fires must not become a free direction.
             let typical = squares[..target.width - 1].iter().sum::<f64>() / (target.width - 1).max(1) as f64;
-            diagonal.extend(entries[target.entries.clone()].iter().map(|entry| {
-                row_weights[entry.row] * squares[entry.feature].max(1e-4 * typical).max(f64::MIN_POSITIVE)
-            }));
+            for (d, entry) in diagonal[target.entries.clone()].iter_mut().zip(&entries[target.entries.clone()]) {
+                *d = row_weights[entry.row] * squares[entry.feature].max(1e-4 * typical).max(f64::MIN_POSITIVE);
+            }
             grams.push((target.entries.clone(), gram));
         }
         Ok(Self { support, row_weights, diagonal, grams })

@@ -1,0 +1,395 @@
+//! Refit of the blocks between two joints of a model, so that values some joints ahead match the baseline's.
+//!
+//! A row problem matches its own pre-activation. What the next operations make of its error it does not see, and what is
+//! left in one layer cannot be taken back by another. Here the blocks of one *segment* change together. A **joint** is a layer
+//! that everything computed later goes through: in a residual network every residual sum, in a chain every layer; the
+//! outputs are the last. A segment is what lies between two joints. With the support fixed, the weights of a segment
+//! minimise
+//!
+//! Σ_i λ_i/2·E(x_i − x̄_i)² + ρ/2·Σ d_k·(w_k − w⁰_k)²
+//!
+//! over the states x of the joint K segments ahead, at the states of the model so far, x̄ being the baseline's and λ the row
+//! weights; where the outputs are no further ahead, their divergence takes its place. Every sample and position is an
+//! equation, so there are many more of them than weights. The objective, its conjugate gradients, ridge and held-out samples
+//! are those of the refit in the output metric ([`super::output_refit`]), which is the case of one segment that is the whole model.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::Result;
+use crate::equilibrium::{LayerSum, Sum};
+use crate::linalg::Matrix;
+use crate::memory::Room;
+use crate::model::{ImplicitModel, Target};
+use crate::network::Source;
+use crate::parallel;
+use crate::states::StateSlice;
+use crate::train::evidence::walk::{self, Walk};
+use crate::train::refit::linearised::Linearised;
+use crate::train::refit::output_metric::Metric;
+use crate::train::refit::output_refit::{Chunk, Chunks, Given, Problem, Refit, equilibrium};
+use crate::train::{Key, Progress, Run, TrainInput, TrainSettings};
+
+#[cfg(test)]
+mod tests;
+
+/// Samples of a segment: one for so many weights, but not fewer than the second number and not more than the third. Every tenth
+/// is not fitted.
+const WEIGHTS_PER_SAMPLE: usize = 5;
+const LEAST: usize = 500;
+const MOST: usize = 5000;
+/// Rounds of a segment at most, and steps of conjugate gradients in each.
+const ROUNDS: usize = 2;
+const STEPS: usize = 8;
+/// Samples at most whose outputs judge every segment.
+const JUDGED: usize = 500;
+/// Halvings of a segment's change before it is not taken.
+const HALVINGS: usize = 2;
+
+/// What the reconstruction did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Reconstruction {
+    /// Segments that have weights to refit.
+    pub segments: usize,
+    /// Segments whose weights changed.
+    pub changed: usize,
+    /// Divergence of the outputs of samples that were not fitted, before.
+    pub held_out_before: f64,
+    /// The same of the model returned; never larger.
+    pub held_out_after: f64,
+}
+
+/// Layers between two joints, in an order in which they can be computed; the last one is the joint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Segment {
+    layers: Vec<usize>,
+    /// Whether the outputs are the joint.
+    outputs: bool,
+}
+
+/// The segments of a model without cycles, from the order of its layers and, for every sum, the layers that it reads.
+fn segments(order: &[usize], reads: &[Vec<usize>]) -> Vec<Segment> {
+    let mut place = vec![0; order.len()];
+    order.iter().enumerate().for_each(|(at, &k)| place[k] = at);
+    // The place of the last reader of every layer, by the layer's place; the outputs come after all layers.
+    let mut last_reader: Vec<usize> = (0..order.len()).collect();
+    for (sum, layers) in reads.iter().enumerate() {
+        let reader = place.get(sum).copied().unwrap_or(order.len());
+        layers.iter().for_each(|&k| last_reader[place[k]] = last_reader[place[k]].max(reader));
+    }
+    let (mut out, mut layers, mut furthest) = (Vec::new(), Vec::new(), 0);
+    for (at, &k) in order.iter().enumerate() {
+        layers.push(k);
+        // Nothing before this layer is read after it.
+        if furthest <= at {
+            out.push(Segment { layers: std::mem::take(&mut layers), outputs: false });
+        }
+        furthest = furthest.max(last_reader[at]);
+    }
+    out.push(Segment { layers, outputs: true });
+    out
+}
+
+/// Samples of some segments: the model's own values that are given to them, and what the baseline makes of them.
+struct Window<'a> {
+    theirs: &'a Walk<'a>,
+    ours: &'a Walk<'a>,
+    samples: usize,
+    given: Vec<usize>,
+    compared: Vec<usize>,
+    outputs: Option<LayerSum>,
+}
+
+impl Window<'_> {
+    /// The values of some samples of one block.
+    fn values(walk: &Walk, source: Source, samples: &Range<usize>) -> Result<Matrix<f32>> {
+        let block = samples.start / walk::SAMPLES;
+        let values = walk.block(source, block)?;
+        let width = values.as_slice().len() / walk::SAMPLES.min(walk.samples() - block * walk::SAMPLES);
+        Matrix::from_vec(samples.len(), width, values.as_slice()[..samples.len() * width].to_vec())
+    }
+}
+
+impl Chunks for Window<'_> {
+    fn samples(&self) -> usize {
+        self.samples
+    }
+
+    fn chunk(&self, samples: Range<usize>) -> Result<Chunk> {
+        let given = self.given(samples.clone())?;
+        let compared = self.compared.iter().map(|&k| Self::values(self.theirs, Source::Layer(k), &samples));
+        let compared = compared.collect::<Result<Vec<_>>>()?;
+        let (rows, width) = (given.u.rows(), compared.iter().map(Matrix::cols).sum());
+        let mut x = Matrix::zeros(rows, width);
+        for s in 0..rows {
+            let mut first = 0;
+            for layer in &compared {
+                x.row_mut(s)[first..first + layer.cols()].copy_from_slice(layer.row(s));
+                first += layer.cols();
+            }
+        }
+        let y = match &self.outputs {
+            None => Matrix::zeros(rows, 0),
+            Some(sum) => {
+                let sources = sum.sources();
+                let values = sources.iter().map(|&s| Self::values(self.theirs, s, &samples));
+                let values = values.collect::<Result<Vec<_>>>()?;
+                let of = |source: Source| sources.iter().position(|s| *s == source).map(|at| values[at].as_slice());
+                sum.pre_activations(rows, |source| of(source).unwrap_or_default())?
+            }
+        };
+        Ok(Chunk { given, x, y })
+    }
+
+    fn given(&self, samples: Range<usize>) -> Result<Given> {
+        let layers = self.given.iter().map(|&k| Self::values(self.ours, Source::Layer(k), &samples));
+        Ok(Given { u: Self::values(self.ours, Source::Input, &samples)?, layers: layers.collect::<Result<_>>()? })
+    }
+}
+
+/// Refits the non-zeros of `model` segment by segment, from the first to the last.
+pub(in crate::train) fn reconstruct(
+    model: ImplicitModel,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    strength: f64,
+    run: &mut Run,
+) -> Result<(ImplicitModel, Option<Reconstruction>)> {
+    let ahead = settings.model.reconstruct;
+    let (support, start) = Linearised::of(&model);
+    let Some(baseline) = input.baseline.filter(|_| ahead > 0 && !start.is_empty()) else { return Ok((model, None)) };
+    let segments = segments(&support.scope().order, &support.reads());
+    let counts = samples_of(&segments, &support, &model, input.source.samples());
+    let most = counts.iter().flatten().copied().max().unwrap_or(LEAST).min(input.source.samples());
+    let few = StateSlice::new(input.source, 0..most)?;
+    let folder = run.keep.folder().map_or_else(std::env::temp_dir, std::path::Path::to_path_buf);
+    let layers = model.layout().layers().len();
+    let judge = Judge::new(input, most, run)?;
+    let divergence = judge.divergence(&model, run)?;
+    let mut sweep = Sweep {
+        baseline,
+        input,
+        settings,
+        ahead,
+        reads: support.reads(),
+        support,
+        segments,
+        start: &start,
+        w: start.clone(),
+        model,
+        theirs: Walk::new(&few, layers, None),
+        ours: Walk::new(&few, layers, None),
+        entered: 0,
+        room: Room::new(settings.work.memory.map_or(u64::MAX, |budget| budget / 4), &folder),
+        judge,
+        divergence,
+    };
+    let mut report =
+        Reconstruction { segments: 0, changed: 0, held_out_before: divergence, held_out_after: divergence };
+    for (number, count) in counts.into_iter().enumerate() {
+        run.cancel.check()?;
+        sweep.enter(number, run)?;
+        if let Some(samples) = count {
+            report.segments += 1;
+            report.changed += usize::from(sweep.refit(number, samples, strength, run)?);
+        }
+        sweep.leave(number, run)?;
+        (run.progress)(Progress::Reconstruct { segment: number + 1, segments: sweep.segments.len() });
+    }
+    report.held_out_after = sweep.divergence;
+    Ok((sweep.model, Some(report)))
+}
+
+/// Samples that every segment is refitted on; `None` where it has no weights to refit.
+fn samples_of(segments: &[Segment], support: &Linearised, model: &ImplicitModel, all: usize) -> Vec<Option<usize>> {
+    let (layout, kept) = (model.layout(), model.kept_rows());
+    let mut of_rows = vec![0usize; kept.len()];
+    support.entries().iter().filter(|entry| !kept[entry.row]).for_each(|entry| of_rows[entry.row] += 1);
+    let of = |segment: &Segment| {
+        let layers = segment.layers.iter().flat_map(|&k| layout.row_range(k));
+        let outputs = if segment.outputs { layout.rows()..kept.len() } else { 0..0 };
+        let weights: usize = layers.chain(outputs).map(|row| of_rows[row]).sum();
+        (weights > 0).then(|| (weights / WEIGHTS_PER_SAMPLE).clamp(LEAST, MOST).min(all))
+    };
+    segments.iter().map(of).collect()
+}
+
+/// A model on its way through its segments.
+struct Sweep<'a> {
+    baseline: &'a ImplicitModel,
+    input: &'a TrainInput<'a>,
+    settings: &'a TrainSettings,
+    ahead: usize,
+    /// For every sum, the layers that it reads.
+    reads: Vec<Vec<usize>>,
+    support: Linearised,
+    segments: Vec<Segment>,
+    /// Weights before, which the ridge pulls to, and now.
+    start: &'a [f64],
+    w: Vec<f64>,
+    model: ImplicitModel,
+    /// The baseline's values, some segments ahead, and the model's.
+    theirs: Walk<'a>,
+    ours: Walk<'a>,
+    /// Segments that the baseline has gone through.
+    entered: usize,
+    room: Arc<Room>,
+    judge: Judge,
+    /// Of the outputs of samples that are not fitted, now.
+    divergence: f64,
+}
+
+impl Sweep<'_> {
+    /// Runs the baseline as far as a segment looks ahead.
+    fn enter(&mut self, number: usize, run: &Run) -> Result<()> {
+        let last = self.segments.len().min(number + self.ahead);
+        for &k in self.segments[self.entered..last].iter().flat_map(|s| &s.layers) {
+            let sum = Sum::new(self.baseline, Target::Layer(k));
+            self.theirs.enter(self.model.layout(), k, sum, &self.room, run.threads, run.cancel)?;
+        }
+        self.entered = last;
+        Ok(())
+    }
+
+    /// Refits a segment on some samples; whether that changed it.
+    fn refit(&mut self, number: usize, samples: usize, strength: f64, run: &mut Run) -> Result<bool> {
+        let (layout, shape) = (self.model.layout().clone(), self.model.shape());
+        let last = self.segments.len().min(number + self.ahead);
+        let window = &self.segments[number..last];
+        let outputs = window.iter().any(|s| s.outputs);
+        let mut moved = vec![false; layout.layers().len() + 1];
+        window[0].layers.iter().for_each(|&k| moved[k] = true);
+        moved[layout.layers().len()] = window[0].outputs;
+        let order = window.iter().flat_map(|s| s.layers.clone()).collect();
+        let joints: Vec<usize> =
+            window.iter().filter(|s| !s.outputs).filter_map(|s| s.layers.last().copied()).collect();
+        // The joint ahead stands for those on the way to it; beside outputs all of them steady what outputs do not see.
+        let compared = if outputs { joints } else { joints[joints.len().saturating_sub(1)..].to_vec() };
+        self.support.narrow(&layout, order, outputs, moved);
+        let scope = self.support.scope().clone();
+        let widths = |layers: &[usize]| layers.iter().map(|&k| layout.range(k).len()).sum::<usize>();
+        let values = 2 * (shape.inputs + widths(&scope.given) + scope.width) + widths(&compared);
+        let bytes = 4 * (values + if outputs { 3 * shape.outputs } else { 0 });
+        let chunks = Window {
+            theirs: &self.theirs,
+            ours: &self.ours,
+            samples,
+            given: scope.given.clone(),
+            compared: compared.clone(),
+            outputs: outputs.then(|| LayerSum::new(self.baseline, Target::Output)),
+        };
+        let problem = Problem::of(
+            &self.model,
+            self.input,
+            Box::new(chunks),
+            Some(scope),
+            &compared,
+            (walk::SAMPLES, bytes),
+            self.settings,
+            run.threads,
+            run.cancel,
+        )?;
+        let how = Refit {
+            problem: &problem,
+            support: &self.support,
+            start: self.start,
+            settings: self.settings,
+            rounds: ROUNDS,
+            steps: STEPS,
+        };
+        let key = |round| Key::reconstruct(strength, number, round);
+        let (mut found, did, mut w) = how.refit(self.model.clone(), self.w.clone(), key, |_, _, _| (), run)?;
+        drop(problem);
+        if did.rounds == 0 {
+            return Ok(false);
+        }
+        // Judged by what it does to the outputs, as it is stored.
+        let ball = self.settings.allowed.kappa.is_some();
+        for _ in 0..=HALVINGS {
+            let divergence = self.judge.divergence(&found, run)?;
+            if divergence <= self.divergence {
+                (self.model, self.w, self.divergence) = (found, w, divergence);
+                return Ok(true);
+            }
+            w.iter_mut().zip(&self.w).for_each(|(w, before)| *w = f64::midpoint(*w, *before));
+            found = self.support.with_weights(&found, &w, ball)?;
+        }
+        Ok(false)
+    }
+
+    /// Runs the model through a segment and forgets what nobody reads any more.
+    fn leave(&mut self, number: usize, run: &Run) -> Result<()> {
+        let layout = self.model.layout();
+        for &k in &self.segments[number].layers {
+            let sum = Sum::new(&self.model, Target::Layer(k));
+            self.ours.enter(layout, k, sum, &self.room, run.threads, run.cancel)?;
+        }
+        // Later segments read joints alone, and the baseline's are compared in segments behind this one.
+        let output = layout.layers().len();
+        let later = self.segments[number + 1..].iter();
+        let readers: Vec<usize> =
+            later.flat_map(|s| s.layers.iter().copied().chain(s.outputs.then_some(output))).collect();
+        for &k in self.segments[..=number].iter().flat_map(|s| &s.layers) {
+            if readers.iter().all(|&reader| !self.reads[reader].contains(&k)) {
+                self.theirs.forget(k);
+                self.ours.forget(k);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Samples that are not fitted, with the baseline's outputs.
+struct Judge {
+    u: Matrix<f32>,
+    y: Matrix<f32>,
+    metric: Metric,
+}
+
+impl Judge {
+    /// Every tenth of the first `few` samples, and those after them.
+    fn new(input: &TrainInput, few: usize, run: &Run) -> Result<Self> {
+        let held_out = (0..few).filter(|s| Problem::holds_out(*s));
+        let chosen: Vec<usize> = held_out.chain(few..input.source.samples()).take(JUDGED).collect();
+        let mut rows = (Vec::new(), Vec::new());
+        for part in chosen.chunk_by(|a, b| a + 1 == *b) {
+            for range in part.chunks(walk::SAMPLES).map(|p| p[0]..p[p.len() - 1] + 1) {
+                run.cancel.check()?;
+                let (u, y) = input.source.ends(range)?;
+                rows.0.extend_from_slice(u.as_slice());
+                rows.1.extend(y.as_slice().iter().map(|v| *v as f32));
+            }
+        }
+        let shape = input.source.shape();
+        let scale = input.baseline.and_then(|b| b.metadata().scaling.as_ref()).map_or(1.0, |s| s.outputs);
+        let metric = match input.importance.filter(|_| shape.outputs > 1) {
+            Some(_) => Metric::Softmax { scale },
+            None => Metric::Squares { weight: 1.0 },
+        };
+        let u = Matrix::from_vec(chosen.len(), shape.inputs, rows.0)?;
+        Ok(Self { u, y: Matrix::from_vec(chosen.len(), shape.outputs, rows.1)?, metric })
+    }
+
+    /// The mean divergence of a model's outputs.
+    fn divergence(&self, model: &ImplicitModel, run: &Run) -> Result<f64> {
+        let equilibrium = equilibrium(model)?;
+        let (count, size) = (self.u.rows(), walk::SAMPLES);
+        let mut sum = 0.0;
+        parallel::fold(
+            run.threads,
+            count.div_ceil(size),
+            |block| {
+                run.cancel.check()?;
+                let first = block * size;
+                let u = Matrix::from_fn(size.min(count - first), self.u.cols(), |s, j| self.u[(first + s, j)]);
+                let y = equilibrium.outputs(&u)?.y;
+                Ok((0..y.rows()).map(|s| self.metric.value(y.row(s), self.y.row(first + s))).sum::<f64>())
+            },
+            |_, part| {
+                sum += part;
+                Ok(())
+            },
+        )?;
+        Ok(sum / count.max(1) as f64)
+    }
+}
