@@ -2,11 +2,11 @@
 
     cargo build --release
     python3 bench/packages.py            # downloads the packages, writes docs/networks.md
-    python3 bench/packages.py --only magika --no-train
+    python3 bench/packages.py --only "file types" --no-train
 
 The weights are those that the packages' authors trained. Inputs are random: standard normal numbers, or whole ones where the
-network reads bytes. Text detectors are taken up to their last sigmoid: noise has no text, and what they say about it is next to
-zero. What simplicit computes is compared with ONNX Runtime on two samples, by the largest difference
+network reads bytes. Text detectors and the wake word are taken up to their last sigmoid: noise has neither, and
+what they say about it is next to zero. What simplicit computes is compared with ONNX Runtime on two samples, by the largest difference
 over the largest output. Training asks for half of the weights with 64 samples; what `export --like` writes is compared
 with simplicit's own run of the model.
 """
@@ -48,7 +48,8 @@ NETWORKS = {
     "file types": ("magika", "1.0.3", "magika/models/standard_v3_3/model.onnx", "bytes, one-hot", (2048,), {"tokens": 257}),
     "speech embedding": ("openwakeword", "0.5.1", "openwakeword/resources/models/embedding_model.onnx", "CNN", (76, 32, 1),
                          {"features": True}),
-    "wake word": ("openwakeword", "0.5.1", "openwakeword/resources/models/hey_mycroft_v0.1.onnx", "dense, layer norm", (16, 96), {}),
+    "wake word": ("openwakeword", "0.5.1", "openwakeword/resources/models/hey_mycroft_v0.1.onnx", "dense, layer norm", (16, 96),
+                  {"output": "onnx::Sigmoid_38"}),
     "voice activity": ("silero-vad", "6.2.3", "silero_vad/data/silero_vad_op18_ifless.onnx", "1-D CNN, one step of an LSTM", (576,),
                        {"open": True, "input": "input", "output": "output", "fill": {"sr": 16000, "state": 0}}),
     "captcha text": ("ddddocr", "1.6.1", "ddddocr/common.onnx", "CNN, LSTM", (1, 64, 64), {"open": True}),
@@ -222,6 +223,11 @@ def train(args, name, package, version, file, kind, sizes, more):
     return row
 
 
+def refused(error):
+    """What is refused, without the file's name and the way out."""
+    return error and "refused: " + error.removeprefix("error: ").split(" in the form of")[0].rstrip(",")
+
+
 def table(rows):
     head = ["network", "package", "kind", "a sample", "parameters", "difference", "trained", "exported, difference"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
@@ -230,12 +236,12 @@ def table(rows):
             return form.format(row[key]) if row.get(key) is not None else "–"
 
         trained = row.get("train_error") or (
-            f"{row['sparsity']:.1%}, {row['train_seconds']:.0f} s, {row['train_bytes'] / 2**30:.1f} GiB" if "sparsity" in row
-            else row.get("no_training") or "–")
+            f"{100 * row['sparsity']:.1f} %, {row['train_seconds']:.0f} s, {row['train_bytes'] / 2**30:.1f} GiB" if "sparsity" in row
+            else f"not tried: {row['no_training']}" if row.get("no_training") else "–")
         lines.append("| " + " | ".join([
             name, row["package"], row["kind"], " × ".join(map(str, row["sizes"])), shown("parameters", "{:,}"),
             row.get("error") or shown("difference", "{:.1e}"), trained,
-            row.get("export_error") or shown("export_difference", "{:.1e}")]) + " |")
+            refused(row.get("export_error")) or shown("export_difference", "{:.1e}")]) + " |")
     return "\n".join(lines)
 
 
