@@ -13,7 +13,7 @@ use crate::train::refit::linearised::Scope;
 /// What runs a batch.
 pub(super) enum Runner {
     All(Box<Equilibrium>),
-    Part(Part),
+    Part(Box<Part>),
 }
 
 /// Layers in their order, and the outputs where they are asked for.
@@ -37,7 +37,7 @@ impl Runner {
         let layers = scope.order.iter().map(|&k| LayerSum::new(model, Target::Layer(k))).collect();
         let activations = scope.order.iter().map(|&k| model.layout().layers()[k].activation).collect();
         let outputs = scope.outputs.then(|| LayerSum::new(model, Target::Output));
-        Ok(Self::Part(Part { scope: scope.clone(), layers, activations, outputs }))
+        Ok(Self::Part(Box::new(Part { scope: scope.clone(), layers, activations, outputs })))
     }
 
     /// The values of a batch; none if a sample has no equilibrium.
