@@ -48,6 +48,8 @@ pub(crate) struct Lowest {
     pub(crate) half: (Matrix<f32>, Matrix<f32>),
     /// The sample without any change, one row: pre-activations and states.
     pub(crate) clean: (Matrix<f32>, Matrix<f32>),
+    /// Its outputs without any change, one row.
+    pub(crate) outputs: Matrix<f32>,
 }
 
 impl Certifier<'_> {
@@ -158,6 +160,7 @@ impl Certifier<'_> {
             by_high: rows(states),
             ends: vec![(0.0, 0.0); states],
             half: (Matrix::zeros(1, u.len()), Matrix::zeros(1, states)),
+            outputs: clean.y,
             clean: (clean.z, clean.x),
         };
         let half = |low: f64, high: f64| (0.5 * (high - low)) as f32;

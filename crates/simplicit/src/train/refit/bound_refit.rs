@@ -1,19 +1,23 @@
 //! Refit of all non-zeros so that linear bounds prove more: gradient steps on what they prove of the training samples.
 //!
 //! For a sample whose class is c by the baseline, let m_j be the linear bound of y_c − y_j over all changes of size ε
-//! ([`certify`]). Steps raise the mean of 1/(1 + Σ_j e^−m_j), which no change of size ε lowers the probability of c below: a sample
-//! that is far from proved, or proved with room to spare, hardly counts. A bound costs its intervals and, some twenty times cheaper,
-//! a substitution of the margins. So rounds compute the intervals of all samples anew, and in the passes of a round they follow the
-//! weights as plain intervals do, times a factor each ([`Spread`]). The gradient has three parts: with lines held, each class
-//! gives one sample of an outer product ([`Linearised::outer`]); lines move with the clean values; and lines move with the
-//! intervals' widths, which magnitudes of weights carry from layer to layer.
+//! ([`certify`]). Steps raise the mean of 1/(1 + Σ_j e^(−s·m_j)), a smooth count of the samples that are proved: one that is far from
+//! proved, or proved with room to spare, hardly counts, the less the larger s. Alone that gives up samples without any change;
+//! so what steps raise has a second term, minus the divergence of the outputs without change from the baseline's.
 //!
-//! Every tenth sample is not fitted; the model returned is the one of which most of these are certified, after some round or
-//! before the first. No labels.
+//! A bound costs its intervals and, some ten times cheaper, a substitution of the margins. So intervals are computed once, and
+//! in the passes they follow the weights as plain intervals do, times a factor each ([`Spread`]). The gradient has four parts: with
+//! lines held, each class gives one sample of an outer product ([`Linearised::outer`]); lines move with the clean values; lines move
+//! with the intervals' widths, which magnitudes of weights carry from layer to layer; and the divergence, which shares the adjoint
+//! of the clean values.
+//!
+//! Every fifth sample is not fitted; the model returned is the one of which most of these are certified, after the steps or
+//! before them. No labels.
 //!
 //! [`certify`]: crate::certify
 
 use super::linearised::{Linearised, Samples, Weights, gates};
+use super::output_metric::Metric;
 use crate::arrays::PerFeature;
 use crate::certify::{Bound, Certifier, CertifySettings, Spread};
 use crate::linalg::Matrix;
@@ -23,23 +27,38 @@ use crate::random::Random;
 use crate::train::{Progress, Run, TrainInput, Trained};
 use crate::{Error, Result, parallel};
 
-/// Rounds of intervals, and passes over the samples in each.
-const ROUNDS: usize = 4;
-const PASSES: usize = 4;
+/// Rounds of intervals.
+const ROUNDS: usize = 1;
+/// Passes over the samples in each, and steps at least in all: few samples have more passes.
+const PASSES: usize = 6;
+const LEAST_STEPS: usize = 225;
 /// Samples of a step.
-const BATCH: usize = 64;
+const BATCH: usize = 32;
 /// The first step moves a weight by about this share of the RMS of its layer's weights; steps shrink to nothing.
-const RATE: f64 = 5e-3;
+const RATE: f64 = 2e-3;
 /// Of the running means of the gradient and of its square.
 const MEANS: (f64, f64) = (0.9, 0.99);
+/// What steps raise.
+const AIM: Aim = Aim { sharpness: 2.0, keep: 1.0 };
 /// One sample of so many is not fitted.
-const HELD_OUT: usize = 10;
+const HELD_OUT: usize = 5;
 /// Multiply-adds of all intervals at most: of more samples than that allows the first are taken. Some half an hour of one core.
 const MOST_WORK: u64 = 1 << 45;
 /// Fewer samples than these are not worth a refit.
 const LEAST_SAMPLES: usize = 100;
 /// Samples whose cost is looked at before the rest.
 const PROBES: usize = 8;
+
+/// What steps raise, of one sample: 1/(1 + Σ_j e^(−sharpness·m_j)) − keep·KL(p*‖p), p* and p the baseline's and the model's
+/// probabilities of the classes without any change.
+#[derive(Debug, Clone, Copy)]
+struct Aim {
+    sharpness: f64,
+    keep: f64,
+}
+
+/// How the outputs of samples without any change are compared with the baseline's.
+const CLEAN: Metric = Metric::Softmax { scale: 1.0 };
 
 /// What the refit by linear bounds did.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -109,18 +128,20 @@ pub(in crate::train) fn refitted(
     let before = problem.certified(&model, &held_out, run)?;
     let mut best = (before, 0, model.clone());
     let (mut mean, mut square) = (vec![0.0; w.len()], vec![0.0; w.len()]);
-    let steps = ROUNDS * PASSES * fitted.len().div_ceil(BATCH);
+    let batches = fitted.len().div_ceil(BATCH).max(1);
+    let passes = PASSES.max(LEAST_STEPS.div_ceil(ROUNDS * batches));
+    let steps = ROUNDS * passes * batches;
     let mut step = 0;
     let mut random = Random::new(seed ^ 0x5707_d1e5);
     let mut order: Vec<usize> = (0..fitted.len()).collect();
     for round in 0..ROUNDS {
         let spreads = problem.spreads(&model, &fitted, run)?;
-        for _ in 0..PASSES {
+        for _ in 0..passes {
             (1..order.len()).rev().for_each(|k| order.swap(k, random.below(k + 1)));
             for batch in order.chunks(BATCH) {
                 let batch: Vec<(usize, &Spread)> =
                     batch.iter().filter_map(|&k| Some((fitted[k], spreads[k].as_ref()?))).collect();
-                let gradient = problem.gradient(&model, &support.dense(&w), &batch, run)?;
+                let gradient = problem.gradient(&model, &support.dense(&w), &batch, &AIM, run)?;
                 let size = RATE * (1.0 - step as f64 / steps as f64);
                 step += 1;
                 let correct = (1.0 - MEANS.0.powi(step), 1.0 - MEANS.1.powi(step));
@@ -170,11 +191,10 @@ struct Problem<'a> {
 }
 
 impl Problem<'_> {
-    /// A sample and its class by the baseline.
-    fn sample(&self, s: usize) -> Result<(Matrix<f32>, usize)> {
+    /// A sample and its outputs by the baseline.
+    fn sample(&self, s: usize) -> Result<(Matrix<f32>, Matrix<f32>)> {
         let (u, y) = self.input.source.ends(s..s + 1)?;
-        let class = (0..y.cols()).fold(0, |best, j| if y[(0, j)] > y[(0, best)] { j } else { best });
-        Ok((u, class))
+        Ok((u, y.cast()))
     }
 
     /// How many of the samples to take, and the multiply-adds of their intervals in all rounds, by the mean of the first.
@@ -200,27 +220,28 @@ impl Problem<'_> {
     fn certified(&self, model: &ImplicitModel, samples: &[usize], run: &Run) -> Result<f64> {
         let certifier = Certifier::new(model, self.features, self.settings)?;
         let proved = parallel::map(run.threads, samples.len(), |k| {
-            let (u, class) = self.sample(samples[k])?;
-            let found = certifier.proved(u.row(0), class, run.cancel)?;
+            let (u, y) = self.sample(samples[k])?;
+            let found = certifier.proved(u.row(0), largest(&y), run.cancel)?;
             Ok(found.is_some_and(|margins| margins.iter().all(|m| *m > 0.0)))
         })?;
         Ok(proved.iter().filter(|p| **p).count() as f64 / samples.len().max(1) as f64)
     }
 
-    /// The gradient of Σ 1/(1 + Σ_j e^−m_j), one number per non-zero.
+    /// The gradient of what steps raise, summed over some samples: one number per non-zero.
     fn gradient(
         &self,
         model: &ImplicitModel,
         weights: &Weights,
         samples: &[(usize, &Spread)],
+        aim: &Aim,
         run: &Run,
     ) -> Result<Vec<f64>> {
         let certifier = Certifier::new(model, self.features, self.settings)?;
         let mut total: Vec<f64> = Vec::new();
         let work = |k: usize| {
             let (s, spread) = samples[k];
-            let (u, class) = self.sample(s)?;
-            Ok(ascent(&certifier, self.support, weights, &u, spread, class)?.1)
+            let (u, y) = self.sample(s)?;
+            Ok(ascent(&certifier, self.support, weights, (&u, &y), spread, aim)?.1)
         };
         parallel::fold(run.threads, samples.len(), work, |_, part| {
             if total.is_empty() {
@@ -234,24 +255,33 @@ impl Problem<'_> {
     }
 }
 
-/// 1/(1 + Σ_j e^−m_j) of a sample, and its gradient.
+/// The class with the largest output.
+fn largest(y: &Matrix<f32>) -> usize {
+    (0..y.cols()).fold(0, |best, j| if y[(0, j)] > y[(0, best)] { j } else { best })
+}
+
+/// What steps raise, of a sample with its outputs by the baseline, and its gradient.
 fn ascent(
     certifier: &Certifier,
     support: &Linearised,
     weights: &Weights,
-    u: &Matrix<f32>,
+    (u, y): (&Matrix<f32>, &Matrix<f32>),
     spread: &Spread,
-    class: usize,
+    aim: &Aim,
 ) -> Result<(f64, Vec<f64>)> {
-    let mut found = certifier.lowest(u.row(0), spread, class)?;
+    let mut found = certifier.lowest(u.row(0), spread, largest(y))?;
     // e^−m_j over 1 + their sum, without overflow.
-    let top = found.margins.iter().fold(0.0f64, |top, m| top.max(-m));
-    let sum = (-top).exp() + found.margins.iter().map(|m| (-m - top).exp()).sum::<f64>();
+    let exponents: Vec<f64> = found.margins.iter().map(|m| -aim.sharpness * m).collect();
+    let top = exponents.iter().copied().fold(0.0f64, f64::max);
+    let sum = (-top).exp() + exponents.iter().map(|e| (e - top).exp()).sum::<f64>();
     let probability = (-top).exp() / sum;
+    let apart = CLEAN.value(found.outputs.row(0), y.row(0));
+    let mut pull = CLEAN.gradient(&found.outputs, y).1;
+    pull.as_mut_slice().iter_mut().for_each(|v| *v *= -aim.keep as f32);
     let states = found.ends.len();
     let (mut by_low, mut by_high) = (vec![0.0f32; states], vec![0.0f32; states]);
-    for (j, m) in found.margins.iter().enumerate() {
-        let share = (probability * (-m - top).exp() / sum) as f32;
+    for (j, e) in exponents.iter().enumerate() {
+        let share = (aim.sharpness * probability * (e - top).exp() / sum) as f32;
         found.r.row_mut(j).iter_mut().chain(found.v.row_mut(j)).for_each(|c| *c *= share);
         let add = |total: &mut [f32], own: &[f32]| total.iter_mut().zip(own).for_each(|(t, o)| *t += share * o);
         add(&mut by_low, found.by_low.row(j));
@@ -285,9 +315,9 @@ fn ascent(
         by_clean[(0, i)] = by_low[i] + by_high[i] + through;
     }
     let gates = gates(certifier.layout(), z);
-    let clean = support.backward(weights, &no_outputs, &by_clean, &Samples { u, x, gates: &gates });
+    let clean = support.backward(weights, &pull, &by_clean, &Samples { u, x, gates: &gates });
     gradient.iter_mut().zip(clean).for_each(|(g, c)| *g += c);
-    Ok((probability, gradient))
+    Ok((probability - aim.keep * apart, gradient))
 }
 
 #[cfg(test)]
@@ -326,10 +356,14 @@ mod tests {
             let first = Certifier::new(&model, &features, &settings).unwrap();
             let spread = first.spread(u.row(0), &Cancel::new()).unwrap().unwrap();
             let (support, w) = Linearised::of(&model);
+            let aim = Aim { sharpness: [1.0, 3.0][round % 2], keep: [0.0, 0.3, 2.0][round % 3] };
+            // Some outputs of a baseline, the first of them the largest.
+            let wanted =
+                Matrix::from_fn(1, model.shape().outputs, |_, j| if j == 0 { 2.0 } else { r.uniform() as f32 });
             let at = |w: &[f64]| {
                 let model = support.with_weights(&model, w, false).unwrap();
                 let certifier = Certifier::new(&model, &features, &settings).unwrap();
-                ascent(&certifier, &support, &support.dense(w), &u, &spread, 0).unwrap()
+                ascent(&certifier, &support, &support.dense(w), (&u, &wanted), &spread, &aim).unwrap()
             };
             let (value, gradient) = at(&w);
             let found = first.lowest(u.row(0), &spread, 0).unwrap();
