@@ -293,8 +293,18 @@ mod tests {
         assert_eq!((words(3 << 29).as_str(), words(300 << 20).as_str()), ("1.5 GB", "300 MB"));
     }
 
+    /// In a process of its own: tests beside it take memory, too.
     #[test]
     fn a_pile_gives_its_memory_back_to_the_system() {
+        const ALONE: &str = "SIMPLICIT_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let name = "memory::tests::a_pile_gives_its_memory_back_to_the_system";
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            let out = alone.args(["--exact", name]).env(ALONE, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&out.stdout);
+            assert!(out.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
         let Some(before) = used() else { return };
         let folder = tempfile::tempdir().unwrap();
         // From here on the allocator takes blocks of this size from its heap, where what lies behind them holds them fast.
