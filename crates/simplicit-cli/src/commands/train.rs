@@ -35,6 +35,8 @@ use crate::training::{Job, Samples, moved};
 
 /// Distance from a target that a script must see.
 const MISSED: f64 = 0.002;
+/// Error of the outputs over their size from which on the table says what may be the reason.
+const FAR_OFF: f64 = 0.4;
 
 const HELP: &str = "\
 Defaults: penalty cardinality with --mu 2e-6 (l1: --beta 3e-4; perspective: --alpha 1.5e-3
@@ -151,7 +153,8 @@ pub(crate) struct TrainArgs {
     /// Unit-RMS features and targets, so that units of the inputs do not matter [default: on]
     #[arg(long, help_heading = "The problem")]
     pub(crate) normalize: Option<Switch>,
-    /// Weight each row by how strongly its error changes the output [default: on for ONNX networks with --normalize on]
+    /// Weight each row by how strongly its error changes the outputs, taken as scores of classes; off for outputs that are
+    /// none, such as embeddings [default: on for ONNX networks with --normalize on]
     #[arg(long, help_heading = "The problem")]
     pub(crate) output_aware: Option<Switch>,
     /// A constant in every row; off means only where the baseline has a bias [default: off]
@@ -344,6 +347,9 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     table.push_str(&format!("model           {}\nrecipe          {}\n", args.out.display(), recipe_path.display()));
     if let Some(path) = &args.report {
         table.push_str(&format!("report          {}\n", path.display()));
+    }
+    if effective.output_aware.is_on() && results.equilibrium_error.is_some_and(|error| error > FAR_OFF) {
+        table.push_str("advice          outputs are far off; if they are no scores of classes, add --output-aware off\n");
     }
     results.print(&args.json, &table)?;
     let mut notices = results.notices();
