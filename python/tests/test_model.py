@@ -148,7 +148,7 @@ def test_onnx_network_takes_sizes_that_fit():
     assert network.nonzeros == simplicit.Network.from_onnx(path).nonzeros
     u = np.random.default_rng(0).standard_normal((2, 3 * 32 * 32))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(network)).forward(u), network.forward(u))
-    with pytest.raises(simplicit.Error, match="input-shape.*3x16x16"):
+    with pytest.raises(simplicit.Error, match="input_shape.*3x16x16"):
         simplicit.Network.from_onnx(path, input_shape=(3, 16, 16))
     with pytest.raises(simplicit.Error, match="fill.*mask"):
         simplicit.Network.from_onnx(path, fill={"mask": 1})
