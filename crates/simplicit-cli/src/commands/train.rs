@@ -349,7 +349,9 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         table.push_str(&format!("report          {}\n", path.display()));
     }
     if effective.output_aware.is_on() && results.equilibrium_error.is_some_and(|error| error > FAR_OFF) {
-        table.push_str("advice          outputs are far off; if they are no scores of classes, add --output-aware off\n");
+        table.push_str(
+            "advice          outputs are far off; if they are no scores of classes, add --output-aware off\n",
+        );
     }
     results.print(&args.json, &table)?;
     let mut notices = results.notices();
