@@ -38,13 +38,19 @@ mod tests;
 const WEIGHTS_PER_SAMPLE: usize = 5;
 const LEAST: usize = 500;
 const MOST: usize = 5000;
-/// Rounds of a segment at most, and steps of conjugate gradients in each. A second round over-fitted: ResNet-20 at 70 %, two joints ahead.
-const ROUNDS: usize = 1;
-const STEPS: usize = 8;
+/// A second round over-fitted: ResNet-20 at 70 %, two joints ahead.
+const EFFORT: Effort = Effort { rounds: 1, steps: 8 };
 /// Samples at most whose outputs judge every segment.
 const JUDGED: usize = 500;
 /// Halvings of a segment's change before it is not taken.
 const HALVINGS: usize = 2;
+
+/// Rounds of a segment at most, and steps of conjugate gradients in each.
+#[derive(Debug, Clone, Copy)]
+struct Effort {
+    rounds: usize,
+    steps: usize,
+}
 
 /// What the reconstruction did.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -155,6 +161,17 @@ pub(in crate::train) fn reconstruct(
     strength: f64,
     run: &mut Run,
 ) -> Result<(ImplicitModel, Option<Reconstruction>)> {
+    reconstruct_with(EFFORT, model, input, settings, strength, run)
+}
+
+fn reconstruct_with(
+    effort: Effort,
+    model: ImplicitModel,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    strength: f64,
+    run: &mut Run,
+) -> Result<(ImplicitModel, Option<Reconstruction>)> {
     let ahead = settings.model.reconstruct;
     let (support, start) = Linearised::of(&model);
     let Some(baseline) = input.baseline.filter(|_| ahead > 0 && !start.is_empty()) else { return Ok((model, None)) };
@@ -170,6 +187,7 @@ pub(in crate::train) fn reconstruct(
         baseline,
         input,
         settings,
+        effort,
         ahead,
         reads: support.reads(),
         support,
@@ -219,6 +237,7 @@ struct Sweep<'a> {
     baseline: &'a ImplicitModel,
     input: &'a TrainInput<'a>,
     settings: &'a TrainSettings,
+    effort: Effort,
     ahead: usize,
     /// For every sum, the layers that it reads.
     reads: Vec<Vec<usize>>,
@@ -294,8 +313,8 @@ impl Sweep<'_> {
             support: &self.support,
             start: self.start,
             settings: self.settings,
-            rounds: ROUNDS,
-            steps: STEPS,
+            rounds: self.effort.rounds,
+            steps: self.effort.steps,
         };
         let key = |round| Key::reconstruct(strength, number, round);
         let (mut found, did, mut w) = how.refit(self.model.clone(), self.w.clone(), key, |_, _, _| (), run)?;

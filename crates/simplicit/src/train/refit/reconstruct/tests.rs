@@ -120,7 +120,8 @@ fn two_joints_ahead_of_a_linear_block_it_is_least_squares_there() {
         let mut run = Run { threads: Threads::new(threads), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
         let mut settings = settings.clone();
         settings.work.memory = memory;
-        reconstruct(model.clone(), &input, &settings, 1.0, &mut run).unwrap()
+        // Twice the effort of training, so that what is left to gain is small.
+        reconstruct_with(Effort { rounds: 2, ..EFFORT }, model.clone(), &input, &settings, 1.0, &mut run).unwrap()
     };
     let (refit, report) = reconstructed(1, None);
     let report = report.unwrap();
