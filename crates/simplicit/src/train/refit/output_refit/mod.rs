@@ -82,11 +82,7 @@ pub(in crate::train) fn refitted(
     strength: f64,
     run: &mut Run,
 ) -> Result<Fitted> {
-    let weighed = TrainInput {
-        importance: fitted.importance.as_deref().or(input.importance),
-        preprocessing: input.preprocessing.clone(),
-        ..*input
-    };
+    let weighed = input.weighed(fitted.importance.as_deref());
     let (model, reconstruction) = reconstruct(fitted.model, &weighed, settings, strength, run)?;
     let (model, output_refit) = output_refit(model, input, settings, strength, run)?;
     let changed = output_refit.is_some_and(|r| r.rounds > 0) || reconstruction.as_ref().is_some_and(|r| r.changed > 0);
