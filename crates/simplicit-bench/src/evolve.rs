@@ -44,6 +44,9 @@ pub struct Place {
 /// Weights that every layer keeps.
 pub type Counts = Vec<usize>;
 
+/// One number for each allocation on some of the samples, less being better.
+pub type Fitness<'a> = dyn FnMut(&[Counts], &[usize]) -> anyhow::Result<Vec<f64>> + 'a;
+
 /// The layers of an allocation, with steps by what they keep at the start. A layer that has most of all weights can change
 /// only by what the others take, and its step is theirs.
 pub fn places(most: &[usize], start: &[usize]) -> Vec<Place> {
@@ -89,15 +92,14 @@ fn offspring(parent: &Counts, places: &[Place], count: usize, random: &mut Rando
 }
 
 /// The best allocation found and its fitness on the samples of the last round, from the start on after every generation.
-///
-/// `fitness` gives one number for each allocation on some of the `pool` samples, less being better.
+/// Samples are numbers below `pool`.
 pub fn evolve(
     start: Counts,
     places: &[Place],
     pool: usize,
     effort: &Effort,
     random: &mut Random,
-    fitness: &mut dyn FnMut(&[Counts], &[usize]) -> anyhow::Result<Vec<f64>>,
+    fitness: &mut Fitness<'_>,
 ) -> anyhow::Result<(Counts, Vec<f64>)> {
     let Some((last, first)) = effort.rounds.split_last() else { return Ok((start, Vec::new())) };
     let same: Vec<usize> = (0..last.samples.min(pool)).collect();
