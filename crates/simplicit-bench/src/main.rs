@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::Parser;
 use simplicit::arrays::{Array, Labels, Preprocessing, Selection};
+use simplicit::backend::Device;
 use simplicit::files::write_bytes_atomically;
 use simplicit::network::Network;
 use simplicit::parallel::{Cancel, Threads};
-use simplicit_bench::experiment::{Data, OURS, Outcome, Plan, Row, run};
+use simplicit_bench::experiment::{Data, OURS, Outcome, Plan, Row, Workers, run};
 use simplicit_bench::{page, rivals};
 
 /// Accuracy against sparsity: simplicit and its rivals on the same states, counter and held-out images
@@ -37,7 +38,7 @@ struct Args {
     /// Divided by at the end: one number, or one per channel
     #[arg(long, value_name = "S[,S…]", value_delimiter = ',', requires = "inputs")]
     std: Vec<f64>,
-    /// Whose models: simplicit, magnitude, magnitude-refit, l1, second-order, admm [default: all]
+    /// Whose models: simplicit, magnitude, magnitude-refit, l1, second-order, admm, snows, evopress [default: all]
     #[arg(long, value_delimiter = ',')]
     methods: Vec<String>,
     /// Training images per seed
@@ -70,6 +71,9 @@ struct Args {
     /// Threads [default: all]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
+    /// Who runs layers and gathers statistics, and solves our rows: cpu, auto or cuda[:N]; rivals take auto for cuda
+    #[arg(long, default_value_t = Device::Cpu)]
+    device: Device,
     /// Page whose marked part is replaced; the plot is written beside it, with the ending .svg
     #[arg(long, value_name = "FILE")]
     page: Option<PathBuf>,
@@ -179,7 +183,8 @@ fn main() -> anyhow::Result<()> {
                 }
                 Ok(())
             };
-            merged(run(&args.open()?, &args.plan(), threads, &Cancel::new(), &mut tell)?)?
+            let workers = Workers { threads, device: args.device };
+            merged(run(&args.open()?, &args.plan(), workers, &Cancel::new(), &mut tell)?)?
         }
     };
     let markdown = page::markdown(&outcome);

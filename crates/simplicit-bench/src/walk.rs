@@ -5,11 +5,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::bail;
+use simplicit::backend::Device;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::statistics::Statistics;
 use simplicit::train::{
-    Found, Keep, Key, ModelSettings, Objective, RowGroup, RowMethod, Run, TrainInput, TrainSettings, train,
+    Found, Keep, Key, ModelSettings, Objective, Reconstruction, RowGroup, RowMethod, Run, TrainInput, TrainSettings,
+    Trained, WorkSettings, train,
 };
 
 use crate::rivals::{Budget, Layer, Prepared, Rival};
@@ -28,15 +30,19 @@ pub enum Allocation {
     Uniform,
     /// One price for all groups.
     Global,
+    /// The counts whose model diverges least from the network, by an evolutionary search.
+    Evolved,
 }
 
 /// What one model is asked for.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Ask {
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Ask {
     /// This share of every group goes.
     Share(f64),
     /// This price.
     Price(f64),
+    /// So many weights of these groups stay, and the others as they are.
+    Counts(Arc<BTreeMap<String, usize>>),
 }
 
 /// A group's statistics, and what a rival made of them.
@@ -49,13 +55,13 @@ struct Memory(Mutex<BTreeMap<String, Seen>>);
 /// A rival as the library's walk sees it.
 struct Method {
     rival: Arc<dyn Rival>,
-    share: Option<f64>,
+    ask: Ask,
     memory: Option<Arc<Memory>>,
 }
 
 impl fmt::Debug for Method {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.debug_struct("Method").field("rival", &self.rival).field("share", &self.share).finish_non_exhaustive()
+        f.debug_struct("Method").field("rival", &self.rival).field("ask", &self.ask).finish_non_exhaustive()
     }
 }
 
@@ -75,9 +81,13 @@ impl Method {
 impl RowMethod for Method {
     fn rows(&self, group: &RowGroup) -> simplicit::Result<Vec<Vec<f64>>> {
         let layer = Layer::new(group)?;
-        let budget = match self.share {
-            Some(share) => Budget::Count(((1.0 - share) * layer.removable() as f64).round() as usize),
-            None => Budget::Price(group.strength),
+        let budget = match &self.ask {
+            Ask::Share(share) => Budget::Count(((1.0 - share) * layer.removable() as f64).round() as usize),
+            Ask::Price(price) => Budget::Price(*price),
+            Ask::Counts(counts) => match counts.get(group.name) {
+                Some(count) => Budget::Count(*count),
+                None => return Ok((0..layer.weights.rows()).map(|k| layer.weights.row(k).to_vec()).collect()),
+            },
         };
         self.prepared(group.name, &layer)?.rows(&layer, budget)
     }
@@ -101,18 +111,29 @@ impl Keep for Shared {
     }
 }
 
+/// A rival's model, and what it was asked for.
+pub struct Made {
+    /// The model.
+    pub model: ImplicitModel,
+    ask: Ask,
+    cascade: bool,
+}
+
 /// One rival's models on one choice of samples.
 pub struct Walk<'a> {
-    input: &'a TrainInput<'a>,
-    baseline: &'a ImplicitModel,
+    pub(crate) input: &'a TrainInput<'a>,
+    pub(crate) baseline: &'a ImplicitModel,
     rival: Arc<dyn Rival>,
     shared: &'a Shared,
     memory: Arc<Memory>,
-    threads: Threads,
-    cancel: &'a Cancel,
+    device: Device,
+    pub(crate) threads: Threads,
+    pub(crate) cancel: &'a Cancel,
     /// Price and sparsity on the baseline's states, and in the cascade.
     flat: Found,
     cascaded: Found,
+    /// Levels with the counts that a search found for them.
+    evolved: Vec<(f64, Arc<BTreeMap<String, usize>>)>,
 }
 
 impl<'a> Walk<'a> {
@@ -125,41 +146,83 @@ impl<'a> Walk<'a> {
         threads: Threads,
         cancel: &'a Cancel,
     ) -> Self {
-        let memory = Arc::new(Memory::default());
-        let (flat, cascaded) = (Found::default(), Found::default());
-        Self { input, baseline, rival, shared, memory, threads, cancel, flat, cascaded }
-    }
-
-    /// The model at a level. In a cascade the global price is sought from the one on the baseline's states.
-    pub fn model(&mut self, level: f64, allocation: Allocation, cascade: bool) -> anyhow::Result<ImplicitModel> {
-        match (allocation, cascade) {
-            (Allocation::Uniform, _) => {
-                // The constants stay, so the weights must give what they do not.
-                let all = self.baseline.sparsity().nonzeros as f64;
-                let bias = self.baseline.state_bias().iter().chain(self.baseline.output_bias());
-                let constants = bias.filter(|b| **b != 0.0).count() as f64;
-                self.fit(Ask::Share((level * all / (all - constants)).min(1.0)), cascade)
-            }
-            (Allocation::Global, false) => self.on_the_baselines_states(level),
-            (Allocation::Global, true) => self.in_the_cascade(level),
+        Self {
+            input,
+            baseline,
+            rival,
+            shared,
+            memory: Arc::default(),
+            device: Device::Cpu,
+            threads,
+            cancel,
+            flat: Found::default(),
+            cascaded: Found::default(),
+            evolved: Vec::new(),
         }
     }
 
-    fn on_the_baselines_states(&mut self, level: f64) -> anyhow::Result<ImplicitModel> {
+    /// The same with layers run and statistics gathered on a device; rows are the processor's.
+    pub fn on(self, device: Device) -> Self {
+        // A device that must be a GPU is one for cardinality rows.
+        let device = if let Device::Cuda(_) = device { Device::Auto } else { device };
+        Self { device, ..self }
+    }
+
+    /// The model at a level. In a cascade the global price is sought from the one on the baseline's states.
+    pub fn model(&mut self, level: f64, allocation: Allocation, cascade: bool) -> anyhow::Result<Made> {
+        match (allocation, cascade) {
+            (Allocation::Uniform, _) => self.fit(Ask::Share(self.share(level)), cascade),
+            (Allocation::Global, false) => self.on_the_baselines_states(level),
+            (Allocation::Global, true) => self.in_the_cascade(level),
+            (Allocation::Evolved, _) => {
+                let known = self.evolved.iter().find(|(l, _)| *l == level).map(|(_, counts)| counts.clone());
+                let counts = match known {
+                    Some(counts) => counts,
+                    None => Arc::new(self.evolve(level)?),
+                };
+                self.evolved.push((level, counts.clone()));
+                self.fit(Ask::Counts(counts), cascade)
+            }
+        }
+    }
+
+    /// The same model with its kept weights reconstructed as many joints ahead as the rival looks; `None` for rivals that do
+    /// not.
+    pub fn reconstructed(&self, made: &Made) -> anyhow::Result<Option<(ImplicitModel, Reconstruction)>> {
+        if self.rival.ahead() == 0 {
+            return Ok(None);
+        }
+        let trained = self.train(&made.ask, made.cascade, self.rival.ahead())?;
+        Ok(trained.report.reconstruction.map(|done| (trained.model, done)))
+    }
+
+    /// Parameters that no rival removes.
+    pub(crate) fn constants(&self) -> usize {
+        let bias = self.baseline.state_bias().iter().chain(self.baseline.output_bias());
+        bias.filter(|b| **b != 0.0).count() + self.baseline.sparsity().fixed as usize
+    }
+
+    /// The share of all weights that has to go: the constants stay, so the weights must give what they do not.
+    pub(crate) fn share(&self, level: f64) -> f64 {
+        let all = self.baseline.sparsity().nonzeros as f64;
+        (level * all / (all - self.constants() as f64)).min(1.0)
+    }
+
+    fn on_the_baselines_states(&mut self, level: f64) -> anyhow::Result<Made> {
         let mut best = Best::new(level);
         for k in 0..TRIES {
             let known = self.flat.nearest(level).filter(|(_, s)| k == 0 && (s - level).abs() <= CLOSE);
             let price = known.map(|(p, _)| p).or(self.flat.next(level)).unwrap_or(self.rival.first_price());
-            let model = self.fit(Ask::Price(price), false)?;
-            let fresh = self.flat.add(price, model.sparsity().sparsity);
-            if best.take(model) || !fresh {
+            let made = self.fit(Ask::Price(price), false)?;
+            let fresh = self.flat.add(price, made.model.sparsity().sparsity);
+            if best.take(made) || !fresh {
                 break;
             }
         }
-        best.model()
+        best.made()
     }
 
-    fn in_the_cascade(&mut self, level: f64) -> anyhow::Result<ImplicitModel> {
+    fn in_the_cascade(&mut self, level: f64) -> anyhow::Result<Made> {
         if self.flat.nearest(level).is_none_or(|(_, s)| (s - level).abs() > CLOSE) {
             self.on_the_baselines_states(level)?;
         }
@@ -169,10 +232,10 @@ impl<'a> Walk<'a> {
             let known = self.flat.nearest(level).filter(|_| k == 0).map(|(p, _)| p);
             let next = || if parallel { self.flat.next(aim) } else { self.cascaded.next(level) };
             let Some(price) = known.or_else(next) else { break };
-            let model = self.fit(Ask::Price(price), true)?;
-            let sparsity = model.sparsity().sparsity;
+            let made = self.fit(Ask::Price(price), true)?;
+            let sparsity = made.model.sparsity().sparsity;
             let fresh = self.cascaded.add(price, sparsity);
-            if best.take(model) || !(fresh || parallel) {
+            if best.take(made) || !(fresh || parallel) {
                 break;
             }
             // That curve knows the way only where it has points.
@@ -180,51 +243,53 @@ impl<'a> Walk<'a> {
             parallel = parallel && k + 1 < PARALLEL && distance < last;
             (aim, last) = (aim + level - sparsity, distance);
         }
-        best.model()
+        best.made()
     }
 
-    fn fit(&self, ask: Ask, cascade: bool) -> anyhow::Result<ImplicitModel> {
-        let (share, strength) = match ask {
-            Ask::Share(share) => (Some(share), 1.0),
-            Ask::Price(price) => (None, price),
-        };
+    pub(crate) fn fit(&self, ask: Ask, cascade: bool) -> anyhow::Result<Made> {
+        let model = self.train(&ask, cascade, 0)?.model;
+        Ok(Made { model, ask, cascade })
+    }
+
+    fn train(&self, ask: &Ask, cascade: bool, reconstruct: usize) -> anyhow::Result<Trained> {
         // In a cascade every budget has states of its own.
         let memory = (!cascade).then(|| self.memory.clone());
-        let method = Method { rival: self.rival.clone(), share, memory };
+        let method = Method { rival: self.rival.clone(), ask: ask.clone(), memory };
         let settings = TrainSettings {
             objective: Objective::Method(Arc::new(method)),
-            strength,
-            model: ModelSettings { cascade, output_refit: Some(0), ..Default::default() },
+            strength: if let Ask::Price(price) = ask { *price } else { 1.0 },
+            model: ModelSettings { cascade, reconstruct, output_refit: Some(0), ..Default::default() },
+            work: WorkSettings { device: self.device, ..Default::default() },
             ..TrainSettings::default()
         };
         let mut run = Run { threads: self.threads, cancel: self.cancel, keep: self.shared, progress: &mut |_| {} };
-        Ok(train(self.input, &settings, &mut run)?.model)
+        Ok(train(self.input, &settings, &mut run)?)
     }
 }
 
 /// The model nearest to a level so far.
 struct Best {
     level: f64,
-    model: Option<(f64, ImplicitModel)>,
+    nearest: Option<(f64, Made)>,
 }
 
 impl Best {
     fn new(level: f64) -> Self {
-        Self { level, model: None }
+        Self { level, nearest: None }
     }
 
     /// Whether this one is close enough.
-    fn take(&mut self, model: ImplicitModel) -> bool {
-        let distance = (model.sparsity().sparsity - self.level).abs();
-        if self.model.as_ref().is_none_or(|(so_far, _)| distance < *so_far) {
-            self.model = Some((distance, model));
+    fn take(&mut self, made: Made) -> bool {
+        let distance = (made.model.sparsity().sparsity - self.level).abs();
+        if self.nearest.as_ref().is_none_or(|(so_far, _)| distance < *so_far) {
+            self.nearest = Some((distance, made));
         }
         distance <= CLOSE
     }
 
-    fn model(self) -> anyhow::Result<ImplicitModel> {
-        match self.model {
-            Some((_, model)) => Ok(model),
+    fn made(self) -> anyhow::Result<Made> {
+        match self.nearest {
+            Some((_, made)) => Ok(made),
             None => bail!("a search without a model"),
         }
     }

@@ -60,7 +60,7 @@ fn every_rival_prunes_taps_to_the_level() {
         let mut walk = Walk::new(&input, &baseline, rival.clone(), &shared, Threads::one(), &cancel);
         for allocation in [Allocation::Uniform, Allocation::Global] {
             for cascade in [false, true] {
-                let model = walk.model(level, allocation, cascade).unwrap();
+                let model = walk.model(level, allocation, cascade).unwrap().model;
                 let sparsity = model.sparsity().sparsity;
                 // A weight of 754 is 0.13 points, and ℓ1 loses some together.
                 assert!((sparsity - level).abs() <= 0.005, "{rival:?} {allocation:?} {cascade}: {sparsity}");

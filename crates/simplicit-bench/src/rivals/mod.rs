@@ -2,14 +2,18 @@
 //! rows of weights; everything else (groups, cascade, statistics, refit, counting) is the library's own walk.
 
 mod admm;
+mod evopress;
 mod l1;
 mod magnitude;
 mod second_order;
+mod snows;
 
 pub use admm::Admm;
+pub use evopress::Evopress;
 pub use l1::LayerwiseL1;
 pub use magnitude::Magnitude;
 pub use second_order::SecondOrder;
+pub use snows::Snows;
 
 use std::sync::Arc;
 
@@ -20,6 +24,8 @@ use simplicit::solver::{Design, Refit};
 use simplicit::statistics::Statistics;
 use simplicit::train::RowGroup;
 use simplicit::{Error, Result};
+
+use crate::walk::Allocation;
 
 /// What a rival sees of one group.
 pub struct Layer<'a> {
@@ -59,6 +65,15 @@ pub trait Rival: std::fmt::Debug + Send + Sync {
     fn fits(&self) -> bool;
     /// Everything about a group that does not depend on the budget.
     fn prepare(&self, layer: &Layer) -> Result<Box<dyn Prepared>>;
+    /// Ways to share what may stay among the layers; all of them are tried.
+    fn allocations(&self) -> &'static [Allocation] {
+        &[Allocation::Uniform, Allocation::Global]
+    }
+    /// How many joints ahead values are matched when the kept weights of the chosen model are reconstructed; 0 is no
+    /// reconstruction.
+    fn ahead(&self) -> usize {
+        0
+    }
 }
 
 /// A method that has seen a group.
@@ -75,6 +90,8 @@ pub fn all() -> Vec<Arc<dyn Rival>> {
         Arc::new(LayerwiseL1),
         Arc::new(SecondOrder),
         Arc::new(Admm),
+        Arc::new(Snows),
+        Arc::new(Evopress),
     ]
 }
 

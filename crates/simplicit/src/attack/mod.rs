@@ -138,6 +138,9 @@ impl AttackSettings {
         if let Some(step) = self.step.filter(|step| !(*step > 0.0 && step.is_finite())) {
             return Err(Error::setting("step", "a positive number", step));
         }
+        if let Some(step) = self.step.filter(|_| !self.methods.contains(&Method::Pgd)) {
+            return Err(Error::setting("step", "none without PGD, the only method that takes steps of a size", step));
+        }
         for (name, value) in [("iterations", self.iterations), ("restarts", self.restarts), ("queries", self.queries)] {
             if value == 0 {
                 return Err(Error::setting(name, "at least 1", value));

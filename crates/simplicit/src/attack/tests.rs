@@ -219,6 +219,8 @@ fn what_does_not_fit_is_refused() {
     ] {
         assert!(message(&input, &bad).contains("expected"));
     }
+    let ignored = AttackSettings { step: Some(0.1), methods: vec![Method::Fgsm, Method::Square], ..ok.clone() };
+    assert!(message(&input, &ignored).contains("step: expected none without PGD"));
     let cancel = Cancel::new();
     cancel.cancel();
     assert!(matches!(attack(&input, &ok, Threads::one(), &cancel, |_| {}), Err(Error::Cancelled)));

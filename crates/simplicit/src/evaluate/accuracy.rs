@@ -164,7 +164,7 @@ fn share(part: usize, whole: usize) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-fn require_same_shape(outputs: &Matrix<f32>, baseline: &Matrix<f32>) -> Result<()> {
+pub(super) fn require_same_shape(outputs: &Matrix<f32>, baseline: &Matrix<f32>) -> Result<()> {
     if (outputs.rows(), outputs.cols()) == (baseline.rows(), baseline.cols()) && outputs.rows() > 0 {
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! The innermost loops over a grid: a few rows × vectors of results at a time, for all rows of weights.
 
-use super::grid::{Item, Kind, ROWS_PER_BUNDLE, Tap, WEIGHTS_PER_PANEL};
+use super::grid::{Item, Kind, ROWS_PER_BUNDLE, Round, Tap, WEIGHTS_PER_PANEL};
 use super::vector::Vector;
 
 /// Where a call reads and writes, as pointers whose extents [`super::grid::GridWeights::run`] has checked.
@@ -9,6 +9,9 @@ pub(super) struct Task<'a> {
     pub(super) chunks: &'a [std::ops::Range<usize>],
     pub(super) items: &'a [Item],
     pub(super) taps: &'a [Tap],
+    pub(super) rounds: &'a [Round],
+    /// Numbers of a step of the rounds' offsets.
+    pub(super) step_of_rounds: usize,
     pub(super) bundled: &'a [u32],
     pub(super) offsets: &'a [u32],
     /// Borders beyond which an offset of a panel reads; see [`edge`].
@@ -385,13 +388,11 @@ impl Task<'_> {
                     self.start::<T, 1, N, PART>(own, row, Place { y, at, count }, first);
                 }
                 let column = if APART { at / POSITION * self.step } else { at };
-                let source = self.source.add(y * self.source_row + column);
-                let taps = self.taps.get_unchecked(item.start as usize..item.end as usize);
-                for taps in taps.as_chunks::<ROWS_PER_BUNDLE>().0 {
+                let source = self.source.add(y * self.source_row + column + item.values * self.lanes);
+                for round in self.rounds.get_unchecked(item.start as usize..item.end as usize) {
                     for i in 0..B {
-                        let tap = taps.get_unchecked(begin + i);
-                        let x = source.add(tap.offset as usize * self.lanes);
-                        let value = T::splat(tap.value);
+                        let x = source.add(round.offset(begin + i) * self.step_of_rounds);
+                        let value = T::splat(round.values[begin + i]);
                         for v in 0..N {
                             let x = load::<T, PART>(x.add(place_of::<T, APART>(v, self.step)), count);
                             sums[i][v] = sums[i][v].multiply_add(value, x);

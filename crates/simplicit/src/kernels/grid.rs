@@ -26,6 +26,22 @@ pub(super) struct Tap {
 /// Sparse rows that a bundle multiplies in turn, so that none waits for its own sum.
 pub(super) const ROWS_PER_BUNDLE: usize = 4;
 
+/// A weight of every row of a bundle. Where they read lies in one word: sparse rows wait for loads, and this is one for four.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Round {
+    /// Sixteen bits each, from the offset on that the bundle starts at, in steps of what divides all offsets.
+    offsets: u64,
+    pub(super) values: [f32; ROWS_PER_BUNDLE],
+}
+
+impl Round {
+    /// What the weight of a row reads, in steps from the start of the bundle on.
+    #[inline(always)]
+    pub(super) fn offset(&self, row: usize) -> usize {
+        (self.offsets >> (16 * row)) as u16 as usize
+    }
+}
+
 /// Sparse rows that stand in the order of their number of taps, in every chunk anew: the processor then guesses where a row
 /// ends, and rows of a bundle are about as long. Threads share whole blocks of them, so that a row has one thread in all chunks.
 const ROWS_IN_ORDER: usize = 64;
@@ -52,10 +68,10 @@ pub(super) struct Item {
     /// The first row; of a bundle, where its rows stand in the order of bundled rows.
     pub(super) row: u32,
     pub(super) rows: u32,
-    /// Taps, or offsets of a panel.
+    /// Taps, rounds of a bundle, or offsets of a panel.
     pub(super) start: u32,
     pub(super) end: u32,
-    /// First weight of a panel.
+    /// First weight of a panel; of a bundle the offset that its rows count from.
     pub(super) values: usize,
 }
 
@@ -67,6 +83,7 @@ pub struct GridWeights {
     chunks: Vec<std::ops::Range<usize>>,
     items: Vec<Item>,
     taps: Vec<Tap>,
+    rounds: Vec<Round>,
     /// Rows in bundles.
     bundled: Vec<u32>,
     /// Items of sparse rows, the last ones of every chunk, and how many of them threads do not part.
@@ -202,6 +219,7 @@ impl GridWeights {
             chunks: Vec::new(),
             items: Vec::new(),
             taps: Vec::new(),
+            rounds: Vec::new(),
             bundled: Vec::new(),
             sparse_items: 0,
             items_in_order: 1,
@@ -234,7 +252,14 @@ impl GridWeights {
         out.dense_over_sparse = multiplied / (cost.ratio * nonzeros as f64).max(1e-9);
         let sparse = panels.iter().filter(|(_, _, dense)| !dense).flat_map(|(panel, _, _)| panel.clone());
         let sparse: Vec<usize> = sparse.collect();
-        out.items_in_order = if cost.bundles { ROWS_IN_ORDER / ROWS_PER_BUNDLE } else { ROWS_IN_ORDER };
+        // Offsets of a bundle have sixteen bits.
+        let far = |k: usize| {
+            let own = || sparse.iter().flat_map(|row| part(&sorted[*row], &(k * span..(k + 1) * span)));
+            let read = || own().map(|(column, _)| offsets[*column]);
+            (read().max().unwrap_or(0) - read().min().unwrap_or(0)) / even > usize::from(u16::MAX)
+        };
+        let bundles = cost.bundles && !(0..chunk_count).any(far);
+        out.items_in_order = if bundles { ROWS_IN_ORDER / ROWS_PER_BUNDLE } else { ROWS_IN_ORDER };
         for k in 0..chunk_count {
             let begin = out.items.len();
             let within = k * span..(k + 1) * span;
@@ -270,8 +295,8 @@ impl GridWeights {
             for block in sparse.chunks(ROWS_IN_ORDER) {
                 let mut parts: Vec<_> = block.iter().map(|row| (*row, part(&sorted[*row], &within))).collect();
                 parts.sort_by_key(|(_, taps)| taps.len());
-                for rows in parts.chunks(if cost.bundles { ROWS_PER_BUNDLE } else { 1 }) {
-                    let item = if cost.bundles { out.bundle(rows, offsets) } else { out.row(rows[0], offsets) };
+                for rows in parts.chunks(if bundles { ROWS_PER_BUNDLE } else { 1 }) {
+                    let item = if bundles { out.bundle(rows, offsets) } else { out.row(rows[0], offsets) };
                     out.items.push(item);
                 }
             }
@@ -292,20 +317,21 @@ impl GridWeights {
 
     /// Sparse rows' taps of a chunk, one of each in turn.
     fn bundle(&mut self, rows: &[(usize, &[(usize, f32)])], offsets: &[usize]) -> Item {
-        let (row, start) = (self.bundled.len() as u32, self.taps.len() as u32);
+        let (row, start) = (self.bundled.len() as u32, self.rounds.len() as u32);
         self.bundled.extend(rows.iter().map(|(row, _)| *row as u32));
+        let first = rows.iter().flat_map(|(_, taps)| *taps).map(|(column, _)| offsets[*column]).min().unwrap_or(0);
         for step in 0..rows.iter().map(|(_, taps)| taps.len()).max().unwrap_or(0) {
-            // A row that has ended adds zero times what it read last.
-            let tap = |taps: Option<&(usize, &[(usize, f32)])>| match taps.and_then(|(_, t)| t.get(step).or(t.last())) {
-                Some(&(column, value)) => {
-                    let ended = taps.is_some_and(|(_, t)| step >= t.len());
-                    Tap { offset: offsets[column] as u32, value: if ended { 0.0 } else { value } }
-                }
-                None => Tap { offset: 0, value: 0.0 },
-            };
-            self.taps.extend((0..ROWS_PER_BUNDLE).map(|i| tap(rows.get(i))));
+            let mut round = Round { offsets: 0, values: [0.0; ROWS_PER_BUNDLE] };
+            for (i, (_, taps)) in rows.iter().enumerate() {
+                // A row that has ended adds zero times what it read last, one without taps zero times what the bundle starts at.
+                let at = taps.get(step).or(taps.last()).map_or(first, |(column, _)| offsets[*column]);
+                round.offsets |= (((at - first) / self.even) as u64) << (16 * i);
+                round.values[i] = taps.get(step).map_or(0.0, |(_, value)| *value);
+            }
+            self.rounds.push(round);
         }
-        Item { kind: Kind::Bundle, row, rows: rows.len() as u32, start, end: self.taps.len() as u32, values: 0 }
+        let end = self.rounds.len() as u32;
+        Item { kind: Kind::Bundle, row, rows: rows.len() as u32, start, end, values: first }
     }
 
     /// Lays out a dense matrix, row by row, without looking for zeros.
@@ -322,6 +348,7 @@ impl GridWeights {
             chunks: Vec::new(),
             items: Vec::new(),
             taps: Vec::new(),
+            rounds: Vec::new(),
             bundled: Vec::new(),
             sparse_items: 0,
             items_in_order: 1,
@@ -370,7 +397,7 @@ impl GridWeights {
 
     /// Whether all weights are zero.
     pub fn is_empty(&self) -> bool {
-        self.taps.is_empty() && self.offsets.is_empty()
+        self.taps.is_empty() && self.rounds.is_empty() && self.offsets.is_empty()
     }
 
     /// The share of rows whose zeros are multiplied.
@@ -444,6 +471,8 @@ impl GridWeights {
             chunks: &self.chunks,
             items: &self.items,
             taps: &self.taps,
+            rounds: &self.rounds,
+            step_of_rounds: self.even * g.lanes,
             bundled: &self.bundled,
             offsets: &self.offsets,
             edges: &self.edges,
@@ -531,7 +560,7 @@ impl GridWeights {
     /// Into how many parts of items, rows and numbers a call is cut.
     fn cut(&self, threads: usize, whole: &Part, lanes: usize) -> [usize; 3] {
         let results = whole.rows.len() * whole.numbers.len();
-        let weights = self.taps.len() + self.panels.len();
+        let weights = self.taps.len() + ROWS_PER_BUNDLE * self.rounds.len() + self.panels.len();
         // Two parts a thread even out what they take.
         let wanted = (weights * results / WORTH_A_PART).min(2 * threads);
         if threads <= 1 || wanted <= 1 {

@@ -364,3 +364,39 @@ fn few_samples_give_the_bits_of_one_at_a_time() {
         }
     }
 }
+
+/// Bundles count in sixteen bits: offsets that lie further apart, or only by steps, give the sums of a plain loop all the same.
+#[test]
+fn far_apart_columns_of_bundles_are_read_where_they_lie() {
+    let mut r = Random::new(21);
+    // One chunk of columns that lie 16 and 8192 positions, a step of four, and an odd number of positions apart.
+    for apart in [16, 8192, 4 * 1021, 20_011] {
+        let (rows, columns, lanes) = (7, 24, 2);
+        let offsets: Vec<usize> = (0..columns).map(|j| j * apart).collect();
+        let weights: Vec<Vec<(usize, f32)>> = (0..rows)
+            .map(|i| {
+                let kept = (0..columns).filter(|_| i != 3 && r.uniform() < 0.4).collect::<Vec<_>>();
+                kept.into_iter().map(|j| (j, r.normal() as f32)).collect()
+            })
+            .collect();
+        let x: Vec<f32> = (0..(columns * apart) * lanes).map(|_| r.normal() as f32).collect();
+        let bias: Vec<f32> = (0..rows).map(|_| r.normal() as f32).collect();
+        let cost = Cost { bundles: true, ..Cost::default().only(Choice::Sparse) };
+        let packed = GridWeights::new(&weights, &offsets, 1, 1, None, cost);
+        let grid = Grid { height: 1, width: 1, lanes, source_row: 1, source_step: 1, out_row: 1, out_channel: 1 };
+        for &instructions in Instructions::available() {
+            let mut out = vec![0.0; rows * lanes];
+            packed.run(instructions, &grid, &x, &mut out, &Finish { bias: Some(&bias), ..Default::default() });
+            for (i, row) in weights.iter().enumerate() {
+                for s in 0..lanes {
+                    let mut terms: Vec<f64> =
+                        row.iter().map(|&(j, w)| f64::from(w) * f64::from(x[offsets[j] * lanes + s])).collect();
+                    terms.push(f64::from(bias[i]));
+                    let (sum, size) = (terms.iter().sum::<f64>(), terms.iter().map(|t| t.abs()).sum::<f64>());
+                    let error = (f64::from(out[i * lanes + s]) - sum).abs();
+                    assert!(error <= gamma(terms.len()) * size, "{apart} {instructions:?} row {i}: {error}");
+                }
+            }
+        }
+    }
+}

@@ -7,7 +7,7 @@ use crate::problem::{Connectivity, Matching};
 use crate::train::plan::{budget, choice};
 use crate::train::refit::{bound_refit, output_refit};
 use crate::train::search::allocate;
-use crate::train::{Objective, Run, TrainInput, TrainSettings, layout, shares_weights};
+use crate::train::{Bounds, Objective, Run, TrainInput, TrainSettings, layout, shares_weights};
 use crate::{Error, Result};
 
 /// What is to be trained, by its settings.
@@ -30,6 +30,9 @@ pub(super) fn training(input: &TrainInput, settings: &TrainSettings, threads: Th
         }
         if let Some(bad) = weights.iter().find(|w| !(w.is_finite() && **w >= 0.0)) {
             return Err(Error::setting("row weight", "zero or a positive number", bad));
+        }
+        if !settings.rows.normalise {
+            return Err(Error::setting("normalise", "on with row weights, which set the units of every row", "off"));
         }
     }
     allocation(input, settings)?;
@@ -188,6 +191,16 @@ pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
         && !(states > 0.0 && outputs > 0.0 && states.is_finite() && outputs.is_finite())
     {
         return Err(Error::setting("lambda1, lambda2", "positive numbers", format!("{states}, {outputs}")));
+    }
+    match (&settings.objective, settings.rows.bounds) {
+        (Objective::Cardinality, _) if !settings.rows.refit => {
+            return Err(Error::setting("refit", "on with cardinality, whose rows always end in a refit", "off"));
+        }
+        (Objective::Convex(_) | Objective::Method(_), Some(bounds @ (Bounds::Sampled | Bounds::All))) => {
+            let expected = "none or off without cardinality, whose rows alone have such bounds";
+            return Err(Error::setting("bounds", expected, format!("{bounds:?}").to_lowercase()));
+        }
+        _ => {}
     }
     if settings.rows.rounds == 0 {
         return Err(Error::setting("rounds", "at least 1", 0));

@@ -69,6 +69,13 @@ pub struct TrainInput<'a> {
     pub preprocessing: Preprocessing,
 }
 
+impl TrainInput<'_> {
+    /// The same with other row weights, where there are others.
+    fn weighed<'a>(&'a self, importance: Option<&'a [f64]>) -> TrainInput<'a> {
+        TrainInput { importance: importance.or(self.importance), preprocessing: self.preprocessing.clone(), ..*self }
+    }
+}
+
 /// A model and what is known about it.
 #[derive(Debug, Clone)]
 pub struct Trained {

@@ -10,11 +10,11 @@ use crate::train::RowMethod;
 /// How to train. Every field has the default of [`TrainSettings::default`]; a setting that does not apply is an error.
 ///
 /// ```
-/// use simplicit::train::{RowSettings, TrainSettings};
+/// use simplicit::train::{Bounds, RowSettings, TrainSettings};
 ///
 /// let settings = TrainSettings {
 ///     target_sparsity: Some(0.8),
-///     rows: RowSettings { refit: false, ..Default::default() },
+///     rows: RowSettings { bounds: Some(Bounds::All), ..Default::default() },
 ///     ..Default::default()
 /// };
 /// # assert_eq!(settings.rows.rounds, 3);
@@ -82,11 +82,12 @@ pub struct RowSettings {
     /// Exact or relaxed. Default: relaxed, λ₁ = λ₂ = 1. Exact needs a convex penalty, one round, no refit, no cascade
     /// and no target; rows that no weights match are [`Error::Infeasible`](crate::Error::Infeasible).
     pub matching: Matching,
-    /// Unit-RMS features and targets (default), or the paper's sums in raw units.
+    /// Unit-RMS features and targets (default), or the paper's sums in raw units. Must be on with row weights, which set the
+    /// units of every row.
     pub normalise: bool,
     /// Convex solves with reweighting between them; 1 is a single solve. Default 3. Cardinality needs none.
     pub rounds: usize,
-    /// Least squares on the support at the end. Default on.
+    /// Least squares on the support at the end. Default on; cardinality rows always end so.
     pub refit: bool,
     /// When a convex row counts as solved.
     pub solver: SolverSettings,

@@ -7,7 +7,26 @@ pub mod paper;
 pub mod reference;
 pub mod rows;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Mutex;
+
+use simplicit::train::{Keep, Key};
+
+/// A [`Keep`] in memory, to look at what training computed on the way.
+#[derive(Default)]
+pub struct Notes(pub Mutex<BTreeMap<String, Vec<u8>>>);
+
+impl Keep for Notes {
+    fn get(&self, key: &Key) -> simplicit::Result<Option<Vec<u8>>> {
+        Ok(self.0.lock().unwrap().get(&key.to_string()).cloned())
+    }
+
+    fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
+        self.0.lock().unwrap().insert(key.to_string(), value.to_vec());
+        Ok(())
+    }
+}
 
 /// A file under tests/fixtures.
 pub fn fixture(name: &str) -> PathBuf {

@@ -8,9 +8,13 @@ use simplicit::model::{ImplicitModel, TapWeights, Target};
 use simplicit::network::{Network, Shape};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::problem::Connectivity;
+use simplicit::problem::penalty::L1;
 use simplicit::random::Random;
 use simplicit::states::Collected;
-use simplicit::train::{AllowedWeights, Forget, Run, TrainInput, TrainSettings, Trained, importance, path, train};
+use simplicit::train::{
+    AllowedWeights, Bounds, Forget, Objective, RowSettings, Run, TrainInput, TrainSettings, Trained, importance, path,
+    train,
+};
 
 use crate::networks::{SIDE, mobile};
 
@@ -196,4 +200,22 @@ fn a_choice_that_makes_no_sense_is_refused_with_what_to_do() {
         ..exclude("output")
     });
     assert!(message.contains("kappa"), "{message}");
+}
+
+/// What the walk would not look at is refused before it begins.
+#[test]
+fn settings_that_would_be_ignored_are_refused() {
+    let (network, u) = (dense(), normal(50, 10, 1.0, 5));
+    let say = |settings: TrainSettings| result(&network, &u, &settings).unwrap_err().to_string();
+    let l1 = || Objective::Convex(std::sync::Arc::new(L1::new(1e-3).unwrap()));
+    let rows = |rows: RowSettings| TrainSettings { rows, ..Default::default() };
+    let message = say(rows(RowSettings { refit: false, ..Default::default() }));
+    assert!(message.starts_with("refit: expected on with cardinality"), "{message}");
+    for bounds in [Bounds::Sampled, Bounds::All] {
+        let settings = rows(RowSettings { bounds: Some(bounds), ..Default::default() });
+        let message = say(TrainSettings { objective: l1(), ..settings });
+        assert!(message.starts_with("bounds: expected none or off without cardinality"), "{message}");
+    }
+    let message = say(rows(RowSettings { normalise: false, ..Default::default() }));
+    assert!(message.starts_with("normalise: expected on with row weights"), "{message}");
 }

@@ -1,9 +1,8 @@
 //! Training with shared weights: a small convolutional network on real images, everything recomputed from scratch.
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use simplicit::arrays::{Array, Inputs, Labels, Preprocessing, Selection};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
@@ -19,9 +18,11 @@ use simplicit::random::Random;
 use simplicit::states::{Collected, InputSource, StateMap};
 use simplicit::statistics::Statistics;
 use simplicit::train::{
-    AllowedWeights, Bounds, Forget, Keep, Key, ModelSettings, Objective, RowSettings, Run, TrainInput, TrainSettings,
+    AllowedWeights, Bounds, Forget, Keep, ModelSettings, Objective, RowSettings, Run, TrainInput, TrainSettings,
     Trained, WorkSettings, importance, train, train_to_max_drop,
 };
+
+use crate::common::Notes;
 
 fn images(count: usize) -> Matrix<f32> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fashion_train_images.idx.gz");
@@ -88,21 +89,6 @@ fn network() -> Network {
         .unwrap()
         .build()
         .unwrap()
-}
-
-/// A [`Keep`] in memory, to look at what training computed on the way.
-#[derive(Default)]
-struct Notes(Mutex<BTreeMap<String, Vec<u8>>>);
-
-impl Keep for Notes {
-    fn get(&self, key: &Key) -> simplicit::Result<Option<Vec<u8>>> {
-        Ok(self.0.lock().unwrap().get(&key.to_string()).cloned())
-    }
-
-    fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
-        self.0.lock().unwrap().insert(key.to_string(), value.to_vec());
-        Ok(())
-    }
 }
 
 fn trained(network: &Network, u: &Matrix<f32>, settings: &TrainSettings, threads: usize, keep: &dyn Keep) -> Trained {

@@ -1,8 +1,5 @@
 //! The reconstruction over the next operations on convolutions, groups, residual sums and tokens.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
-
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::linalg::Matrix;
 use simplicit::model::{ImplicitModel, TapWeights};
@@ -12,10 +9,11 @@ use simplicit::problem::{Connectivity, Matching};
 use simplicit::random::Random;
 use simplicit::states::Collected;
 use simplicit::train::{
-    AllowedWeights, Forget, Keep, Key, ModelSettings, Progress, RowSettings, Run, TrainInput, TrainSettings, Trained,
+    AllowedWeights, Forget, Keep, ModelSettings, Progress, RowSettings, Run, TrainInput, TrainSettings, Trained,
     importance, train,
 };
 
+use crate::common::Notes;
 use crate::networks::{SIDE, attention, networks};
 
 const SAMPLES: usize = 300;
@@ -110,21 +108,6 @@ fn every_kind_of_block_is_refitted_and_held_out_outputs_never_lose() {
         }
     }
     assert!(changed >= networks().len(), "{changed}");
-}
-
-/// Keeps in memory.
-#[derive(Default)]
-struct Notes(Mutex<BTreeMap<String, Vec<u8>>>);
-
-impl Keep for Notes {
-    fn get(&self, key: &Key) -> simplicit::Result<Option<Vec<u8>>> {
-        Ok(self.0.lock().unwrap().get(&key.to_string()).cloned())
-    }
-
-    fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
-        self.0.lock().unwrap().insert(key.to_string(), value.to_vec());
-        Ok(())
-    }
 }
 
 #[test]

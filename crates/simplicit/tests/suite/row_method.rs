@@ -2,11 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic)] // helpers of tests are tests
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::common::data;
+use crate::common::{Notes, data};
 use simplicit::arrays::{Array, Inputs, Preprocessing, Selection};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::layout::Activation;
@@ -17,7 +16,7 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
 use simplicit::states::{Collected, InputSource, StateMap};
 use simplicit::train::{
-    AllowedWeights, Forget, Keep, Key, ModelSettings, Objective, RowGroup, RowMethod, Run, TrainInput, TrainSettings,
+    AllowedWeights, Forget, Keep, ModelSettings, Objective, RowGroup, RowMethod, Run, TrainInput, TrainSettings,
     Trained, train,
 };
 
@@ -219,20 +218,6 @@ impl InputSource for Counted {
     fn rows(&self, samples: std::ops::Range<usize>) -> simplicit::Result<Matrix<f32>> {
         self.1.fetch_add(1, Ordering::Relaxed);
         InputSource::rows(&self.0, samples)
-    }
-}
-
-#[derive(Default)]
-struct Notes(Mutex<BTreeMap<String, Vec<u8>>>);
-
-impl Keep for Notes {
-    fn get(&self, key: &Key) -> simplicit::Result<Option<Vec<u8>>> {
-        Ok(self.0.lock().unwrap().get(&key.to_string()).cloned())
-    }
-
-    fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
-        self.0.lock().unwrap().insert(key.to_string(), value.to_vec());
-        Ok(())
     }
 }
 

@@ -196,7 +196,9 @@ impl Shard {
         let source = Samples { model: &self.task.model, inputs: &self.inputs };
         let input = input(&self.task, &source);
         let walks = Walks::new(&input, &self.settings, &self.plan, &self.room)?;
-        let mut walks = walks.among(self.first, self.task.samples).resume(self.at.take().ok_or(Error::Cancelled)?);
+        // Taken by a call that panicked and never put it back.
+        let lost = || Error::unsupported("a walk that broke off in the middle of a step", "begin it again");
+        let mut walks = walks.among(self.first, self.task.samples).resume(self.at.take().ok_or_else(lost)?);
         let mut built = Build::new(&self.plan);
         built.rows = std::mem::take(&mut self.rows);
         let mut run = Run { threads, cancel, keep: &Forget, progress: &mut |_| {} };

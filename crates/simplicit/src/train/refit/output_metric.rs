@@ -1,5 +1,6 @@
 //! How far a model's outputs are from the baseline's: value, gradient and curvature in the outputs.
 
+use crate::evaluate::{log_sum_exp, row_divergence};
 use crate::linalg::Matrix;
 
 /// How outputs are compared.
@@ -17,15 +18,7 @@ impl Metric {
             Metric::Squares { weight } => {
                 0.5 * weight * y.iter().zip(baseline).map(|(y, b)| f64::from(y - b).powi(2)).sum::<f64>()
             }
-            Metric::Softmax { scale } => {
-                let ours = log_sum_exp(y, scale);
-                let theirs = log_sum_exp(baseline, scale);
-                let term = |(y, b): (&f32, &f32)| {
-                    let log = scale * f64::from(*b) - theirs;
-                    log.exp() * (log - (scale * f64::from(*y) - ours))
-                };
-                y.iter().zip(baseline).map(term).sum()
-            }
+            Metric::Softmax { scale } => row_divergence(y, baseline, scale),
         }
     }
 
@@ -69,9 +62,4 @@ impl Metric {
             }
         }
     }
-}
-
-fn log_sum_exp(y: &[f32], scale: f64) -> f64 {
-    let top = y.iter().map(|y| scale * f64::from(*y)).fold(f64::NEG_INFINITY, f64::max);
-    top + y.iter().map(|y| (scale * f64::from(*y) - top).exp()).sum::<f64>().ln()
 }

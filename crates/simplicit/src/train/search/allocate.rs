@@ -7,7 +7,6 @@
 //! higher one, and the common price keeps the number of non-zeros. If worth is proportional to price this makes all worths
 //! equal, which is the optimum. The new prices stand if the divergence of a rough model with them is smaller.
 
-use crate::Result;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::linalg::Matrix;
 use crate::model::ImplicitModel;
@@ -16,6 +15,7 @@ use crate::states::{StateSlice, StateSource};
 use crate::train::refit::output_metric::Metric;
 use crate::train::search::survey::Steering;
 use crate::train::{Run, TrainInput};
+use crate::{Error, Result};
 
 /// Logarithm of the factor by which a layer's price is raised and lowered to measure the worth of its non-zeros.
 const STEP: f64 = std::f64::consts::LN_2;
@@ -93,18 +93,13 @@ impl Exchanged {
         self.factors.iter().copied().chain(counts).chain([self.common, self.before, self.after]).collect()
     }
 
-    pub(in crate::train) fn from_numbers(numbers: &[f64]) -> Self {
-        let groups = numbers.len().saturating_sub(3) / 2;
-        let (factors, rest) = numbers.split_at(groups);
-        let (counts, rest) = rest.split_at(groups);
-        let at = |k: usize| rest.get(k).copied().unwrap_or(f64::NAN);
-        Self {
-            factors: factors.to_vec(),
-            counts: counts.iter().map(|c| *c as usize).collect(),
-            common: at(0),
-            before: at(1),
-            after: at(2),
-        }
+    pub(in crate::train) fn from_numbers(numbers: &[f64]) -> Result<Self> {
+        let &[ref of_groups @ .., common, before, after] = numbers else {
+            return Err(Error::shape("kept prices of layers", "at least 3 numbers", numbers.len()));
+        };
+        let (factors, counts) = of_groups.split_at(of_groups.len() / 2);
+        let counts = counts.iter().map(|c| *c as usize).collect();
+        Ok(Self { factors: factors.to_vec(), counts, common, before, after })
     }
 
     /// Prices that start from what was found, and the report.
@@ -301,7 +296,7 @@ mod tests {
             assert!((log(g) + weights[g].ln()).abs() < 0.35, "{g}: {}", log(g));
         }
         // What is kept in a checkpoint says the same.
-        let again = Exchanged::from_numbers(&found.to_numbers());
+        let again = Exchanged::from_numbers(&found.to_numbers()).unwrap();
         assert_eq!(found.to_numbers().len(), Exchanged::length(4));
         let (steering, report) = again.applied(&start, names.clone());
         let (same, _) = found.applied(&start, names);

@@ -210,11 +210,7 @@ fn to_target(
         (*start, joint, fitter.steering) = (found.start, found.joint, found.steering);
         allocation = found.allocation;
     }
-    let input = &TrainInput {
-        importance: joint.as_deref().or(input.importance),
-        preprocessing: input.preprocessing.clone(),
-        ..*input
-    };
+    let input = &input.weighed(joint.as_deref());
     let mut trials = Trials { fitter: &mut fitter, input, settings, path, best: None };
     let mut fitted = trials.search(start, target, last, run)?;
     for _ in 0..settings.model.robust_rounds {

@@ -178,7 +178,7 @@ impl OfNetwork<'_> {
             })?;
             Ok(found.to_numbers())
         })?;
-        Ok(Exchanged::from_numbers(&numbers).applied(steering, layers))
+        Ok(Exchanged::from_numbers(&numbers)?.applied(steering, layers))
     }
 }
 
@@ -198,11 +198,7 @@ impl RoughModels for OfNetwork<'_> {
     }
 
     fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)> {
-        let input = TrainInput {
-            importance: self.joint.as_deref().or(self.input.importance),
-            preprocessing: self.input.preprocessing.clone(),
-            ..self.input
-        };
+        let input = self.input.weighed(self.joint.as_deref());
         let fitted = fit::fit(&mut self.fitter, &input, self.settings, strength, false, run)?;
         let counts = self.fitter.groups().map(|rows| fitted.rows[rows].iter().map(|row| row.nonzeros).sum());
         let found = (counts.collect(), fitted.model.sparsity().sparsity);

@@ -82,49 +82,31 @@ pub(in crate::train) fn refitted(
     strength: f64,
     run: &mut Run,
 ) -> Result<Fitted> {
-    let Fitted { model, mut rows, training_error, allocation, evidence, strengths, importance, .. } = fitted;
-    let weighed = TrainInput {
-        importance: importance.as_deref().or(input.importance),
-        preprocessing: input.preprocessing.clone(),
-        ..*input
-    };
-    let (model, reconstruction) = reconstruct(model, &weighed, settings, strength, run)?;
+    let weighed = input.weighed(fitted.importance.as_deref());
+    let (model, reconstruction) = reconstruct(fitted.model, &weighed, settings, strength, run)?;
     let (model, output_refit) = output_refit(model, input, settings, strength, run)?;
-    if output_refit.is_none_or(|r| r.rounds == 0) && reconstruction.as_ref().is_none_or(|r| r.changed == 0) {
-        return Ok(Fitted {
-            model,
-            rows,
-            training_error,
-            reconstruction,
-            output_refit,
-            allocation,
-            evidence,
-            strengths,
-            importance,
-        });
+    let changed = output_refit.is_some_and(|r| r.rounds > 0) || reconstruction.as_ref().is_some_and(|r| r.changed > 0);
+    let mut fitted = Fitted { model, reconstruction, output_refit, ..fitted };
+    if changed {
+        report_errors(&mut fitted, input, run)?;
     }
-    let first_output = model.layout().rows();
-    let mismatch = mismatch(&model, input, run)?;
-    let mut nonzeros = vec![0; rows.len()];
-    Linearised::of(&model).0.entries().iter().for_each(|entry| nonzeros[entry.row] += 1);
-    for (i, row) in rows.iter_mut().enumerate() {
-        let (residual, energy) = mismatch[i];
+    Ok(fitted)
+}
+
+/// Writes non-zeros and errors of the rows into their reports, and the error of the outputs, as they are now.
+fn report_errors(fitted: &mut Fitted, input: &TrainInput, run: &Run) -> Result<()> {
+    let model = &fitted.model;
+    let mismatch = mismatch(model, input, run)?;
+    let mut nonzeros = vec![0; fitted.rows.len()];
+    Linearised::of(model).0.entries().iter().for_each(|entry| nonzeros[entry.row] += 1);
+    let relative = |(residual, energy): (f64, f64)| if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
+    for (i, row) in fitted.rows.iter_mut().enumerate() {
         row.nonzeros = nonzeros[i];
-        row.relative_residual = if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
+        row.relative_residual = relative(mismatch[i]);
     }
-    let (residual, energy) = mismatch[first_output..].iter().fold((0.0, 0.0), |(r, e), m| (r + m.0, e + m.1));
-    let training_error = if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
-    Ok(Fitted {
-        model,
-        rows,
-        training_error,
-        reconstruction,
-        output_refit,
-        allocation,
-        evidence,
-        strengths,
-        importance,
-    })
+    let of_outputs = &mismatch[model.layout().rows()..];
+    fitted.training_error = relative(of_outputs.iter().fold((0.0, 0.0), |(r, e), m| (r + m.0, e + m.1)));
+    Ok(())
 }
 
 /// Squared mismatch and energy of every row's target, at the model's own states.
