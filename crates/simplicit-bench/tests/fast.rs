@@ -23,7 +23,7 @@ fn one_command_from_images_to_page() {
     let outcome: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     assert_eq!(outcome["baseline_accuracy"], 0.8798);
     let rows = outcome["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 6, "ours and five rivals at one level");
+    assert_eq!(rows.len(), 8, "ours and seven rivals at one level");
     for row in rows {
         let sparsity = row["sparsity"].as_f64().unwrap();
         assert!((sparsity - 0.8).abs() <= 0.002, "{row}");
@@ -39,7 +39,7 @@ fn one_command_from_images_to_page() {
     assert!(again.unwrap().status.success());
     assert_eq!(std::fs::read_to_string(&page).unwrap(), text);
     let svg = std::fs::read_to_string(page.with_extension("svg")).unwrap();
-    assert_eq!(svg.matches("<text x=\"76\"").count(), 6, "all in the key; a curve may lie below the plot");
+    assert_eq!(svg.matches("<text x=\"76\"").count(), 8, "all in the key; a curve may lie below the plot");
     // One method measured again: its row gives way, the others stay, and all come out as before.
     let measured = |method: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_frontier"));
