@@ -305,6 +305,11 @@ pub(super) fn apply_f64(
     }
     for (range, activation) in segments {
         let rows = range.start * lanes..range.end * lanes;
-        x[rows.clone()].iter_mut().zip(&z[rows]).for_each(|(x, z)| *x = activation.apply_f64(*z));
+        let pairs = x[rows.clone()].iter_mut().zip(&z[rows]);
+        // The common activation is named outside the loop: a choice for every value would keep it out of vector registers.
+        match activation {
+            Activation::Relu => pairs.for_each(|(x, z)| *x = Activation::Relu.apply_f64(*z)),
+            other => pairs.for_each(|(x, z)| *x = other.apply_f64(*z)),
+        }
     }
 }
