@@ -7,7 +7,7 @@ use crate::problem::{Connectivity, Matching};
 use crate::train::plan::{budget, choice};
 use crate::train::refit::{bound_refit, output_refit};
 use crate::train::search::allocate;
-use crate::train::{Bounds, Objective, Run, TrainInput, TrainSettings, layout, shares_weights};
+use crate::train::{Bounds, Objective, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
 /// What is to be trained, by its settings.
@@ -64,10 +64,11 @@ pub(super) fn training(input: &TrainInput, settings: &TrainSettings, threads: Th
 
 /// An allocation over layers moves the prices of a survey, and holds samples out.
 fn allocation(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
-    let shares = input.baseline.is_some_and(shares_weights);
+    let no_cycles = "0 with connectivity full, no-self-loop or a mask: prices move between layers";
     let expected = match settings.model.allocate {
         0 => return Ok(()),
-        _ if !shares => "0 for a network without convolutions or operators",
+        _ if input.baseline.is_some_and(|b| !b.layers_are_acyclic()) => "0 for a network with cycles",
+        _ if !matches!(settings.allowed.connectivity, Connectivity::Baseline | Connectivity::Feedforward) => no_cycles,
         _ if !matches!(settings.objective, Objective::Cardinality) => "0 without the penalty cardinality",
         _ if !settings.model.cascade => "0 without a cascade",
         _ if settings.model.robust_rounds > 0 => "0 with robust rounds, which price every weight",
@@ -105,18 +106,6 @@ fn stages(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         _ => return Ok(()),
     };
     Err(Error::setting("stages", expected, "on"))
-}
-
-/// Workers walk through the layers of a network and take its outputs as they come out: those of a stage's model.
-pub(super) fn stages_here(input: &TrainInput, settings: &TrainSettings, run: &Run) -> Result<()> {
-    if settings.model.stages == Some(true)
-        && run.keep.delegate().is_some()
-        && input.baseline.is_some_and(shares_weights)
-    {
-        let expected = "off for networks with convolutions or operators on a cluster";
-        return Err(Error::setting("stages", expected, "on"));
-    }
-    Ok(())
 }
 
 /// What needs a target sparsity.

@@ -203,7 +203,10 @@ fn to_target(
 ) -> Result<Fitted> {
     let mut fitter = Fitter::new(input, settings, run)?;
     let (mut joint, mut allocation) = (None, None);
-    if let Some(target) = target.filter(|_| fitter.has_taps() && settings.model.cascade) {
+    // Without feature maps whole models cost little more than rough ones, so that the search itself may begin, unless layers
+    // are to have prices of their own.
+    let begins_rough = settings.model.cascade && (fitter.has_taps() || settings.model.allocate > 0);
+    if let Some(target) = target.filter(|_| begins_rough) {
         let whole = fitter.work(input, settings);
         let found = rough(input, settings, target, whole, run)?;
         fitter.left = AGAIN * whole;
