@@ -176,7 +176,7 @@ pub(crate) struct TrainArgs {
     /// Approach a target in stages, each of which makes the refitted model before it sparser; needs --output-refit and cardinality [default: on where both are so; off for networks with convolutions]
     #[arg(long, help_heading = "The method")]
     pub(crate) stages: Option<Switch>,
-    /// Rounds of moving non-zeros between layers to where they are worth most to the outputs of inputs that were not fitted, for networks with convolutions or operators and a target [default: 0]
+    /// Rounds of moving non-zeros between layers to where they are worth most to the outputs of inputs that were not fitted; needs a target and cardinality [default: 0]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) allocate: Option<usize>,
     /// Later rows see the states of the model built so far [default: on]

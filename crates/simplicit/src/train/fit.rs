@@ -391,7 +391,7 @@ impl Pass<'_> {
         let first_output = self.plan.outputs.rows.start;
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
         let places = group.places();
-        // Large statistics that nobody looks at again are not kept, and neither are the rows' weights before rounding.
+        // Statistics, and weights before rounding, are kept only where bounds will read them: they may be large.
         let looked_at = !group.kept && has_bounds(settings, statistics.features());
         let mut weights = Vec::new();
         for part in parts(settings, statistics, group.rows.len()) {

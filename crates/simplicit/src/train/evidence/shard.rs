@@ -1,8 +1,8 @@
 //! The walk of a network with feature maps over samples that several processes share: each holds some of them, with the
 //! states of the layers that are still to be read.
 //!
-//! The driver tells every shard the same steps: enter the layer of a group, and leave it with the rows that were
-//! solved. Statistics are asked for in between and change nothing. A shard's state follows from its inputs and the steps
+//! The driver sends every shard the same steps: enter the layer of a group, and leave it with the rows that were
+//! solved. Statistics are computed between the two and change nothing. A shard's state follows from its inputs and the steps
 //! so far, so a shard that is lost is made again from the same steps and has the same bits.
 
 use std::collections::BTreeMap;
@@ -84,7 +84,7 @@ impl WalkTask {
 /// What all shards do between two groups.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Run the baseline through the layer of group number so and so, and note its targets.
+    /// Run the baseline through the layer of the group with this number, and keep its targets.
     Enter(usize),
     /// The group is solved; these are its rows, (feature, weight) each. None without a cascade, which does not read them.
     Leave(usize, Vec<Vec<(usize, f32)>>),

@@ -399,8 +399,8 @@ impl<'a> Walks<'a> {
         Ok(())
     }
 
-    /// Runs the model built so far through the layer entered last, once all of its groups are done, and forgets what
-    /// nobody reads any more.
+    /// Runs the model built so far through the layer entered last, once all of its groups are done, and drops
+    /// layers after their last reader.
     pub(in crate::train) fn leave(
         &mut self,
         settings: &TrainSettings,
