@@ -170,7 +170,7 @@ pub(crate) struct TrainArgs {
     /// Refit the weights between two joints together, so that values K joints ahead match the network's; a joint is a layer that everything computed later goes through, such as a residual sum [default: 0, no such refit]
     #[arg(long, value_name = "K", help_heading = "The method")]
     pub(crate) reconstruct: Option<usize>,
-    /// Rounds of least squares over all non-zeros together, on what the output makes of them [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions]
+    /// Rounds of least squares over all non-zeros together, in the metric of the outputs [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) output_refit: Option<usize>,
     /// Approach a target in stages, each of which makes the refitted model before it sparser; needs --output-refit and cardinality [default: on where both are so; off for networks with convolutions]
@@ -207,7 +207,7 @@ pub(crate) struct TrainArgs {
     /// Measure accuracy on these inputs afterwards
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) test_inputs: Option<PathBuf>,
-    /// Labels of the test inputs; a CIFAR file is its own
+    /// Labels of the test inputs; a CIFAR file contains its labels
     #[arg(long, value_name = "FILE", requires = "test_inputs", help_heading = "Results")]
     pub(crate) test_labels: Option<PathBuf>,
     #[command(flatten)]
@@ -219,7 +219,7 @@ pub(crate) struct TrainArgs {
     /// Keep finished statistics and rows in this directory; the same command goes on from there after any interruption
     #[arg(long, value_name = "DIR", help_heading = "Running")]
     pub(crate) checkpoint: Option<PathBuf>,
-    /// Who solves cardinality rows and gathers statistics of feature maps: auto, cpu, cuda or cuda:N; auto takes a GPU that is there [default: auto]
+    /// Where cardinality rows are solved and statistics of feature maps are gathered: auto, cpu, cuda or cuda:N; auto takes a GPU that is there [default: auto]
     #[arg(long, value_name = "WHERE", help_heading = "Running")]
     pub(crate) device: Option<Device>,
     /// Memory to stay within, bytes or K, M, G of 1024: layers of all samples go to files beyond it, in the checkpoint's folder or that of temporary files; results do not depend on it [default: half of what is free]

@@ -112,7 +112,7 @@ const CHANGES: &[Change] = &[
     ("robust-refit", |s| s.model.robust_refit = Some(0.01)),
     ("positions", |s| s.work.positions = 3),
     ("seed", |s| s.work.seed = 1),
-    ("device", |s| s.work.device = Device::Cuda(77)),
+    ("cuda", |s| s.work.device = Device::Cuda(77)),
 ];
 
 /// What may change nothing, with the reason.
