@@ -63,7 +63,7 @@ pub(crate) enum GradientKind {
 pub(crate) struct AttackArgs {
     #[command(flatten)]
     files: ModelOrNetwork,
-    /// Labels, in the formats of the inputs; a CIFAR file contains its labels
+    /// Labels, in the formats of the inputs; a CIFAR file is its own
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
     #[command(flatten)]

@@ -60,7 +60,7 @@ pub(crate) enum ArithmeticKind {
 pub(crate) struct CertifyArgs {
     #[command(flatten)]
     model: ModelOperand,
-    /// Labels, in the formats of the inputs; a CIFAR file contains its labels
+    /// Labels, in the formats of the inputs; a CIFAR file is its own
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
     #[command(flatten)]

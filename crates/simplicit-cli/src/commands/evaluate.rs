@@ -37,7 +37,7 @@ Example:
 pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     files: ModelOrNetwork,
-    /// Labels or targets, in the formats of the inputs; a CIFAR file contains its labels [default: none, and no accuracy]
+    /// Labels or targets, in the formats of the inputs; a CIFAR file is its own [default: none, and no accuracy]
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     #[command(flatten)]

@@ -15,9 +15,9 @@ use crate::train::rows::group::{has_bounds, part_rows};
 use crate::train::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
-/// Blocks of a layer that a thread holds at once: its input, its output, and a finished one that is not stored yet.
+/// Blocks of a layer that a thread has in work: what comes in, what goes out, and what waits to be put away.
 const WALKING: usize = 6;
-/// Samples that a thread measures at once, and values that it holds of each: input and output.
+/// Samples that a thread measures at once, and values that it has of each: what comes in and what goes out.
 const MEASURED: usize = 256;
 const MEASURED_VALUES: usize = 3;
 /// Bytes of a non-zero as a row has it on the way, and as a model has it.
@@ -27,7 +27,7 @@ const MODEL_ENTRY: u64 = 12;
 /// What a plan takes, in bytes, on top of what the process holds already.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::train) struct Needs {
-    /// The largest group: its statistics, inverses and rows. They must be in memory.
+    /// The largest group: its statistics, inverses and rows. There is no doing without.
     pub(in crate::train) group: u64,
     /// Layers of all samples at the widest place of the walk. They may lie in a file.
     pub(in crate::train) layers: u64,
@@ -60,7 +60,7 @@ pub(in crate::train) fn room(plan: &Plan, input: &TrainInput, settings: &TrainSe
 
 pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Needs {
     let threads = threads.get() as u64;
-    // The best model so far, and the one that is being built.
+    // The best model so far and the one in the making.
     let models = if settings.target_sparsity.is_some() { 2 } else { 1 };
     let (mut largest, mut evidence, mut weights) = (0, 0, 0);
     for group in plan.groups().filter(|group| group.is_measured()) {
@@ -107,7 +107,7 @@ fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSetting
         let sums = u64::from(blocks.ilog2() + 1) + (3 * threads).min(blocks as u64);
         sums * 8 * (d * d + d * r) + threads * 8 * BLOCK as u64 * (2 * d + r)
     };
-    // G, its normalised copy and an inverse; then a factor for every thread that makes single moves.
+    // G, its normalised copy, an inverse in the making; then a factor for every thread that moves entries.
     let solve = (24 * d * d).max(16 * d * d + 4 * threads * d * d);
     let bound = if has_bounds(settings, group.features()) { 172 * d * d } else { 0 };
     rows + gather.max(solve).max(bound)

@@ -79,7 +79,7 @@ pub(in crate::train) fn bound_here(
     solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, told)
 }
 
-/// Weights of cardinality rows over a group's statistics, neither kept nor certified.
+/// Weights of cardinality rows over a group's statistics that nobody keeps or certifies.
 pub(in crate::train) fn cardinality(
     rows: &Rows,
     settings: &TrainSettings,
@@ -175,7 +175,7 @@ pub(in crate::train) fn solve(
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
             out.push(Solved {
                 weights: row[..d].to_vec(),
-                // Cardinality rows have no gap.
+                // Rows of cardinality have none.
                 relative_gap: (!whole).then_some(row[d]),
                 at_limit: row[d + 1] != 0.0,
                 on_gpu,
