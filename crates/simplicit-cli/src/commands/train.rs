@@ -207,7 +207,7 @@ pub(crate) struct TrainArgs {
     /// Measure accuracy on these inputs afterwards
     #[arg(long, value_name = "FILE", help_heading = "Results")]
     pub(crate) test_inputs: Option<PathBuf>,
-    /// Labels of the test inputs; a CIFAR file contains its labels
+    /// Labels of the test inputs; a CIFAR file is its own
     #[arg(long, value_name = "FILE", requires = "test_inputs", help_heading = "Results")]
     pub(crate) test_labels: Option<PathBuf>,
     #[command(flatten)]
@@ -219,7 +219,7 @@ pub(crate) struct TrainArgs {
     /// Keep finished statistics and rows in this directory; the same command goes on from there after any interruption
     #[arg(long, value_name = "DIR", help_heading = "Running")]
     pub(crate) checkpoint: Option<PathBuf>,
-    /// Where cardinality rows are solved and statistics of feature maps are gathered: auto, cpu, cuda or cuda:N; auto takes a GPU that is there [default: auto]
+    /// Who solves cardinality rows and gathers statistics of feature maps: auto, cpu, cuda or cuda:N; auto takes a GPU that is there [default: auto]
     #[arg(long, value_name = "WHERE", help_heading = "Running")]
     pub(crate) device: Option<Device>,
     /// Memory to stay within, bytes or K, M, G of 1024: layers of all samples go to files beyond it, in the checkpoint's folder or that of temporary files; results do not depend on it [default: half of what is free]
