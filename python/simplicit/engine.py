@@ -2,7 +2,7 @@
 
 An engine cuts the samples into shards, has their statistics made and summed on workers in a fixed tree, each worker those of
 its own shards first, and sends out blocks of rows. Networks with feature maps are walked through: every shard lives on a worker
-with the states of its layers, and is told the rows of each layer as they are solved. A worker that is lost is replaced, or its
+with the states of its layers, and receives the rows of each layer as they are solved. A worker that is lost is replaced, or its
 shards go to others, where they are made again from the steps so far: the result has the same bits. :mod:`simplicit.ray` is one;
 anything that can keep a :class:`Worker` elsewhere can be another: subclass :class:`Engine`.
 """
@@ -31,7 +31,7 @@ PIECE = _core.Shard.PIECE
 FAN_IN = 4
 #: Shards of its own that a worker walks through and sums in one call, at most; a power of two too. Their inputs come together.
 TOGETHER = 32
-#: Statistics that stay with the workers for whoever asks again.
+#: Statistics that stay with the workers for later calls.
 _KEPT = 4
 #: Groups whose inverses were spread over the workers; those kept them, as far as they had room.
 _SPREAD = 256
@@ -350,7 +350,7 @@ class Engine:
         return self._network
 
     def _sent_model(self, model: bytes) -> Any:
-        """The baseline as a model, which travels once too."""
+        """The baseline as a model, sent again only where it differs from the one sent last."""
         digest = hashlib.blake2b(model, digest_size=16).digest()
         if self._model is None or self._model[0] != digest:
             self._model = (digest, self.put(model))
@@ -401,7 +401,7 @@ class Engine:
             for number in numbers:
                 host, known = self._hosts.get(number, (worker, 0))
                 known = known if host == worker else 0
-                # Until it answers nobody knows how far it got.
+                # Until it answers the driver does not know how far it got.
                 self._hosts[number] = (worker, 0)
                 first, count, data = shards[number]
                 on_their_way.append(ShardOnItsWay(number, first, count, known))
@@ -428,7 +428,7 @@ class Engine:
         return self._summed("walk", jobs, features, targets)
 
     def _end_walk(self) -> None:
-        """Nobody asks about a walk again; workers forget it when the next one begins."""
+        """A walk is over; workers drop its states when the next one begins."""
         self._task, self._steps, self._hosts = None, [], {}
 
     def _rows(self, features: int, targets: int, inverses: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
@@ -457,7 +457,7 @@ class Engine:
             try:
                 yield from self._run(made)
                 sent = [job.value for job in made]
-                # Calls stay where they are: whoever made an inverse finds it at home.
+                # Calls stay with their worker: the worker that made an inverse has it in memory.
                 jobs = [_Job("rows", _given(*about, len(sent), *sent, *part), held, at=k) for k, part in enumerate(shares)]
                 yield from self._run(jobs)
                 results = [self.fetch(job.value) for job in jobs]
@@ -594,7 +594,7 @@ class Engine:
                     raise WorkFailed("all workers are lost")
 
     def _worker(self, job: _Job, load: collections.Counter[int]) -> int:
-        """Where a job goes: to its place, or to whoever has least to do."""
+        """Where a job goes: to its place, or to the worker with the fewest jobs."""
         if job.at is not None:
             return self.alive[job.at % len(self.alive)]
         return min(self.alive, key=lambda worker: load[worker])

@@ -78,7 +78,7 @@ class SIM:
         cardinality. Default: where both are so, but not for networks with convolutions.
     allocate : int, optional
         Rounds of moving non-zeros between layers to where they are worth most to the outputs of samples that were not fitted;
-        convolutions or operators with a target only.
+        needs a target and cardinality.
     robust : int, optional
         Train so many times more, every weight priced by what it adds to the certificate of the model before.
     robust_refit : float, optional

@@ -52,7 +52,7 @@ class RayEngine(Engine):
                 f"workers: expected at least one of {len(ready)} workers of {self._cpus} CPUs to start in {self._patience:.0f} s; "
                 "see ray status"
             )
-        # Nobody waits for those that find no room.
+        # Actors for which there is no room are not waited for.
         for worker in (ready[call] for call in late):
             ray.kill(self._actors.pop(worker))
             self.alive.remove(worker)
@@ -219,7 +219,7 @@ def _serve() -> None:
 
     import numpy as np
 
-    # Nobody else may write where results go.
+    # Other code may print: its lines go to stderr, so that they do not mix with the answers.
     answers, questions = os.fdopen(os.dup(1), "wb"), sys.stdin.buffer
     os.dup2(2, 1)
 

@@ -118,7 +118,7 @@ impl Baseline {
 }
 
 impl Kind {
-    /// A model, run one block per thread by whoever asks for its states.
+    /// A model, run one block per thread by the caller that reads its states.
     pub(crate) fn of_model(model: ImplicitModel) -> anyhow::Result<Self> {
         let settings = EquilibriumSettings { threads: Threads::one(), ..Default::default() };
         let equilibrium = Equilibrium::new(&model, settings)?;

@@ -26,7 +26,7 @@ pub(crate) struct Cluster {
 
 struct Process {
     child: Child,
-    /// Its standard error: a pipe that nobody empties would hold it up.
+    /// Its standard error, read to the end: a full pipe would make it wait.
     log: PathBuf,
     to: ChildStdin,
     from: BufReader<ChildStdout>,

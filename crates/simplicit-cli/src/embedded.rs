@@ -4,7 +4,7 @@ use simplicit::Result;
 use simplicit::arrays::{Array, ArrayFile, Inputs, Labels, Selection};
 use simplicit::network::Network;
 
-// Statics, so that every one is in the program once, whoever uses it.
+// Statics, so that every one is in the program once, however often it is used.
 pub(crate) use simplicit_data::{
     FASHION_FC as NETWORK, FASHION_TEST_IMAGES as TEST_IMAGES, FASHION_TEST_LABELS as TEST_LABELS,
     FASHION_TRAIN_IMAGES as TRAIN_IMAGES, RESNET20_CIFAR100 as RESNET,

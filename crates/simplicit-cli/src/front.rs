@@ -48,7 +48,7 @@ pub struct Trained {
     pub notices: Vec<String>,
 }
 
-/// Who works, who may stop it, where results are kept, who watches.
+/// How a command runs: on which threads, how it is stopped, where it keeps results, and to whom it reports.
 pub struct Run<'a> {
     /// Threads to use.
     pub threads: Threads,

@@ -86,7 +86,7 @@ fn shaped_argument(argument: Arg) -> Arg {
     }
 }
 
-/// What is missing, what it is, and an example: for somebody who typed the command to see what it wants.
+/// What is missing, what it is, and an example: for a user who typed the command alone to see what it needs.
 pub(crate) fn missing(error: &clap::Error, line: &[OsString]) -> Option<String> {
     let Some(ContextValue::Strings(names)) = error.get(ContextKind::InvalidArg) else { return None };
     if error.kind() != ErrorKind::MissingRequiredArgument {

@@ -68,7 +68,7 @@ pub(crate) fn was_asked() -> bool {
     CANCEL.get().is_some_and(Cancel::is_cancelled)
 }
 
-/// What a command tells whoever stops it.
+/// The line that a command prints when it is stopped.
 pub(crate) fn set_how_to_go_on(text: String) {
     *HOW_TO_GO_ON.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
 }

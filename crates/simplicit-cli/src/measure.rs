@@ -143,7 +143,7 @@ impl<'a> Runner<'a> {
         let few = inputs.rows(0..inputs.samples().min(BLOCK))?;
         let start = Instant::now();
         self.batch(&few)?;
-        // No more than one turn takes the patience there is: a convolution is slow, and a few hundred samples tell.
+        // A few hundred samples are enough, and one turn must not take longer than the time there is: a convolution is slow.
         let each = start.elapsed().as_secs_f64() / few.rows().max(1) as f64;
         let enough = ((PATIENCE.as_secs_f64() / each.max(1e-9)) as usize).max(BLOCK);
         let u = inputs.rows(0..inputs.samples().min(TIMED).min(enough))?;

@@ -52,7 +52,7 @@ pub(crate) struct Watcher<'a> {
     listener: Option<&'a (dyn Fn(Event) + Sync)>,
 }
 
-/// What another front end is told.
+/// The progress that another front end receives.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A phase begins.
@@ -82,7 +82,7 @@ impl<'a> Watcher<'a> {
         *self.overall.lock().unwrap_or_else(PoisonError::into_inner) = Some(Overall::new(plan));
     }
 
-    /// Nothing on stderr; `listener` is told instead.
+    /// Nothing on stderr; `listener` is called instead.
     pub(crate) fn telling(listener: &'a (dyn Fn(Event) + Sync)) -> Self {
         Self { listener: Some(listener), ..Self::new(Some(Show::None)) }
     }

@@ -1,4 +1,4 @@
-//! Training's heavy steps as calls of an engine that Python runs (`simplicit.engine.Engine`), whoever carries them there.
+//! Training's heavy steps as calls of an engine that Python runs (`simplicit.engine.Engine`); a [`Courier`] carries them there.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -106,7 +106,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
     }
 
     fn end_walk(&self, walk: usize) {
-        // Nobody waits for this; a courier that has failed said so before.
+        // No result is waited for; a courier that failed has reported it before.
         let _ = self.courier.start("end_walk", &[walk], &[]);
     }
 
@@ -123,7 +123,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
         let call = self.courier.start("rows", &[d, r, inverses], &parts)?;
         let mut done = 0;
         while done < tasks.len() {
-            // Nobody there has the statistics, or no more.
+            // No worker has the statistics, or has them any longer.
             let mut missing = false;
             self.results(call, 1, |_, bytes| {
                 missing = bytes.is_empty();

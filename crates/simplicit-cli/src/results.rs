@@ -1,4 +1,4 @@
-//! What commands tell scripts: one set of keys for all, null where a key does not apply.
+//! The JSON that commands write for scripts: one set of keys for all, null where a key does not apply.
 
 use std::collections::BTreeMap;
 use std::path::Path;

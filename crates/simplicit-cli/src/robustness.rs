@@ -1,4 +1,4 @@
-//! What `attack` and `certify` tell scripts and people.
+//! The JSON and the lines of `attack` and `certify`.
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};

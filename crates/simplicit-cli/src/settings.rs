@@ -286,8 +286,8 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     }
     let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
     let usual = TrainSettings::default();
-    // With shared weights it costs more than training and must be asked for, it knows nothing of certificates, and who wants
-    // no refit wants none at all.
+    // The refit in the output metric is off where it costs more than training (shared weights), where it would undo what
+    // robust rounds gained, and where no refit at all is asked for.
     let unfit = plain || facts.maps || args.robust.is_some() || args.refit == Some(Switch::Off);
     let (beta, alpha, mu) = strengths(args, penalty, normalise, paper)?;
     Ok(Effective {

@@ -81,7 +81,7 @@ struct Module<'a> {
     blocks: Arc<[LinearBlock]>,
     fixed: u64,
     samples: usize,
-    /// What Python raised, for whoever called.
+    /// The exception that Python raised, to be raised again in the caller.
     raised: &'a Mutex<Option<PyErr>>,
 }
 

@@ -24,7 +24,7 @@ use crate::train::{GivenStates, baseline_of};
 /// A Python object with `start(method, numbers, parts)` and `next(call)`.
 pub(crate) struct Engine<'a> {
     pub(crate) object: Py<PyAny>,
-    /// What Python raised, for whoever called.
+    /// The exception that Python raised, to be raised again in the caller.
     pub(crate) raised: &'a Mutex<Option<PyErr>>,
 }
 

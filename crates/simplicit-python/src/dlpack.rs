@@ -20,7 +20,7 @@ const CPU: i32 = 1;
 const CUDA: i32 = 2;
 const UNSIGNED: u8 = 1;
 const FLOAT: u8 = 2;
-/// The name of a capsule that nobody has taken over.
+/// The name of a capsule that has not been consumed.
 const UNTAKEN: &CStr = c"dltensor";
 /// The default stream, as the protocol numbers CUDA's: what the producer still writes is ordered before it.
 const DEFAULT_STREAM: i32 = 1;
@@ -39,7 +39,7 @@ struct Described {
     byte_offset: u64,
 }
 
-/// A tensor, for as long as its capsule is held: nobody takes the capsule over, so it frees the tensor itself.
+/// A tensor, for as long as its capsule is held: the capsule is not consumed, so it frees the tensor itself.
 pub(crate) struct Tensor<'py> {
     _capsule: Bound<'py, PyAny>,
     at: usize,
@@ -62,7 +62,7 @@ pub(crate) fn on_gpu(object: &Bound<'_, PyAny>) -> bool {
 }
 
 impl<'py> Tensor<'py> {
-    /// `None` for an object that does not speak the protocol.
+    /// `None` for an object without the protocol.
     pub(crate) fn of(object: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let Some((kind, number)) = device_of(object) else { return Ok(None) };
         let refused = |expected: &str, got: String| Err(of_library(&Error::shape("tensor", expected, got)));

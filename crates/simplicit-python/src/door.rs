@@ -1,5 +1,5 @@
 //! The one door into native work: the interpreter's lock is released, Ctrl-C is honoured, errors become exceptions,
-//! progress is told on the thread that called.
+//! progress is reported on the thread that called.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub(crate) fn enter<T: Send>(
                 if event == Err(RecvTimeoutError::Disconnected) {
                     break;
                 }
-                // Only the latest matters to whoever watches.
+                // Only the latest progress matters.
                 let event = receiver.try_iter().last().or(event.ok());
                 let said = Python::attach(|py| {
                     py.check_signals()?;

@@ -136,7 +136,7 @@ pub fn compress<'b>(
 ) -> Result<Compressed> {
     let baseline = baseline.into();
     let held = held_inputs(&baseline, inputs, settings)?;
-    // Who holds the inputs of all samples holds their states too, up to as many bytes.
+    // Where the inputs of all samples are held in memory, their states are too, up to as many bytes.
     let states = held.as_ref().map_or(0, |_| held_bytes(settings));
     let inputs = held.as_ref().map_or(inputs, |rows| rows as &dyn InputSource);
     let part = settings.training_part(inputs.samples())?.end;
@@ -148,7 +148,7 @@ pub fn compress<'b>(
     let weights = match baseline {
         Baseline::Network(network) if settings.row_weights => {
             if settings.train.work.memory.is_some() {
-                // Too little memory is said before the first sample is read, not after minutes of row weights.
+                // Too little memory is refused before the first sample is read, not after minutes of work on row weights.
                 let all = Collected::new(network, inputs)?;
                 let source = &StateSlice::new(&all, 0..part)?;
                 let preprocessing = Preprocessing::identity();
@@ -220,7 +220,7 @@ fn moved_from(baseline: Baseline, own: &ImplicitModel, settings: &Settings) -> R
     })
 }
 
-/// The same from states that somebody else computed.
+/// The same from states that were computed elsewhere.
 pub fn compress_states(states: &dyn StateSource, settings: &Settings, run: &mut Run) -> Result<Compressed> {
     if let Some(gamma) = settings.gamma {
         return Err(Error::setting("gamma", "a network, whose layers are scaled", gamma));

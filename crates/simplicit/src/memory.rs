@@ -39,7 +39,7 @@ pub(crate) fn words_up(bytes: u64) -> String {
     words(bytes + if bytes >= 1 << 30 { (1 << 30) / 20 } else { 1 << 19 })
 }
 
-/// What this process could still take, by the machine and by the limit of its control group; `None` where nobody says.
+/// What this process could still take, by the machine and by the limit of its control group; `None` where the system does not say.
 pub fn free() -> Option<u64> {
     let kilobytes = |file: &str, key: &str| {
         let text = std::fs::read_to_string(file).ok()?;
@@ -60,12 +60,12 @@ fn status(key: &str) -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| 1024 * kilobytes)
 }
 
-/// The most memory that this process has held; `None` where nobody says.
+/// The most memory that this process has held; `None` where the system does not say.
 pub fn peak() -> Option<u64> {
     status("VmHWM:")
 }
 
-/// The memory that this process holds; `None` where nobody says.
+/// The memory that this process holds; `None` where the system does not say.
 pub fn used() -> Option<u64> {
     status("VmRSS:")
 }

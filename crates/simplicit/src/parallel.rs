@@ -35,7 +35,7 @@ impl Threads {
     }
 }
 
-/// A request to stop, shared between whoever asks and whoever works.
+/// A request to stop, shared by the thread that asks and the threads that work.
 #[derive(Debug, Default, Clone)]
 pub struct Cancel(std::sync::Arc<AtomicBool>);
 
@@ -92,7 +92,7 @@ pub fn fold<T: Send>(
     let changed = Condvar::new();
     let lock = || board.lock().unwrap_or_else(PoisonError::into_inner);
     let wait = |guard| changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
-    // Does one block that was claimed. A panic in `work` must leave nobody waiting.
+    // Does one block that was claimed. A panic in `work` must not leave other threads waiting.
     let run = |block: usize| {
         let stop = OnDrop(|| {
             if std::thread::panicking() {

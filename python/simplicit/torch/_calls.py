@@ -2,7 +2,7 @@
 
 A module may keep its weights in ``nn.Linear`` or hand them to a function, use one weight in several places or hide it
 inside attention. What they have in common is the call: ``F.linear``, a convolution, or Hugging Face's ``addmm``, with a
-parameter as its weight. :class:`Calls` sees these calls, whoever makes them.
+parameter as its weight. :class:`Calls` sees these calls, whatever module makes them.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _conv(key: Key, again: Any, input: Any, weight: Any, bias: Any = None, strid
 class Calls(TorchFunctionMode):
     """Hands every linear map to `see`, which may return another output in its place.
 
-    `note` hears of all other functions before they run, and may return somebody who is told their output.
+    `note` is called with every other function before it runs, and may return a function that is then called with its output.
     """
 
     def __init__(
@@ -176,12 +176,12 @@ class Calls(TorchFunctionMode):
         call = self._read(func, args, kwargs)
         if call is not None:
             return self._see(call, func(*args, **kwargs))
-        told = None
+        after = None
         if self._note is not None and getattr(func, "__name__", "") not in _LOOKS:
-            told = self._note(func, args, kwargs)
+            after = self._note(func, args, kwargs)
         out = func(*args, **kwargs)
-        if told is not None:
-            told(out)
+        if after is not None:
+            after(out)
         return out
 
     def _read(self, func: Any, args: Any, kwargs: Any) -> Call | None:

@@ -129,12 +129,12 @@ class _Finder:
             if name is not None:
                 self.others.setdefault(name, f"{getattr(func, '__name__', func)} reads it too")
 
-        def told(out: Any) -> None:
+        def after(out: Any) -> None:
             paired = self.chains.after(func, args, kwargs, out, sums)
             if paired is not None:
                 self.pairs.append(paired)
 
-        return told
+        return after
 
     def finish(self) -> Found:
         blocks = list(self.blocks.values())

@@ -43,7 +43,7 @@ pub(crate) struct ReduceArgs {
     /// Every input lies in this range, in raw·scale units: 0,1 for images
     #[arg(long, value_name = "L,H", value_delimiter = ',', value_parser = number, conflicts_with = "observed")]
     range: Vec<f64>,
-    /// Take what the states do on these inputs for what they always do
+    /// Assume that states behave on every input as they do on these
     #[arg(long, value_name = "FILE")]
     observed: Option<PathBuf>,
     #[command(flatten)]

@@ -170,13 +170,13 @@ pub(crate) struct TrainArgs {
     /// Refit the weights between two joints together, so that values K joints ahead match the network's; a joint is a layer that everything computed later goes through, such as a residual sum [default: 0, no such refit]
     #[arg(long, value_name = "K", help_heading = "The method")]
     pub(crate) reconstruct: Option<usize>,
-    /// Rounds of least squares over all non-zeros together, on what the output makes of them [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions]
+    /// Rounds of least squares over all non-zeros together, in the metric of the outputs [default: 4; 0 with --refit off, --robust or exact matching, and for networks with convolutions]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) output_refit: Option<usize>,
     /// Approach a target in stages, each of which makes the refitted model before it sparser; needs --output-refit and cardinality [default: on where both are so; off for networks with convolutions]
     #[arg(long, help_heading = "The method")]
     pub(crate) stages: Option<Switch>,
-    /// Rounds of moving non-zeros between layers to where they are worth most to the outputs of inputs that were not fitted, for networks with convolutions or operators and a target [default: 0]
+    /// Rounds of moving non-zeros between layers to where they are worth most to the outputs of inputs that were not fitted; needs a target and cardinality [default: 0]
     #[arg(long, value_name = "N", help_heading = "The method")]
     pub(crate) allocate: Option<usize>,
     /// Later rows see the states of the model built so far [default: on]

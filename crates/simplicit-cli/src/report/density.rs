@@ -68,7 +68,7 @@ pub(super) fn layers(input: &Input) -> String {
         "A bar is a layer's share of the largest."
     };
     let caption = format!(
-        "{bar} Each row counts A, B and b of its layer; “outputs” counts C, D and d. {} of {} {kind} are read by nobody{cost}.",
+        "{bar} Each row counts A, B and b of its layer; “outputs” counts C, D and d. {} of {} {kind} are read by no state and no output{cost}.",
         count(unread as u64),
         count(rows as u64)
     );
@@ -102,7 +102,11 @@ fn square(inputs: usize) -> Option<(usize, usize)> {
 pub(super) fn inputs(input: &Input) -> String {
     let counts = per_input(input.model);
     let unread = counts.iter().filter(|c| **c == 0).count();
-    let unread = format!("{} of {} inputs are read by nobody.", count(unread as u64), count(counts.len() as u64));
+    let unread = format!(
+        "{} of {} inputs are read by no state and no output.",
+        count(unread as u64),
+        count(counts.len() as u64)
+    );
     let Some((channels, side)) = square(counts.len()) else {
         let most = counts.iter().copied().max().unwrap_or(0) as f64;
         let mut plot =

@@ -215,7 +215,7 @@ impl Array {
     fn read_records(&self, first: u64, stride: u64, samples: Range<usize>, raw: &mut Vec<u8>) -> Result<()> {
         let row = (self.features * self.element.size()) as u64;
         let len = (samples.len() as u64 - 1) * stride + row;
-        // What lies between rows is not turned round properly, but only records of bytes have anything there.
+        // The swap also reverses bytes between rows, which is harmless: only records of single bytes have any there.
         self.read_little_endian(first + samples.start as u64 * stride, len, raw)
     }
 

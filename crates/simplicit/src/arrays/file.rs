@@ -31,7 +31,7 @@ impl ArrayFile {
         Self::parse(Bytes::open(path.as_ref())?)
     }
 
-    /// A file already in memory, such as one embedded in a program; its name tells the format as a path would.
+    /// A file already in memory, such as one embedded in a program; its name says the format as a path would.
     pub fn from_bytes(name: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::parse(Bytes::memory(Path::new(name), bytes))
     }

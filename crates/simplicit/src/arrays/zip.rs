@@ -62,7 +62,7 @@ fn entry(rest: &mut Fields<'_>) -> Option<Member> {
     }
     rest.take(4)?;
     let encrypted = rest.u16()? & 1 == 1;
-    // An encrypted member gets a method nobody knows.
+    // An encrypted member gets a method that no reader supports.
     let method = rest.u16().map(|m| if encrypted { u16::MAX } else { m })?;
     rest.take(4)?;
     let crc = rest.u32()?;

@@ -38,7 +38,7 @@ impl Steps {
     }
 }
 
-/// Which samples were fooled by a point on the way. `source` is who gives the gradient, if it is not the target.
+/// Which samples were fooled by a point on the way. `source` is the model that gives the gradient, if that is not the target.
 pub(super) fn search(
     target: &Classifier,
     source: Option<&Classifier>,

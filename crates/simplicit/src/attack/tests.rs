@@ -3,6 +3,7 @@ use super::*;
 use crate::layout::{Activation, Layer, Layout};
 use crate::linalg::{Csr, Matrix};
 use crate::model::{ImplicitModel, ModelParts};
+use crate::network::{Network, Shape, Window};
 use crate::random::Random;
 
 fn plain(features: usize) -> PerFeature {
@@ -79,11 +80,29 @@ fn loss(target: &Classifier, u: &Matrix<f32>, label: u32) -> f64 {
     y.iter().map(|v| v.exp()).sum::<f64>().ln() - y[label as usize]
 }
 
+/// Takes maxima of its 12 inputs before anything else; three classes.
+fn pooled() -> ImplicitModel {
+    let mut r = Random::new(2);
+    let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| r.normal() as f32);
+    let network = Network::builder(Shape::map(1, 3, 4))
+        .and_then(|b| b.max_pool(Window::square(2, 1, 0)))
+        .and_then(|b| b.convolution(weights(4, 4), Window::square(2, 1, 0), None))
+        .and_then(|b| b.activation(Activation::Tanh))
+        .and_then(|b| b.global_average())
+        .and_then(|b| b.linear(weights(3, 4), None))
+        .and_then(|b| b.build());
+    ImplicitModel::from_network(&network.unwrap()).unwrap()
+}
+
 #[test]
 fn the_gradient_points_where_the_loss_grows() {
-    let target = Classifier::new(&cyclic(1)).unwrap();
-    let u = samples(1, 4);
-    for label in 0..3 {
+    // Inputs of the maxima are far enough from each other for differences to stay on one side of every switch.
+    let apart = Matrix::from_fn(1, 12, |_, k| (5 * k % 12) as f32 / 12.0);
+    for (model, u, label) in [(cyclic(1), samples(1, 4)), (pooled(), apart)]
+        .into_iter()
+        .flat_map(|(model, u)| (0..3).map(move |label| (model.clone(), u.clone(), label)))
+    {
+        let target = Classifier::new(&model).unwrap();
         let (_, gradient) = target.loss_gradient(&u, &[label], Loss::CrossEntropy).unwrap();
         let h = 1e-2f32;
         let differences: Vec<f64> = (0..12)

@@ -495,7 +495,7 @@ impl DeviceModel {
         Ok(pass)
     }
 
-    /// Positions a channel under which the first reader of the inputs wants them.
+    /// Positions per channel of the inputs, as their first reader takes them.
     fn input_positions(&self) -> usize {
         let blocks = self.layers.iter().flat_map(|l| &l.sum.blocks);
         blocks.filter(|b| b.source == Source::Input).map(|b| read_as(b).positions()).next().unwrap_or(1)

@@ -90,7 +90,7 @@ impl InputGradient {
     }
 
     /// Pulls the cotangents `v` (m × q) back to the inputs, at pre-activations `z` (m × n) already computed. Where a maximum
-    /// of the inputs themselves is taken, `z` does not tell at which of them: see [`InputGradient::at_inputs`].
+    /// of the inputs themselves is taken, `z` does not say which of them it was: see [`InputGradient::at_inputs`].
     pub fn at(&self, z: &Matrix<f32>, v: &Matrix<f32>) -> Result<GradientSolution> {
         self.pull(z, None, v)
     }

@@ -281,7 +281,7 @@ impl StateMap for Equilibrium {
 
     /// Z, X and Y at the equilibrium; a sample that does not converge is an error, since its states would be wrong.
     fn states(&self, u: &Matrix<f32>) -> Result<StateBlock> {
-        // Nobody sees how far states are from exact; that they are numbers is checked all the same.
+        // The error of the states is not returned, so none is bounded; that they are finite is checked.
         let solution = self.run_on(u, Threads::one(), false)?;
         let samples = not_converged(&solution.diagnostics);
         if !samples.is_empty() {

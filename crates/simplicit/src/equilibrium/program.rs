@@ -94,7 +94,7 @@ pub(super) struct Program {
     pub(super) from_inputs: Tiles<f32>,
     /// Rows: the cyclic states of all stages, in order.
     pub(super) cycles_from_inputs: Tiles<f64>,
-    /// Tiles of inputs anybody reads, with their place in the two matrices above.
+    /// Tiles of inputs that a state or an output reads, with their place in the two matrices above.
     pub(super) input_tiles: Vec<InputTile>,
     pub(super) bias: Vec<f32>,
     pub(super) stages: Vec<StageCode>,

@@ -21,7 +21,7 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     /// Strongly connected components in topological order; the acyclic states of one depth form one stage. States that
-    /// are not `wanted` are left out; whoever wants a state must want what it reads.
+    /// are not `wanted` are left out; a state that is wanted needs everything it reads to be wanted.
     pub(crate) fn new(a: &Csr<f32>, wanted: impl Fn(usize) -> bool) -> Self {
         let parts = components(a);
         let mut depth = vec![0usize; a.rows()];
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn levels_cycles_and_states_nobody_reads() {
-        // 4 → 3 → {1 ⇄ 2} → 0, and 5 reads 4 but nobody reads 5.
+        // 4 → 3 → {1 ⇄ 2} → 0, and 5 reads 4 but no state reads 5.
         let rows =
             [vec![(1, 1.0f32)], vec![(2, 1.0), (3, 1.0)], vec![(1, 1.0)], vec![(4, 1.0)], vec![], vec![(4, 1.0)]];
         let a = Csr::from_rows(6, rows);

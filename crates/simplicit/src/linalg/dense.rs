@@ -153,7 +153,7 @@ impl Cholesky {
     }
 
     /// Factors the `size × size` matrix that `fill` writes into the upper triangle (row i, columns i.. of a row-major
-    /// buffer, which is the lower triangle column by column, as the kernels want it). False if it is not numerically positive definite; the factor is then unusable.
+    /// buffer, which is the lower triangle column by column, as the kernels read it). False if it is not numerically positive definite; the factor is then unusable.
     #[must_use]
     pub fn factor(&mut self, size: usize, fill: impl FnOnce(&mut [f64])) -> bool {
         if size > self.capacity {

@@ -2,7 +2,7 @@
 //!
 //! No other module names the matrix crate: products, factorisations and eigenvalues are asked for here, single-threaded,
 //! because parallelism lives in [`crate::parallel`] and must not multiply. The one exception is the inverse
-//! of a large symmetric matrix, which is told its threads.
+//! of a large symmetric matrix, which takes a number of threads.
 
 mod csr;
 mod dense;

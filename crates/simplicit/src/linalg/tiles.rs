@@ -123,7 +123,7 @@ macro_rules! lane {
                     let values = &self.tiles.values[span.start..span.end];
                     for (&column, &value) in columns.iter().zip(values) {
                         let value = simd.$splat(value);
-                        // The mask tells the compiler what construction guarantees: no bounds check.
+                        // Construction guarantees that the index is in range; with the mask the compiler sees it and omits the bounds check.
                         let x = &source[column as usize % TILE];
                         for v in 0..V {
                             sum[v] = simd.$fma(value, x[v], sum[v]);

@@ -237,7 +237,7 @@ impl ImplicitModel {
     /// As [`ImplicitModel::from_layers`] after the paper's layered scaling: every W_ℓ divided by g = γ·max_ℓ ‖W_ℓ‖∞ and
     /// the bias of layer k (from 1) by gᵏ. Outputs are the network's times a constant, recorded in the metadata; deep
     /// states shrink geometrically. For positively homogeneous activations only.
-    pub fn from_layers_scaled(hidden: &[DenseLayer], output: &DenseLayer, gamma: f64) -> Result<Self> {
+    pub(crate) fn from_layers_scaled(hidden: &[DenseLayer], output: &DenseLayer, gamma: f64) -> Result<Self> {
         if !(gamma.is_finite() && gamma > 1.0) {
             return Err(Error::setting("gamma", "a number above 1", gamma));
         }

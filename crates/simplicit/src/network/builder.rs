@@ -368,7 +368,7 @@ impl NetworkBuilder {
             }
         }
         let inputs = self.nodes[input].inputs.clone();
-        // A copy, because others may use the unscaled value; what nobody uses is dropped when the network is built.
+        // A copy, because others may use the unscaled value; an unused value is dropped when the network is built.
         let op = match &self.nodes[input].op {
             Op::Linear { weights, bias } => {
                 let (weights, bias) = fold::after(weights, bias.as_deref(), &scale, &shift);

@@ -42,7 +42,7 @@ fn keep_reachable(nodes: Vec<Node>, output: usize) -> Graph {
     Graph { nodes: kept, output: place[output] }
 }
 
-/// sum → pools → φ becomes sum → φ → pools, where nobody else reads the values between.
+/// sum → pools → φ becomes sum → φ → pools, where no other node reads the values between.
 fn activations_before_max_pools(graph: &mut Graph) {
     let uses = count_uses(&graph.nodes, graph.output);
     let nodes = &mut graph.nodes;

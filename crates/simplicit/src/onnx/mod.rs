@@ -16,6 +16,7 @@ mod pool;
 mod proto;
 mod recognise;
 mod resize;
+mod signature;
 mod tensor;
 mod transposed;
 mod views;

@@ -113,17 +113,12 @@ pub(crate) struct AttributeProto {
     pub(crate) ref_attr_name: String,
 }
 
-/// AttributeProto.AttributeType.
-#[allow(dead_code)] // the importer reads the fields; the exporter writes the types
+/// AttributeProto.AttributeType, those that the exporter writes.
 pub(crate) mod attribute_type {
     pub(crate) const FLOAT: i32 = 1;
     pub(crate) const INT: i32 = 2;
-    pub(crate) const STRING: i32 = 3;
-    pub(crate) const TENSOR: i32 = 4;
     pub(crate) const GRAPH: i32 = 5;
-    pub(crate) const FLOATS: i32 = 6;
     pub(crate) const INTS: i32 = 7;
-    pub(crate) const STRINGS: i32 = 8;
 }
 
 /// An array: values in `raw_data` (little endian) or in the field of their type.

@@ -18,7 +18,7 @@ use crate::states::StateSource;
 use crate::statistics::{BLOCK, features_and_targets};
 use crate::{Error, InfeasibleRow, Result};
 
-/// A row matches when ‖z − Ũᵀw‖² is at most this share of ‖z‖²: what the statistics can tell from rounding.
+/// A row matches when ‖z − Ũᵀw‖² is at most this share of ‖z‖²: below it a mismatch cannot be told from rounding.
 const MATCHED: f64 = 1e-12;
 /// λ‖z‖² of the first round over the penalty of a rough fit, and its ceiling.
 const FIRST_WEIGHT: f64 = 1e2;
@@ -38,7 +38,7 @@ const MAX_ROUNDS: usize = 40;
 /// Solves row problems with exact matching ([`Matching::Exact`](crate::problem::Matching::Exact)); their `fit` is
 /// ignored. Rows that no weights can match are [`Error::Infeasible`], by name and with the smallest residual their
 /// constraints allow. Solutions come in the order of `problems`, bit-identical for any number of threads; `primal` is
-/// f(w), and `gap` the certified distance to the dual value. `progress` is told how many rows are finished.
+/// f(w), and `gap` the certified distance to the dual value. `progress` is called with the number of finished rows.
 ///
 /// A solution matches to what the statistics can resolve, ‖z − Ũᵀw‖ ≤ 1e-6·‖z‖; [`largest_mismatch`] measures it on
 /// the samples. The gap is that of the target Ũᵀw, and of z itself unless rounding in the states keeps the

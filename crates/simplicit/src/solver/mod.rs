@@ -91,7 +91,7 @@ pub(crate) struct RowOutcome {
 }
 
 /// Solves relaxed row problems over one design on `threads` threads. Solutions come in the order of `problems` and are
-/// bit-identical for any number of threads; `progress` is told how many rows are finished.
+/// bit-identical for any number of threads; `progress` is called with the number of finished rows.
 pub fn solve_rows(
     design: &Design,
     penalty: &dyn Penalty,

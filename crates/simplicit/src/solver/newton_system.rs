@@ -1,8 +1,8 @@
 //! The linear system of one Newton step: (Ĝ + εI + Δ) on the active entries J, zero elsewhere, Δ = f̂″ ≥ 0.
 //!
 //! Either the |J| × |J| matrix is factored, or the shared inverse of Ĝ + εI is corrected (Woodbury) on the entries E
-//! that differ from it: those outside J (Δ = ∞) and those with Δ > 0. Whichever is smaller; most rows of a well-fed
-//! design use nearly all features or few, so the factor is small either way. The factor is kept while J, Δ and ε stay.
+//! that differ from it: those outside J (Δ = ∞) and those with Δ > 0. Whichever is smaller; most rows of a
+//! design with enough samples use nearly all features or few, so the factor is small either way. The factor is kept while J, Δ and ε stay.
 
 use super::design::{Coordinates, epsilon};
 use crate::linalg::Cholesky;

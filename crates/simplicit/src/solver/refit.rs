@@ -55,7 +55,7 @@ impl Refit {
         fit(&design.quadratic(), &row.h, support, self.ridge)
     }
 
-    /// The same as a row problem, because the ball or a bound cuts in: the solver that holds them is asked.
+    /// The same as a row problem, for the solver that keeps them, where the ball or a bound is active.
     pub(crate) fn inside_ball(
         &self,
         design: &Design,

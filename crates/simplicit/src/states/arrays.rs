@@ -1,4 +1,4 @@
-//! States that somebody else computed: the arrays U, Z, X, Y in files or in memory.
+//! States that were computed elsewhere: the arrays U, Z, X, Y in files or in memory.
 
 use std::ops::Range;
 use std::path::Path;
@@ -60,7 +60,7 @@ impl ArrayStates {
         Ok(all)
     }
 
-    /// States whose layers nobody knows: one block of states with one activation.
+    /// States without known layers: one block of states with one activation.
     pub fn without_layout(u: Array, z: Array, x: Array, y: Array, activation: Activation) -> Result<Self> {
         let layout = Layout::new(vec![Layer::dense("states", z.features(), activation)]);
         Ok(Self { layout_declared: false, ..Self::new(u, z, x, y, layout)? })

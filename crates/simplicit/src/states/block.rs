@@ -1,8 +1,7 @@
 //! A few samples with all their states.
 
-use super::StateShape;
+use crate::Result;
 use crate::linalg::Matrix;
-use crate::{Error, Result};
 
 /// U, Z, X, Y of consecutive samples, one sample a row.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,26 +20,6 @@ impl StateBlock {
     /// Number of samples.
     pub fn samples(&self) -> usize {
         self.u.rows()
-    }
-
-    /// An error that names the array and both shapes, unless all four agree with `shape` and with each other.
-    pub fn require_shape(&self, shape: StateShape) -> Result<()> {
-        let samples = self.u.rows();
-        for (name, array, columns) in [
-            ("U", &self.u, shape.inputs),
-            ("Z", &self.z, shape.states),
-            ("X", &self.x, shape.states),
-            ("Y", &self.y, shape.outputs),
-        ] {
-            if (array.rows(), array.cols()) != (samples, columns) {
-                return Err(Error::shape(
-                    name,
-                    format!("{samples} × {columns}"),
-                    format!("{} × {}", array.rows(), array.cols()),
-                ));
-            }
-        }
-        Ok(())
     }
 
     /// An error naming array, row and column of the first NaN or infinity; rows are counted from `first_row`.

@@ -27,7 +27,7 @@ impl<'a> Collected<'a> {
         Ok(Self { map, inputs, kept: Kept::default() })
     }
 
-    /// Keeps the states of blocks that were asked for, up to so many bytes: for those who read all samples again and again.
+    /// Keeps the states of blocks that were asked for, up to so many bytes: for callers that read all samples several times.
     #[must_use]
     pub(crate) fn keeping(self, bytes: u64) -> Self {
         Self { kept: Kept::new(bytes), ..self }

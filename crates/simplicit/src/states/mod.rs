@@ -44,7 +44,7 @@ pub trait StateMap: Sync {
     fn shape(&self) -> StateShape;
     /// Runs a batch (one sample a row) on the calling thread.
     fn states(&self, u: &Matrix<f32>) -> Result<StateBlock>;
-    /// Outputs of a batch alone, for those who need no states.
+    /// Outputs of a batch alone, where no states are needed.
     fn outputs_of(&self, u: &Matrix<f32>) -> Result<Matrix<f32>> {
         Ok(self.states(u)?.y.cast())
     }
@@ -77,11 +77,12 @@ pub trait StateSource: Sync {
     fn layers_are_known(&self) -> bool {
         true
     }
-    /// The samples as they came, where states of something else stand in the place of theirs.
+    /// The samples with their own states, where this source replaces those by the states of a model.
     fn origin(&self) -> Option<&dyn StateSource> {
         None
     }
-    /// Whether outputs are what the baseline makes of the states; not where states of something else stand in their place.
+    /// Whether the outputs are what the baseline computes from these states. They are not where a model's states replace the
+    /// samples' own.
     fn outputs_follow_from_states(&self) -> bool {
         true
     }

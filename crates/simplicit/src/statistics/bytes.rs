@@ -90,7 +90,7 @@ impl Statistics {
     }
 }
 
-/// Whether both halves have the same bits; sums that somebody else added up may not.
+/// Whether both halves have the same bits; sums that were computed elsewhere may not.
 fn is_symmetric(gram: &Matrix) -> bool {
     lower_tiles(gram.cols()).all(|[rows, columns]| {
         rows.into_iter().all(|i| columns.clone().all(|j| gram[(i, j)].to_bits() == gram[(j, i)].to_bits()))

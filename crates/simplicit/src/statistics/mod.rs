@@ -17,7 +17,7 @@
 //! (8·`BLOCK`·(2d + r) bytes) per thread.
 //!
 //! With fewer samples than features (m < 0.41·d) the samples themselves are kept instead of G: an m × d matrix is
-//! smaller, and solving with it costs less than with a d × d one. G is then made when somebody asks for it.
+//! smaller, and solving with it costs less than with a d × d one. G is then computed when it is first asked for.
 
 mod bytes;
 mod stream;
@@ -64,7 +64,7 @@ pub struct Statistics {
 enum Form {
     /// G, full symmetric, d × d.
     Gram(Matrix),
-    /// F, one sample a row, the diagonal of G, and G once somebody has asked.
+    /// F, one sample a row, the diagonal of G, and G once it has been asked for.
     Samples { features: Matrix, squares: Vec<f64>, gram: OnceLock<Matrix> },
 }
 
@@ -155,7 +155,7 @@ impl Statistics {
         Ok(out)
     }
 
-    /// From sums that somebody else added up: G (d × d), H (one target a row, r × d) and e of `samples` samples.
+    /// From sums that were computed elsewhere: G (d × d), H (one target a row, r × d) and e of `samples` samples.
     pub fn from_sums(samples: usize, gram: Matrix, cross: Matrix, energy: Vec<f64>) -> Result<Self> {
         let (d, r) = (gram.cols(), energy.len());
         if gram.rows() != d || cross.rows() != r || cross.cols() != d {
@@ -257,7 +257,7 @@ impl Statistics {
 
     /// Of the features of `self` followed by those of `fixed`, with the targets of `fixed`: the targets of `self` are
     /// the features and then the targets of `fixed`, on the same samples. What two designs share is computed once.
-    pub fn followed_by(&self, fixed: &Self) -> Result<Self> {
+    pub(crate) fn followed_by(&self, fixed: &Self) -> Result<Self> {
         let (first, second, targets) = (self.features(), fixed.features(), fixed.targets());
         if self.targets() != second + targets || self.samples != fixed.samples {
             return Err(Error::shape(

@@ -1,4 +1,4 @@
-//! A network that runs elsewhere, seen as linear blocks: what it tells of them, what it is asked, and what of it is refused.
+//! A network that runs elsewhere, seen as linear blocks: the trait of such a source, and the checks of its settings and blocks.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! Training somebody else's network: a source of linear blocks gives statistics under the weights it has and takes the
+//! Training a network that runs elsewhere: a source of linear blocks gives statistics under the weights it has and takes the
 //! weights that follow from them. Rows, prices, search, bounds and checkpoints are those of [`train`](crate::train::train()).
 //!
-//! The source runs the network and knows what stands between its blocks; training knows neither. A PyTorch module is such
+//! The source runs the network, with all that stands between the blocks; training sees the blocks alone. A PyTorch module is such
 //! a source. A block's features are what it reads in the network with the weights installed so far, its targets what it
 //! gave in the original one.
 
@@ -141,7 +141,7 @@ struct Fit {
     energies: Vec<(f64, f64)>,
     /// Non-zeros of every group.
     groups: Vec<usize>,
-    /// What bounds will look at again, by group.
+    /// Statistics and weights for the bounds, by group.
     evidence: BTreeMap<usize, (Arc<Statistics>, Vec<Vec<f64>>)>,
 }
 

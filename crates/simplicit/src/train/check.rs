@@ -4,10 +4,10 @@ use crate::backend::Device;
 use crate::backend::cuda::Cuda;
 use crate::parallel::Threads;
 use crate::problem::{Connectivity, Matching};
-use crate::train::plan::{budget, choice};
+use crate::train::plan::{budget, choice, connections};
 use crate::train::refit::{bound_refit, output_refit};
 use crate::train::search::allocate;
-use crate::train::{Bounds, Objective, Run, TrainInput, TrainSettings, layout, shares_weights};
+use crate::train::{AllowedWeights, Bounds, Objective, RowSettings, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
 /// What is to be trained, by its settings.
@@ -35,6 +35,7 @@ pub(super) fn training(input: &TrainInput, settings: &TrainSettings, threads: Th
             return Err(Error::setting("normalise", "on with row weights, which set the units of every row", "off"));
         }
     }
+    of_feature_maps(input, settings)?;
     allocation(input, settings)?;
     stages(input, settings)?;
     reconstruction(input, settings)?;
@@ -62,12 +63,62 @@ pub(super) fn training(input: &TrainInput, settings: &TrainSettings, threads: Th
     budget::check(input, settings, threads)
 }
 
+/// A feature map alone has positions to choose from and maps before it to reach for.
+fn of_feature_maps(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
+    if connections::walked(input, settings).is_some() {
+        return Ok(());
+    }
+    let usual = TrainSettings::default();
+    let both = [
+        ("positions", settings.work.positions, usual.work.positions),
+        ("reach", settings.allowed.reach, usual.allowed.reach),
+    ];
+    match both.into_iter().find(|(_, got, usual)| got != usual) {
+        Some((setting, got, usual)) => {
+            let expected = format!("{usual}, the default, for a network without convolutions or operators");
+            Err(Error::setting(setting, expected, got))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Settings of another objective than the one that is asked for must have their defaults.
+fn of_other_objectives(settings: &TrainSettings) -> Result<()> {
+    let (rows, usual) = (&settings.rows, RowSettings::default());
+    let convex = matches!(settings.objective, Objective::Convex(_));
+    if !convex && rows.rounds > 1 && rows.rounds != usual.rounds {
+        return Err(Error::setting("rounds", "1 without a convex penalty: no other rows are reweighted", rows.rounds));
+    }
+    if !convex && rows.solver != usual.solver {
+        let expected = "the default without a convex penalty: no other rows have a gap to stop at";
+        return Err(Error::setting("solver", expected, format!("{:?}", rows.solver)));
+    }
+    if !matches!(settings.objective, Objective::Cardinality) && rows.cardinality != usual.cardinality {
+        let expected = "the default without the penalty cardinality";
+        return Err(Error::setting("cardinality", expected, format!("{:?}", rows.cardinality)));
+    }
+    if matches!(settings.objective, Objective::Method(_)) && !rows.refit {
+        return Err(Error::setting("refit", "on with a row method, whose weights are stored as they are", "off"));
+    }
+    if settings.allowed.reach != AllowedWeights::default().reach
+        && !matches!(settings.allowed.connectivity, Connectivity::Feedforward)
+    {
+        return Err(Error::setting(
+            "reach",
+            "2, the default, without connectivity feedforward",
+            settings.allowed.reach,
+        ));
+    }
+    Ok(())
+}
+
 /// An allocation over layers moves the prices of a survey, and holds samples out.
 fn allocation(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
-    let shares = input.baseline.is_some_and(shares_weights);
+    let no_cycles = "0 with connectivity full, no-self-loop or a mask: prices move between layers";
     let expected = match settings.model.allocate {
         0 => return Ok(()),
-        _ if !shares => "0 for a network without convolutions or operators",
+        _ if input.baseline.is_some_and(|b| !b.layers_are_acyclic()) => "0 for a network with cycles",
+        _ if !matches!(settings.allowed.connectivity, Connectivity::Baseline | Connectivity::Feedforward) => no_cycles,
         _ if !matches!(settings.objective, Objective::Cardinality) => "0 without the penalty cardinality",
         _ if !settings.model.cascade => "0 without a cascade",
         _ if settings.model.robust_rounds > 0 => "0 with robust rounds, which price every weight",
@@ -105,18 +156,6 @@ fn stages(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
         _ => return Ok(()),
     };
     Err(Error::setting("stages", expected, "on"))
-}
-
-/// Workers walk through the layers of a network and take its outputs as they come out: those of a stage's model.
-pub(super) fn stages_here(input: &TrainInput, settings: &TrainSettings, run: &Run) -> Result<()> {
-    if settings.model.stages == Some(true)
-        && run.keep.delegate().is_some()
-        && input.baseline.is_some_and(shares_weights)
-    {
-        let expected = "off for networks with convolutions or operators on a cluster";
-        return Err(Error::setting("stages", expected, "on"));
-    }
-    Ok(())
 }
 
 /// What needs a target sparsity.
@@ -205,9 +244,13 @@ pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
     if settings.rows.rounds == 0 {
         return Err(Error::setting("rounds", "at least 1", 0));
     }
+    of_other_objectives(settings)?;
     if let Some(seconds) = settings.rows.prove {
         if !(seconds >= 0.0 && seconds.is_finite()) {
             return Err(Error::setting("prove", "seconds a row", seconds));
+        }
+        if settings.rows.bounds == Some(Bounds::Off) {
+            return Err(Error::setting("prove", "bounds sampled or all beside it: a proof begins with a bound", "off"));
         }
         if !matches!(settings.objective, Objective::Cardinality) {
             return Err(Error::unsupported(

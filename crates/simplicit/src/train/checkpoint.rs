@@ -1,4 +1,4 @@
-//! A [`Keep`] in a directory: what a killed run computed, the next one finds.
+//! A [`Keep`] in a directory: the next run finds what a killed run computed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -153,7 +153,7 @@ mod tests {
         assert!(!path.join(".left.1.2.part").exists());
         assert_eq!(keep.get(&a).unwrap().unwrap(), b"value");
         assert_eq!(keep.get(&b).unwrap().unwrap(), b"");
-        // A value under another key, a flipped bit, a shorter file: none of them is believed.
+        // A value under another key, a flipped bit, a shorter file: each is detected and not used.
         let file = keep.path(&a.to_string());
         std::fs::copy(&file, keep.path(&c.to_string())).unwrap();
         assert_eq!(keep.get(&c).unwrap(), None);

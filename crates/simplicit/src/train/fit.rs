@@ -157,7 +157,7 @@ pub(super) fn fit(
     if plan.has_taps() {
         let known = pass.needs_no_walk(run)?;
         if !known {
-            pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep)?);
+            pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep, run)?);
         }
         let kind = if known { Kind::Solve } else { Kind::Whole };
         meter = Some(Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
@@ -262,11 +262,13 @@ pub(super) fn survey(
     let Fitter { plan, kept, inputs, prices, room, left, .. } = fitter;
     let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength: 1.0, walks: None };
     let built = Build::new(plan);
-    let mut meter = Meter::start(work::of_groups(plan, input, settings, Kind::Survey(spread(1.0).len())), *left, run);
+    // Without feature maps no work is counted, of no model.
+    let kind = Kind::Survey(spread(1.0).len());
+    let mut meter = plan.has_taps().then(|| Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
     // What single weights are worth needs the features' sizes alone; the middle price follows from all of them.
     let mut worth = Vec::new();
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep)?);
+        pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep, run)?);
     }
     let kept: usize =
         plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
@@ -283,7 +285,7 @@ pub(super) fn survey(
     // Statistics that there was no room for are gathered again.
     pass.walks = None;
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep)?);
+        pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep, run)?);
     }
     let mut survey = Survey::new(&prices);
     for (number, group) in plan.groups().enumerate() {
@@ -294,7 +296,9 @@ pub(super) fn survey(
             Ok(())
         })?;
         survey.push(counts);
-        meter.step(run);
+        if let Some(meter) = &mut meter {
+            meter.step(run);
+        }
     }
     Ok(survey)
 }
@@ -387,7 +391,7 @@ impl Pass<'_> {
         let first_output = self.plan.outputs.rows.start;
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
         let places = group.places();
-        // Large statistics that nobody looks at again are not kept, and neither are the rows' weights before rounding.
+        // Statistics, and weights before rounding, are kept only where bounds will read them: they may be large.
         let looked_at = !group.kept && has_bounds(settings, statistics.features());
         let mut weights = Vec::new();
         for part in parts(settings, statistics, group.rows.len()) {

@@ -15,7 +15,7 @@ pub trait Keep: Sync {
     fn get(&self, key: &Key) -> Result<Option<Vec<u8>>>;
     /// Keeps a value.
     fn put(&self, key: &Key, value: &[u8]) -> Result<()>;
-    /// Whether [`Keep::put`] does anything: values that nobody keeps need not be written out.
+    /// Whether [`Keep::put`] stores its value; where it does not, callers need not serialise one.
     fn keeps(&self) -> bool {
         true
     }
@@ -23,7 +23,7 @@ pub trait Keep: Sync {
     fn folder(&self) -> Option<&std::path::Path> {
         None
     }
-    /// Whoever does the heavy steps elsewhere; by default nobody.
+    /// The other processes that do the heavy steps; by default there are none.
     fn delegate(&self) -> Option<&dyn Delegate> {
         None
     }
@@ -47,7 +47,7 @@ impl Keep for Forget {
     }
 }
 
-/// Keeps nothing, and has the heavy steps done where another does.
+/// Keeps nothing, and has the delegate of another.
 pub(super) struct Fleeting<'a>(pub(super) &'a dyn Keep);
 
 impl Keep for Fleeting<'_> {
@@ -72,7 +72,7 @@ impl Keep for Fleeting<'_> {
     }
 }
 
-/// Keeps nothing but one set of rows, in memory, and has the heavy steps done where another does.
+/// Keeps one set of rows, in memory, and has the delegate of another.
 pub(super) struct Remembered<'a> {
     pub(super) keep: &'a dyn Keep,
     /// Whether what comes now is to be remembered.
@@ -93,7 +93,7 @@ impl<'a> Remembered<'a> {
 
 impl Keep for Remembered<'_> {
     fn get(&self, key: &Key) -> Result<Option<Vec<u8>>> {
-        // A thread that stopped in the middle of one of these two lines left the map whole.
+        // A thread that panicked while it held the lock left the map whole.
         Ok(self.values.lock().unwrap_or_else(PoisonError::into_inner).get(&key.to_string()).cloned())
     }
 

@@ -1,9 +1,9 @@
-//! Under what results are kept: what they are, of which group, and on whose states.
+//! The key of a kept result: its kind, its group, and whose states it was computed from.
 
 use std::fmt;
 
 /// What a kept result is. Two results of one training have different keys, and a training that is started again gives each
-/// of them the key that it had before. A [`Keep`](crate::train::Keep) may tell them apart by their text.
+/// of them the key that it had before. Different keys have different texts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Key {
     /// The searches that the result is part of, the outermost first.
@@ -117,7 +117,7 @@ impl Key {
     }
 
     /// Whether statistics are kept under it.
-    pub fn is_statistics(&self) -> bool {
+    pub(crate) fn is_statistics(&self) -> bool {
         matches!(self.result, Kept::InputStatistics | Kept::Statistics(_))
     }
 
@@ -151,7 +151,7 @@ impl From<Kept> for Key {
     }
 }
 
-/// The text of a key. Checkpoints name their files by it: another text would make them forget what they hold.
+/// The text of a key. Checkpoints name their files by it: with another text a checkpoint's files would not be found again.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for search in &self.within {

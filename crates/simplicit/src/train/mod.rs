@@ -88,7 +88,6 @@ pub struct Trained {
 /// Trains a model.
 pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
     check::training(input, settings, run.threads)?;
-    check::stages_here(input, settings, run)?;
     check::for_a_target(settings)?;
     let trained = search::search(input, settings, run)?;
     match settings.model.robust_refit {

@@ -1,21 +1,21 @@
-//! Who works, who watches, and what they are told.
+//! What a caller gives to long work (threads, a way to stop, a place for results) and the progress that the work reports.
 
 use crate::parallel::{Cancel, Threads};
 use crate::train::{Forget, Keep};
 
-/// Who works, who may stop it, where results are kept, who watches.
+/// How long work runs: on which threads, how it is stopped, where it keeps results, and to whom it reports.
 pub struct Run<'a> {
     /// Threads to use.
     pub threads: Threads,
     /// A request to stop.
     pub cancel: &'a Cancel,
-    /// Intermediate results.
+    /// Where intermediate results are kept, and which other process does the heavy steps.
     pub keep: &'a dyn Keep,
-    /// Told now and then.
+    /// Called with every [`Progress`].
     pub progress: &'a mut dyn FnMut(Progress),
 }
 
-/// All threads of the machine; nothing is kept, nobody watches or stops it.
+/// All threads of the machine; keeps no results, reports no progress and cannot be stopped.
 impl Default for Run<'_> {
     fn default() -> Self {
         static NEVER: std::sync::LazyLock<Cancel> = std::sync::LazyLock::new(Cancel::new);
@@ -39,7 +39,7 @@ pub enum Phase {
     Measuring,
 }
 
-/// What training is doing, for whoever watches.
+/// What training is doing.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
     /// A large step begins.
@@ -78,7 +78,7 @@ pub enum Progress {
     },
     /// A group of that pass is done.
     Group {
-        /// The share of the pass that is behind.
+        /// The share of the pass that is done.
         share: f64,
     },
     /// What the training to come holds in memory, in bytes, before it begins.
@@ -87,7 +87,7 @@ pub enum Progress {
         needed: u64,
         /// With all of them in a file.
         least: u64,
-        /// What is allowed; `None` where nothing is said and nobody knows what is free.
+        /// What is allowed; `None` where no budget is set and the free memory is not known.
         budget: Option<u64>,
     },
     /// A segment of the reconstruction over the next operations is done.

@@ -23,7 +23,8 @@ use crate::train::RowMethod;
 pub struct TrainSettings {
     /// What is minimised. Default: cardinality.
     pub objective: Objective,
-    /// Factor on the penalty, or the price of a non-zero. Default 2e-6. With a target it is where the search starts.
+    /// Factor on the penalty, or the price of a non-zero. Default 2e-6. With a target it is where the search starts; with
+    /// feature maps and cardinality a survey says where, whatever stands here.
     pub strength: f64,
     /// Share of the baseline's non-zeros to remove, over the whole model.
     pub target_sparsity: Option<f64>,
@@ -125,7 +126,7 @@ pub struct ModelSettings {
     /// convolutions or operators.
     pub stages: Option<bool>,
     /// Rounds in which layers' prices are moved by what their non-zeros are worth to the outputs of samples that were not
-    /// fitted, on rough models. For models with convolutions or operators, cardinality and a target. Default 0.
+    /// fitted, on rough models. Needs cardinality, a target, a cascade and a model without cycles. Default 0.
     pub allocate: usize,
     /// How many joints ahead values are matched when the blocks between two joints are refitted together, on the support that
     /// was found; a joint is a layer that everything computed later goes through, such as a residual sum. 0 is no such refit.

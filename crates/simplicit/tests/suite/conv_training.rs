@@ -458,30 +458,34 @@ fn feedforward_may_reach_further_and_kappa_binds_channels() {
 
 #[test]
 fn prices_of_layers_may_differ_and_a_second_run_finds_what_the_first_kept() {
-    let (network, u) = (network(), images(400));
+    let u = images(400);
     let common = TrainSettings {
         target_sparsity: Some(0.5),
         rows: RowSettings { bounds: Some(Bounds::Off), ..Default::default() },
         ..TrainSettings::default()
     };
     let settings = TrainSettings { model: ModelSettings { allocate: 2, ..common.model.clone() }, ..common.clone() };
-    let notes = Notes::default();
-    let Trained { model, report } = trained(&network, &u, &settings, 2, &notes);
-    let sparsity = model.sparsity().sparsity;
-    assert!((sparsity - 0.5).abs() <= 0.003, "{sparsity} {:?}", report.path);
-    let found = report.allocation.unwrap();
-    assert!(0.0 < found.after && found.after <= found.before, "{found:?}");
-    // Five layers with weights, the shortcut being a part of the layer that it is added to.
-    assert_eq!(found.factors.len(), 5, "{found:?}");
-    assert_eq!(found.after < found.before, found.factors.iter().any(|(_, factor)| *factor != 1.0), "{found:?}");
-    assert!(found.factors.iter().all(|(_, factor)| (0.1..10.0).contains(factor)), "{found:?}");
-    // Of what was tried the answer alone is kept, and it is enough.
-    assert_eq!(notes.0.lock().unwrap().keys().filter(|key| key.contains("allocation")).count(), 1);
-    for keep in [&notes as &dyn Keep, &Forget] {
-        let again = trained(&network, &u, &settings, 1, keep);
-        assert_eq!(again.report.allocation.as_ref(), Some(&found));
-        assert_eq!(again.model.to_bytes(), model.to_bytes());
+    let dense = Network::from_onnx(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/fashion_fc.onnx")).unwrap();
+    // Five layers with weights, the shortcut being a part of the layer that it is added to; and four dense ones.
+    for (network, layers) in [(&network(), 5), (&dense, 4)] {
+        let notes = Notes::default();
+        let Trained { model, report } = trained(network, &u, &settings, 2, &notes);
+        let sparsity = model.sparsity().sparsity;
+        assert!((sparsity - 0.5).abs() <= 0.003, "{sparsity} {:?}", report.path);
+        let found = report.allocation.unwrap();
+        assert!(0.0 < found.after && found.after <= found.before, "{found:?}");
+        assert_eq!(found.factors.len(), layers, "{found:?}");
+        assert_eq!(found.after < found.before, found.factors.iter().any(|(_, factor)| *factor != 1.0), "{found:?}");
+        assert!(found.factors.iter().all(|(_, factor)| (0.1..10.0).contains(factor)), "{found:?}");
+        // Of what was tried the answer alone is kept, and it is enough.
+        assert_eq!(notes.0.lock().unwrap().keys().filter(|key| key.contains("allocation")).count(), 1);
+        for keep in [&notes as &dyn Keep, &Forget] {
+            let again = trained(network, &u, &settings, 1, keep);
+            assert_eq!(again.report.allocation.as_ref(), Some(&found));
+            assert_eq!(again.model.to_bytes(), model.to_bytes());
+        }
     }
+    let network = network();
     let refused = |u: &Matrix<f32>, settings: TrainSettings| {
         let baseline = ImplicitModel::from_network(&network).unwrap();
         let source = Collected::new(&network, u).unwrap();
@@ -505,6 +509,9 @@ fn prices_of_layers_may_differ_and_a_second_run_finds_what_the_first_kept() {
         )
         .contains("robust")
     );
+    let connectivity = Connectivity::Full;
+    let cyclic = TrainSettings { allowed: AllowedWeights { connectivity, ..Default::default() }, ..settings.clone() };
+    assert!(refused(&u, cyclic).contains("move between layers"));
     assert!(refused(&images(99), settings.clone()).contains("100 samples"));
 }
 

@@ -26,6 +26,7 @@ mod reduce;
 mod robustness;
 mod rooms;
 mod row_method;
+mod settings;
 mod solver;
 mod states;
 mod taps;

@@ -22,7 +22,7 @@ pub(crate) enum Shape {
 
 impl Structure {
     /// The operator on operands of these dimensions, of which some are known numbers; nothing where it is neither affine
-    /// nor a maximum. Operators that move values tell where each came from when they are run on the values' numbers.
+    /// nor a maximum. Where a moved value came from is found by running the operator on the values' indices.
     pub(crate) fn shape_for_bounds(&self, dims: &[Dims], known: &[Option<&[f32]>]) -> Option<Shape> {
         let size = self.dims(dims).ok()?.size();
         if dims.iter().any(|d| d.size() >= MOST) {
@@ -75,7 +75,7 @@ impl Structure {
                 finite.then(|| Shape::Affine { parts: vec![(operand, from, factor)], constant: vec![0.0; size] })
             }
             Structure::Reduce { reduction, axes, keep } => {
-                // The adjoint of a sum tells every value which result it belongs to.
+                // The adjoint of a sum, run on the results' indices, gives every value the result that it belongs to.
                 let sum = Structure::Reduce { reduction: Reduction::Sum, axes: axes.clone(), keep: *keep };
                 let (x, y) = (vec![0.0; dims.first()?.size()], vec![0.0; size]);
                 let mut owner = vec![0.0; x.len()];

@@ -120,7 +120,7 @@ mod tests {
         vec![
             Box::new(L1::new(0.7).unwrap()),
             Box::new(Perspective::new(0.5, 0.02).unwrap()),
-            Box::new(Perspective::with_break(0.3, 2.0).unwrap()),
+            Box::new(Perspective::new(0.3, 1.2).unwrap()),
             Box::new(Perspective::paper(1e-3).unwrap()),
             Box::new(Perspective::new(0.4, 0.0).unwrap()),
             Box::new(ElasticNet::new(0.3, 0.8).unwrap()),

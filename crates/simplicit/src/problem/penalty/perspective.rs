@@ -26,14 +26,6 @@ impl Perspective {
         Ok(Self { alpha, mu })
     }
 
-    /// By the point where ℓ1 turns into ridge: μ = α·break².
-    pub fn with_break(alpha: f64, break_point: f64) -> Result<Self> {
-        if !(break_point >= 0.0 && break_point.is_finite()) {
-            return Err(Error::setting("break", "zero or a positive number", break_point));
-        }
-        Self::new(alpha, alpha * break_point * break_point)
-    }
-
     /// The paper's form: one α, with μ = α (its text loses the term Σt; without it the optimum is plain ridge).
     pub fn paper(alpha: f64) -> Result<Self> {
         Self::new(alpha, alpha)

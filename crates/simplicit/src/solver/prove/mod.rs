@@ -10,7 +10,7 @@
 //!
 //! with G (d × d, positive definite), h and p of d entries. [`PricedRow::bound`] is the value of a convex relaxation;
 //! [`PricedRow::prove`] splits the problem into cases, entries held in or out, until no case can be better than the
-//! answer or the time is over. What it returns holds because [`Certificate::check`] says so, which knows nothing of the
+//! answer or the time is over. What it returns holds because [`Certificate::check`] says so, which shares no code with the
 //! search.
 
 mod certificate;

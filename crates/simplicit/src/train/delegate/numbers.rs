@@ -1,4 +1,4 @@
-//! Tasks and results as numbers, read back by whoever got their bytes.
+//! Tasks and results as numbers, written to bytes and read from them.
 
 use crate::{Error, Result};
 

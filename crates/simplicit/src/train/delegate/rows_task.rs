@@ -17,7 +17,7 @@ pub struct RowsTask {
     pub(in crate::train) problems: Vec<RowProblem>,
     /// A row of weights per problem, whose distance from a lower bound is asked for.
     pub(in crate::train) answers: Option<Vec<Vec<f64>>>,
-    /// Inverses that the blocks of its group share and that can travel; none is known after a journey.
+    /// Number of inverses that the blocks of its group share and that can be sent to a worker; 0 in a task that was read from bytes.
     pub(in crate::train) inverses: usize,
 }
 

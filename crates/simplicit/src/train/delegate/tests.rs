@@ -16,8 +16,8 @@ use crate::solver::CardinalitySettings;
 use crate::states::{ArrayStates, Collected, StateMap};
 use crate::statistics::BLOCK;
 use crate::train::{
-    AllowedWeights, Forget, Keep, Objective, RowsTask, Run, Shard, StatisticsTask, Step, SumsTask, TrainInput,
-    TrainSettings, WalkTask, WorkSettings, importance_on, train,
+    AllowedWeights, Forget, Keep, ModelSettings, Objective, RowsTask, Run, Shard, StatisticsTask, Step, SumsTask,
+    TrainInput, TrainSettings, WalkTask, WorkSettings, importance_on, train,
 };
 
 fn states(samples: usize) -> (ImplicitModel, ArrayStates) {
@@ -94,13 +94,19 @@ fn feature_maps_that_walk_elsewhere_have_the_same_bits() {
     let u = Matrix::from_fn(4 * WalkTask::PIECE + 300, 72, |_, _| random.normal() as f32);
     let baseline = ImplicitModel::from_network(&network).unwrap();
     let source = Collected::new(&network, &u).unwrap();
-    for (target_sparsity, objective) in
-        [(Some(0.5), Objective::Cardinality), (None, Objective::Convex(std::sync::Arc::new(L1::new(1e-2).unwrap())))]
-    {
+    let convex = Objective::Convex(std::sync::Arc::new(L1::new(1e-2).unwrap()));
+    let staged = ModelSettings { stages: Some(true), output_refit: Some(1), ..Default::default() };
+    for (target_sparsity, objective, model) in [
+        (Some(0.5), Objective::Cardinality, ModelSettings::default()),
+        (None, convex, ModelSettings::default()),
+        // Two stages: the outputs to match are not those of the model that is walked through.
+        (Some(0.75), Objective::Cardinality, staged),
+    ] {
         let positions = 5;
         let settings = TrainSettings {
             objective,
             target_sparsity,
+            model,
             work: WorkSettings { positions, ..Default::default() },
             ..TrainSettings::default()
         };
@@ -122,7 +128,9 @@ fn feature_maps_that_walk_elsewhere_have_the_same_bits() {
         assert_eq!(here.model.to_bytes(), there_trained.model.to_bytes());
         assert_eq!(here.report.rows, there_trained.report.rows);
         assert_eq!(here.report.rows_bounded().is_some(), target_sparsity.is_some());
-        assert!(!there.walks.lock().unwrap().is_empty() && there.shards.lock().unwrap().is_empty());
+        let walks = there.walks.lock().unwrap();
+        assert!(!walks.is_empty() && there.shards.lock().unwrap().is_empty());
+        assert_eq!(walks.iter().any(|(task, _)| task.outputs.is_some()), settings.model.stages.is_some());
     }
 }
 
@@ -162,9 +170,16 @@ fn the_error_of_the_outputs_has_the_same_bits_elsewhere() {
 fn a_shard_refuses_what_does_not_fit() {
     let (network, settings) = (convolutional(), TrainSettings::default());
     let model = ImplicitModel::from_network(&network).unwrap();
-    let task = WalkTask { model, samples: 300, cascade: true };
+    let task = WalkTask { model, samples: 300, cascade: true, outputs: Some(Matrix::zeros(300, 3)) };
     let bytes = task.to_bytes();
-    assert!(WalkTask::from_bytes(&bytes[..12]).is_err() && WalkTask::from_bytes(&bytes[..40]).is_err());
+    let read = WalkTask::from_bytes(&bytes).unwrap();
+    assert_eq!((read.to_bytes(), read.outputs), (bytes.clone(), task.outputs.clone()));
+    for length in [12, 40, 24 + 300 * 3 * 4 - 1] {
+        assert!(WalkTask::from_bytes(&bytes[..length]).is_err());
+    }
+    // Outputs of another number of samples.
+    let fewer = [&299u64.to_le_bytes(), &bytes[8..]].concat();
+    assert!(WalkTask::from_bytes(&fewer).is_err());
     let shard = |rows, cols, first| Shard::new(task.clone(), &settings, Matrix::zeros(rows, cols), first, 1.0);
     assert!(shard(10, 71, 0).is_err() && shard(10, 72, 7).is_err() && shard(45, 72, 256).is_err());
     let mut shard = shard(44, 72, 256).unwrap();

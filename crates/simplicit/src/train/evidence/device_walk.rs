@@ -30,7 +30,7 @@ pub(in crate::train) struct Gpu {
 
 impl Gpu {
     /// For layers of up to so many values a sample; `block` samples are the host's unit. Half of the device is for layers,
-    /// the rest for those who work with them.
+    /// the rest for the work on them.
     pub(in crate::train) fn new(cuda: &'static Cuda, widest: usize, block: usize, host: &Arc<Room>) -> Result<Self> {
         let (free, _) = cuda.memory()?;
         let chunk = (CHUNK_FLOATS / widest.max(1)).clamp(1, CHUNK_SAMPLES).next_multiple_of(block);

@@ -1,4 +1,4 @@
-//! Which positions of a feature map stand for all of it.
+//! Which positions of a feature map give samples to the statistics.
 
 use crate::random::Random;
 use crate::train::TrainSettings;
@@ -7,7 +7,7 @@ use crate::train::plan::Group;
 /// Samples per feature that positions are added for where a few per image would not give as many.
 const SAMPLES_PER_FEATURE: usize = 20;
 
-/// The positions that stand for all of a map: as many of every sample, drawn without replacement, the same for any
+/// The chosen positions of a map: as many of every sample, drawn without replacement, the same for any
 /// number of threads.
 pub(super) struct Chosen {
     pub(super) positions: usize,

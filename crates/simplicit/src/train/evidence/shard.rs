@@ -1,8 +1,8 @@
 //! The walk of a network with feature maps over samples that several processes share: each holds some of them, with the
 //! states of the layers that are still to be read.
 //!
-//! The driver tells every shard the same steps: enter the layer of a group, and leave it with the rows that were
-//! solved. Statistics are asked for in between and change nothing. A shard's state follows from its inputs and the steps
+//! The driver sends every shard the same steps: enter the layer of a group, and leave it with the rows that were
+//! solved. Statistics are computed between the two and change nothing. A shard's state follows from its inputs and the steps
 //! so far, so a shard that is lost is made again from the same steps and has the same bits.
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::states::{StateBlock, StateShape, StateSource};
 use crate::statistics::Statistics;
 use crate::train::delegate::Delegate;
 use crate::train::delegate::numbers::{self, Numbers};
-use crate::train::evidence::walks::{PIECE, Paused, Walks};
+use crate::train::evidence::walks::{PIECE, Paused, Walks, given_outputs};
 use crate::train::keep::{Forget, Keep};
 use crate::train::plan::connections;
 use crate::train::plan::{Group, Plan};
@@ -31,6 +31,9 @@ pub struct WalkTask {
     pub(in crate::train) model: ImplicitModel,
     pub(in crate::train) samples: usize,
     pub(in crate::train) cascade: bool,
+    /// The outputs to match, one sample a row, where they are not the model's own: in a search in stages they are the
+    /// network's, and the model is that of the stage before.
+    pub(in crate::train) outputs: Option<Matrix<f32>>,
 }
 
 impl WalkTask {
@@ -47,27 +50,41 @@ impl WalkTask {
         self.parts().concat()
     }
 
-    /// [`WalkTask::to_bytes`] in two parts, of which the second, the model, is the same for all walks of a training.
+    /// [`WalkTask::to_bytes`] in two parts. The second, the model and the outputs to match, is large, and the same for all
+    /// walks over the same samples.
     pub fn parts(&self) -> [Vec<u8>; 2] {
-        let numbers = [self.samples as u64, u64::from(self.cascade)];
-        [numbers.map(u64::to_le_bytes).concat(), self.model.to_bytes()]
+        let outputs = self.outputs.as_ref().map_or(&[][..], |y| y.as_slice());
+        let numbers = [self.samples as u64, u64::from(self.cascade), outputs.len() as u64];
+        let mut large: Vec<u8> = outputs.iter().flat_map(|y| y.to_le_bytes()).collect();
+        large.extend(self.model.to_bytes());
+        [numbers.map(u64::to_le_bytes).concat(), large]
     }
 
     /// The inverse of [`WalkTask::to_bytes`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = || Error::shape("walk", "what to_bytes wrote", format!("{} other bytes", bytes.len()));
-        let (samples, rest) = bytes.split_first_chunk::<8>().ok_or_else(bad)?;
-        let (cascade, model) = rest.split_first_chunk::<8>().ok_or_else(bad)?;
-        let samples = usize::try_from(u64::from_le_bytes(*samples)).map_err(|_| bad())?;
-        let cascade = u64::from_le_bytes(*cascade) != 0;
-        Ok(Self { model: ImplicitModel::from_bytes(model, "walk")?, samples, cascade })
+        let (numbers, large) = bytes.split_at_checked(24).ok_or_else(bad)?;
+        let number = |at: usize| numbers.as_chunks::<8>().0.get(at).map(|b| u64::from_le_bytes(*b));
+        let count = |at: usize| number(at).and_then(|n| usize::try_from(n).ok()).ok_or_else(bad);
+        let (samples, cascade, values) = (count(0)?, count(1)? != 0, count(2)?);
+        let of_outputs = values.checked_mul(4).and_then(|length| large.split_at_checked(length));
+        let (outputs, model) = of_outputs.ok_or_else(bad)?;
+        let model = ImplicitModel::from_bytes(model, "walk")?;
+        let outputs = match values {
+            0 => None,
+            _ => {
+                let values = outputs.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+                Some(Matrix::from_vec(samples, model.shape().outputs, values)?)
+            }
+        };
+        Ok(Self { model, samples, cascade, outputs })
     }
 }
 
 /// What all shards do between two groups.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
-    /// Run the baseline through the layer of group number so and so, and note its targets.
+    /// Run the baseline through the layer of the group with this number, and keep its targets.
     Enter(usize),
     /// The group is solved; these are its rows, (feature, weight) each. None without a cascade, which does not read them.
     Leave(usize, Vec<Vec<(usize, f32)>>),
@@ -152,8 +169,8 @@ impl Shard {
         };
         let memory = memory::free().map_or(u64::MAX, |free| (0.5 * share * free as f64) as u64);
         let room = Room::new(memory, &std::env::temp_dir());
-        let source = Samples { model: &task.model, inputs: &inputs };
-        let input = input(&task, &source);
+        let source = Samples { task: &task, inputs: &inputs, first };
+        let input = input(&source);
         let plan = connections::plan(&input, &settings)?;
         let at = Walks::new(&input, &settings, &plan, &room)?.pause();
         let rows = vec![Row::default(); plan.outputs.rows.end];
@@ -193,8 +210,8 @@ impl Shard {
         work: impl FnOnce(&mut Walks, &Group, &Build, &TrainSettings, &mut Run) -> Result<T>,
     ) -> Result<T> {
         let group = group(&self.plan, number)?;
-        let source = Samples { model: &self.task.model, inputs: &self.inputs };
-        let input = input(&self.task, &source);
+        let source = Samples { task: &self.task, inputs: &self.inputs, first: self.first };
+        let input = input(&source);
         let walks = Walks::new(&input, &self.settings, &self.plan, &self.room)?;
         // Taken by a call that panicked and never put it back.
         let lost = || Error::unsupported("a walk that broke off in the middle of a step", "begin it again");
@@ -214,23 +231,24 @@ fn group(plan: &Plan, number: usize) -> Result<&Group> {
     plan.groups().nth(number).ok_or_else(missing)
 }
 
-fn input<'a>(task: &'a WalkTask, source: &'a Samples) -> TrainInput<'a> {
-    TrainInput { source, baseline: Some(&task.model), importance: None, preprocessing: Default::default() }
+fn input<'a>(source: &'a Samples) -> TrainInput<'a> {
+    TrainInput { source, baseline: Some(&source.task.model), importance: None, preprocessing: Default::default() }
 }
 
-/// Inputs alone: the walk makes the states.
+/// The inputs of a shard, from sample number `first` on, and the outputs that its task came with: the walk makes the states.
 struct Samples<'a> {
-    model: &'a ImplicitModel,
+    task: &'a WalkTask,
     inputs: &'a Matrix<f32>,
+    first: usize,
 }
 
 impl StateSource for Samples<'_> {
     fn layout(&self) -> &Layout {
-        self.model.layout()
+        self.task.model.layout()
     }
 
     fn shape(&self) -> StateShape {
-        self.model.shape()
+        self.task.model.shape()
     }
 
     fn samples(&self) -> usize {
@@ -238,13 +256,28 @@ impl StateSource for Samples<'_> {
     }
 
     fn inputs(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>> {
-        let (p, values) = (self.inputs.cols(), self.inputs.as_slice());
-        Matrix::from_vec(samples.len(), p, values[samples.start * p..samples.end * p].to_vec())
+        rows(self.inputs, samples)
+    }
+
+    fn ends(&self, samples: std::ops::Range<usize>) -> Result<(Matrix<f32>, Matrix)> {
+        let none = || Error::unsupported("outputs of a shard at once", "it computes them at the end of its walk");
+        let outputs = self.task.outputs.as_ref().ok_or_else(none)?;
+        let numbered = self.first + samples.start..self.first + samples.end;
+        Ok((self.inputs(samples)?, rows(outputs, numbered)?.cast()))
+    }
+
+    fn outputs_follow_from_states(&self) -> bool {
+        self.task.outputs.is_none()
     }
 
     fn block(&self, _: std::ops::Range<usize>) -> Result<StateBlock> {
         Err(Error::unsupported("states of a shard at once", "it walks through them a layer at a time"))
     }
+}
+
+fn rows(of: &Matrix<f32>, range: std::ops::Range<usize>) -> Result<Matrix<f32>> {
+    let (cols, values) = (of.cols(), of.as_slice());
+    Matrix::from_vec(range.len(), cols, values[range.start * cols..range.end * cols].to_vec())
 }
 
 /// Who walks for a pass over all groups: this process, or others.
@@ -278,11 +311,22 @@ impl<'a> Walkers<'a> {
         plan: &'a Plan,
         room: &Arc<Room>,
         keep: &'a dyn Keep,
+        run: &Run,
     ) -> Result<Self> {
         let (Some(delegate), Some(model)) = (keep.delegate(), input.baseline) else {
             return Ok(Self::Here(Box::new(Walks::new(input, settings, plan, room)?)));
         };
-        let task = WalkTask { model: model.clone(), samples: input.source.samples(), cascade: settings.model.cascade };
+        let (source, mut outputs) = (input.source, None);
+        if !source.outputs_follow_from_states() {
+            let mut values = Vec::with_capacity(source.samples() * source.shape().outputs);
+            given_outputs(source, run, |y| {
+                values.extend_from_slice(y.as_slice());
+                Ok(())
+            })?;
+            outputs = Some(Matrix::from_vec(source.samples(), source.shape().outputs, values)?);
+        }
+        let cascade = settings.model.cascade;
+        let task = WalkTask { model: model.clone(), samples: source.samples(), cascade, outputs };
         let walk = delegate.begin_walk(&task)?;
         Ok(Self::Elsewhere(Elsewhere { delegate, walk, group: 0, cascade: task.cascade, steps: Vec::new() }))
     }

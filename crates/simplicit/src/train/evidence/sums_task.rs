@@ -1,5 +1,5 @@
-//! Row weights and the error of the outputs as work for another process: sums over blocks of samples, added up in order by
-//! whoever asks.
+//! Row weights and the error of the outputs as work for another process: sums over blocks of samples, which the
+//! caller adds up in order.
 
 use super::importance::{OwnWeights, block_size};
 use super::joint_importance::Together;

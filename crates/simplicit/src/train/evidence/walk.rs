@@ -27,7 +27,7 @@ pub(in crate::train) struct Walk<'a> {
     values: Layers,
 }
 
-/// Values by layer, last first. None: not there yet, or no more.
+/// Values by layer, last first; `None` before a layer is computed and after its last reader.
 pub(in crate::train) enum Layers {
     Host(Vec<Option<Pile>>),
     Device(Gpu, Vec<Option<Chunks>>),
@@ -107,7 +107,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whoever reads these samples one after the other.
+    /// A reader of these samples, one after the other.
     pub(in crate::train) fn reader(&self, samples: Range<usize>) -> Reader<'_> {
         Reader { walk: self, samples, found: Vec::new() }
     }
@@ -189,7 +189,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Forgets a layer that nobody reads any more.
+    /// Drops the values of a layer after its last reader.
     pub(in crate::train) fn forget(&mut self, layer: usize) {
         match &mut self.values {
             Layers::Host(layers) => layers[layer] = None,
@@ -198,7 +198,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Reads samples in their order, a block at a time, and of a block no more than the samples that are asked for.
+/// Reads samples in order, a block at a time, and from a block only the samples that are asked for.
 pub(in crate::train) struct Reader<'a> {
     walk: &'a Walk<'a>,
     samples: Range<usize>,

@@ -283,7 +283,7 @@ fn tap_groups(
     let columns = whole.segments.iter().any(|segment| matches!(segment, Segment::Columns(_)));
     match first.map(|block| &blocks[block]) {
         // Channels share features with those of their own group alone. A sum of several blocks is one group: rows that
-        // may not use a feature are told so by the mask.
+        // may not use a feature have a mask that forbids it.
         Some(block) if block.groups > 1 && !several && !columns => Ok(split(&whole, block)),
         _ => Ok(vec![whole]),
     }
@@ -296,7 +296,7 @@ fn split(whole: &Group, block: &TapBlock) -> Vec<Group> {
         .map(|g| {
             let first_row = g * each;
             let taps = block.group_columns(first_row);
-            // The constant, where there is one, stands behind the taps.
+            // The constant, where there is one, comes after the taps.
             let columns: Vec<usize> = taps.clone().chain(block.columns()..whole.features()).collect();
             let mut segments = whole.segments.clone();
             if let Some(Segment::Taps { first, columns, .. }) = segments.first_mut() {

@@ -84,7 +84,7 @@ pub(in crate::train) fn of_bounds(features: usize, nonzeros: f64) -> (f64, f64) 
     (SHARED_BOUND * d.powi(3), BOUND_ROUNDS * (nonzeros.powi(3) / 3.0 + 4.0 * d * nonzeros))
 }
 
-/// Tells how far a pass is.
+/// Reports how much of a pass is done.
 pub(in crate::train) struct Meter {
     groups: std::vec::IntoIter<f64>,
     done: f64,

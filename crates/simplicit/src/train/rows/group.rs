@@ -1,4 +1,4 @@
-//! The rows of one group, from statistics to stored weights: the same steps whoever gathered the statistics.
+//! The rows of one group, from statistics to stored weights: the same steps wherever the statistics were gathered.
 
 use crate::Result;
 use crate::linalg::{Matrix, toward_zero};
@@ -335,7 +335,7 @@ mod tests {
                     let purse = allowed - spent;
                     let of = format!("{features} {kept:?} {rows} {nonzeros}: {chosen}");
                     assert!(chosen == 0 || bounds(chosen) <= (own + purse) * (1.0 + 1e-9), "{of}");
-                    // As many as are allowed: one more would be too much, or there is none.
+                    // The number is the largest that the allowance permits, or all rows.
                     assert!(chosen == rows || bounds(chosen + 1) >= (own + purse) * (1.0 - 1e-9), "{of}");
                     if chosen > 0 {
                         spent += bounds(chosen);

@@ -21,10 +21,10 @@ pub struct RowGroup<'a> {
     pub name: &'a str,
     /// Of the group's features against its targets, which are residuals where the baseline has residual sums.
     pub statistics: &'a Statistics,
-    /// The same as the row solver and the refit want it.
+    /// The statistics in the form that the row solver and the refit take.
     pub design: &'a Design<'a>,
     /// One per row, over the group's features. `start` is the baseline's row; an entry weight of infinity forbids the
-    /// connection, one of zero marks the constant, which no sparsity asks for; `fit` is the row's weight in the output.
+    /// connection, one of zero marks the constant, which is not penalised; `fit` is the row's weight in the output.
     pub problems: &'a [RowProblem],
     /// What [`TrainSettings::strength`](crate::train::TrainSettings::strength) or the search for a target asks for: more of it
     /// should leave fewer weights.
@@ -41,7 +41,7 @@ pub trait RowMethod: Debug + Send + Sync {
     fn rows(&self, group: &RowGroup) -> Result<Vec<Vec<f64>>>;
 }
 
-/// A method's rows, checked: what the model promises does not depend on whose they are.
+/// A method's rows, checked: a model keeps its promises whatever method found its rows.
 pub(in crate::train) fn rows(method: &dyn RowMethod, group: &RowGroup, run: &mut Run) -> Result<Vec<Solved>> {
     let (total, d) = (group.problems.len(), group.design.features());
     let rows = method.rows(group)?;

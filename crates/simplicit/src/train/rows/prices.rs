@@ -41,17 +41,17 @@ impl CertificatePrices {
         price.taps.get(k).filter(|p| o < p.rows()).map_or(1.0, |p| norm * p[(o, column)] / unit)
     }
 
-    /// A model is begun.
+    /// Starts the sum of a new model.
     pub(in crate::train) fn begin(&mut self) {
         self.spent = 0.0;
     }
 
-    /// What the rows stored so far pay.
+    /// The sum over the rows stored so far.
     pub(in crate::train) fn spent(&self) -> f64 {
         self.spent
     }
 
-    /// The rows stored since then are solved again.
+    /// Takes the sum back to an earlier value, because the rows stored since then are solved again.
     pub(in crate::train) fn back_to(&mut self, spent: f64) {
         self.spent = spent;
     }

@@ -1,4 +1,5 @@
-//! The strength that hits a target sparsity, by whole models: allocation over layers is the method's own.
+//! The strength that hits a target sparsity, found by fitting whole models; one price for all rows divides the non-zeros among the
+//! layers.
 
 pub(super) mod allocate;
 pub(super) mod max_drop;
@@ -203,7 +204,10 @@ fn to_target(
 ) -> Result<Fitted> {
     let mut fitter = Fitter::new(input, settings, run)?;
     let (mut joint, mut allocation) = (None, None);
-    if let Some(target) = target.filter(|_| fitter.has_taps() && settings.model.cascade) {
+    // Without feature maps whole models cost little more than rough ones, so that the search itself may begin, unless layers
+    // are to have prices of their own.
+    let begins_rough = settings.model.cascade && (fitter.has_taps() || settings.model.allocate > 0);
+    if let Some(target) = target.filter(|_| begins_rough) {
         let whole = fitter.work(input, settings);
         let found = rough(input, settings, target, whole, run)?;
         fitter.left = AGAIN * whole;
@@ -298,7 +302,7 @@ impl Trials<'_, '_> {
     }
 }
 
-/// Adds a fitted model to the path, tells whoever watches, and returns its sparsity.
+/// Adds a fitted model to the path, reports it as progress, and returns its sparsity.
 fn reported(fitted: &Fitted, strength: f64, run: &mut Run, path: &mut Vec<TriedModel>) -> f64 {
     let tried = fitted.tried(strength);
     (run.progress)(Progress::Model { strength, sparsity: tried.sparsity });
@@ -361,7 +365,7 @@ mod tests {
         }
         let mut found = Found::default();
         assert!(found.add(2.0, 0.1) && !found.add(2.0, 0.1));
-        // Two points of a straight line tell where it goes, also beyond them.
+        // Two points of a straight line determine it, also beyond them.
         let line = |strength: f64| 0.5 + 0.08 * strength.ln();
         let mut found = Found::default();
         [1.0, 4.0].into_iter().for_each(|strength| assert!(found.add(strength, line(strength))));

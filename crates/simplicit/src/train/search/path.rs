@@ -26,7 +26,6 @@ pub fn path(
     run: &mut Run,
 ) -> Result<Vec<Trained>> {
     check::training(input, settings, run.threads)?;
-    check::stages_here(input, settings, run)?;
     check::untargeted("a path, whose levels are its targets", settings)?;
     if let Some(held_out) = held_out {
         require_judge(input, held_out)?;

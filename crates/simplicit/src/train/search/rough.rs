@@ -33,7 +33,7 @@ const MAX_SURVEYS: usize = 4;
 /// Rough models after a survey at most, and the distance from the target at which the first will do.
 const MAX_ROUGH: usize = 2;
 const NEAR: f64 = 0.03;
-/// Whoever fits rough models: to the baseline's states of some samples, which are gathered once.
+/// Fits rough models to the baseline's states of some samples, which are gathered once.
 pub(in crate::train) trait RoughModels {
     /// Non-zeros of the baseline, and those that no price removes.
     fn sizes(&self) -> (f64, f64);
@@ -90,7 +90,7 @@ pub(in crate::train) fn rough(
     let judge = if rounds > 0 { Some(Judge::new(input, others, run)?) } else { None };
     let input = TrainInput { source: &few, preprocessing: input.preprocessing.clone(), ..*input };
     let settings = settings_of(settings);
-    // The memory of the whole run has been reported; that of rough models is no news.
+    // The memory of the whole run has been reported, and rough models need less.
     let silent = &mut |_| {};
     let mut fitter = Fitter::new(
         &input,

@@ -14,6 +14,7 @@ use crate::memory::{Block, Pile, Room};
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
 use crate::parallel;
+use crate::states::StateSource;
 use crate::statistics::{BLOCK, Statistics, WIDE, are_few};
 use crate::train::evidence::device_walk::{Chunks, Gpu};
 use crate::train::evidence::positions::{Chosen, per_sample};
@@ -114,6 +115,24 @@ fn by_source<'c>(
     })
 }
 
+/// Hands over the outputs that samples came with, a block of [`SAMPLES`] at a time and in order.
+pub(in crate::train) fn given_outputs(
+    source: &dyn StateSource,
+    run: &Run,
+    mut take: impl FnMut(Matrix<f32>) -> Result<()>,
+) -> Result<()> {
+    let samples = source.samples();
+    parallel::fold(
+        run.threads,
+        samples.div_ceil(SAMPLES),
+        |block| {
+            run.cancel.check()?;
+            Ok(source.ends(block * SAMPLES..((block + 1) * SAMPLES).min(samples))?.1.cast())
+        },
+        |_, y| take(y),
+    )
+}
+
 impl<'a> Walks<'a> {
     /// At the first layer.
     pub(in crate::train) fn new(
@@ -208,7 +227,9 @@ impl<'a> Walks<'a> {
         let positions = group.positions;
         if target == Target::Output && !self.input.source.outputs_follow_from_states() {
             self.continue_on_host(chosen.per_sample)?;
-            self.targets = Targets::Host(self.given_outputs(run)?);
+            let mut outputs = Pile::new(&self.room);
+            given_outputs(self.input.source, run, |y| outputs.push(y))?;
+            self.targets = Targets::Host(outputs);
             return Ok(());
         }
         if self.baseline.on_gpu().is_some() {
@@ -244,22 +265,6 @@ impl<'a> Walks<'a> {
             self.baseline.put(k, states);
         }
         Ok(())
-    }
-
-    /// The outputs that the samples came with.
-    fn given_outputs(&self, run: &Run) -> Result<Pile> {
-        let (source, samples) = (self.input.source, self.input.source.samples());
-        let mut outputs = Pile::new(&self.room);
-        parallel::fold(
-            run.threads,
-            samples.div_ceil(SAMPLES),
-            |block| {
-                run.cancel.check()?;
-                Ok(source.ends(block * SAMPLES..((block + 1) * SAMPLES).min(samples))?.1.cast())
-            },
-            |_, y| outputs.push(y),
-        )?;
-        Ok(outputs)
     }
 
     /// Statistics of the group entered last, at the seeded choice of positions; where the GPU fails under `auto`, the walk
@@ -394,8 +399,8 @@ impl<'a> Walks<'a> {
         Ok(())
     }
 
-    /// Runs the model built so far through the layer entered last, once all of its groups are done, and forgets what
-    /// nobody reads any more.
+    /// Runs the model built so far through the layer entered last, once all of its groups are done, and drops
+    /// layers after their last reader.
     pub(in crate::train) fn leave(
         &mut self,
         settings: &TrainSettings,

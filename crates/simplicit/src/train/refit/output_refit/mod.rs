@@ -303,7 +303,7 @@ impl Refit<'_> {
         let diagonal = &sketch.diagonal;
         let mut best = State { w: now.w.clone(), value: now.value, ridge: now.ridge };
         let ridges = now.ridge.map_or(RIDGES.to_vec(), |ridge| vec![ridge]);
-        // Every ridge starts from the step of the one before, whose residual tells its own, if that step was one to take.
+        // Every ridge starts from the step of the ridge before it, if that step was finite: its residual follows from the other's.
         let (mut step, mut residual, mut before) = (vec![0.0; descent.len()], descent.clone(), 0.0);
         let mut fresh = true;
         for ridge in ridges {
