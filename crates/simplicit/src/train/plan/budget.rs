@@ -10,8 +10,9 @@ use crate::train::evidence::joint_importance::{self, BYTES_PER_STATE};
 use crate::train::evidence::positions::samples_of;
 use crate::train::evidence::walk;
 use crate::train::evidence::walks::{PIECE, last_readers};
+use crate::train::plan::estimate::PRICES;
 use crate::train::plan::{Group, Plan, connections};
-use crate::train::rows::group::{has_bounds, part_rows};
+use crate::train::rows::group::{ROW_BYTES, SURVEY_STRATA, has_bounds, inverse_bytes, part_rows};
 use crate::train::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
@@ -21,7 +22,7 @@ const WALKING: usize = 6;
 const MEASURED: usize = 256;
 const MEASURED_VALUES: usize = 3;
 /// Bytes of a non-zero as a row has it on the way, and as a model has it.
-const ROW_ENTRY: u64 = 32;
+const ROW_ENTRY: u64 = 16;
 const MODEL_ENTRY: u64 = 12;
 
 /// What a plan takes, in bytes, on top of what the process holds already.
@@ -76,7 +77,7 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
         return Needs { group: largest + evidence + stored, layers: 0 };
     }
     // Blocks of samples on their way through a layer; those that go through the whole model, to measure it; and those whose
-    // errors are looked at together, with what every weight is worth.
+    // errors are looked at together.
     let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
     let samples = input.source.samples();
     // Threads at work, each with a block of at most so many samples.
@@ -84,7 +85,7 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     let walking = 4 * at_once(walk::SAMPLES) * (WALKING * widest) as u64;
     let measuring = 4 * at_once(MEASURED) * (MEASURED_VALUES * widest) as u64;
     let together = joint_importance::samples_together(layout(input).size()) as u64;
-    let looking = threads * together * (BYTES_PER_STATE * layout(input).size()) as u64 + 8 * weights;
+    let looking = threads * together * (BYTES_PER_STATE * layout(input).size()) as u64;
     let group = (largest + walking).max(measuring).max(looking) + evidence + stored;
     Needs { group, layers: layer_bytes(plan, input, settings) }
 }
@@ -94,11 +95,15 @@ fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSetting
     let samples = samples_of(group, settings, images);
     let (d, r, m) = (group.features() as u64, group.rows.len() as u64, samples as u64);
     let few = are_few(samples, group.features());
-    let together = part_rows(settings, few, group.features(), group.rows.len()) as u64;
-    // Problems, their copies for the solver in both precisions, and the answers; of rows that wait, what is stored.
-    let rows = 100 * together * d + 40 * (r - together) * d;
+    let part = |rows: usize| part_rows(settings, few, group.features(), rows, false) as u64;
+    let looks = PRICES * SURVEY_STRATA.min(group.rows.len());
+    let together = part(group.rows.len()).max(if taps { part(looks) } else { 0 });
+    let cut = together < r;
+    // Rows in work; and h of all of them, twice where features of states and of inputs are put together.
+    let rows = ROW_BYTES * together * d + if taps { 8 } else { 16 } * r * d;
     if few {
-        return rows + 40 * m * d;
+        let kept = if cut { 8 * settings.rows.cardinality.rungs as u64 } else { 0 };
+        return rows + (40 + kept) * m * d;
     }
     let gather = if taps && group.features() >= WIDE {
         wide_bytes(group.features(), group.rows.len(), images.div_ceil(PIECE))
@@ -108,7 +113,8 @@ fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSetting
         sums * 8 * (d * d + d * r) + threads * 8 * BLOCK as u64 * (2 * d + r)
     };
     // G, its normalised copy, an inverse in the making; then a factor for every thread that moves entries.
-    let solve = (24 * d * d).max(16 * d * d + 4 * threads * d * d);
+    let kept = if cut { inverse_bytes(settings, group.features()) } else { 0 };
+    let solve = (24 * d * d).max(16 * d * d + 4 * threads * d * d) + kept;
     let bound = if has_bounds(settings, group.features()) { 172 * d * d } else { 0 };
     rows + gather.max(solve).max(bound)
 }
