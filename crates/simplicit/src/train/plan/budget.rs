@@ -6,6 +6,7 @@ use crate::memory::{self, Room};
 use crate::model::Target;
 use crate::parallel::Threads;
 use crate::statistics::{BLOCK, WIDE, are_few, wide_bytes};
+use crate::train::evidence::importance;
 use crate::train::evidence::joint_importance::{self, BYTES_PER_STATE};
 use crate::train::evidence::positions::samples_of;
 use crate::train::evidence::walk;
@@ -24,6 +25,13 @@ const MEASURED_VALUES: usize = 3;
 /// Bytes of a non-zero as a row has it on the way, and as a model has it.
 const ROW_ENTRY: u64 = 16;
 const MODEL_ENTRY: u64 = 12;
+
+/// Bytes of every weight of models that are ready to run, forwards and back: the blocks and their kernels, of the baseline and of a
+/// rough model beside it; and of every weight of the largest layer while it is laid out.
+const PREPARED: u64 = 24;
+const PREPARING: u64 = 40;
+/// Bytes of a state while row weights are computed: before and after its activation, its cotangent and a copy.
+const WEIGHED_STATE: u64 = 16;
 
 /// What a plan takes, in bytes, on top of what the process holds already.
 #[derive(Debug, Clone, Copy)]
@@ -63,18 +71,26 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     let threads = threads.get() as u64;
     // The best model so far and the one in the making.
     let models = if settings.target_sparsity.is_some() { 2 } else { 1 };
-    let (mut largest, mut evidence, mut weights) = (0, 0, 0);
+    let (mut largest, mut evidence, mut weights, mut widest_layer) = (0, 0, 0, 0);
     for group in plan.groups().filter(|group| group.is_measured()) {
         largest = largest.max(group_bytes(group, input.source.samples(), plan.has_taps(), settings, threads));
-        weights += (group.features() * group.rows.len()) as u64;
+        let own = (group.features() * group.rows.len()) as u64;
+        weights += own;
+        widest_layer = widest_layer.max(own);
         if has_bounds(settings, group.features()) {
             evidence += models * 8 * (group.features() * (group.features() + 2 * group.rows.len())) as u64;
         }
     }
     let left = settings.target_sparsity.map_or(1.0, |target| (1.0 - target).clamp(0.0, 1.0));
     let stored = (weights as f64 * left) as u64 * (ROW_ENTRY + models * MODEL_ENTRY);
+    // Row weights, and the models that run for them.
+    let laying = PREPARING * widest_layer;
+    let prepared = PREPARED * weights + laying;
+    let states = layout(input).size();
+    let weighed = input.source.samples().min(importance::block_samples(states)) * states;
+    let weighing = prepared + threads * WEIGHED_STATE * weighed as u64;
     if !plan.has_taps() {
-        return Needs { group: largest + evidence + stored, layers: 0 };
+        return Needs { group: (largest + evidence + stored).max(weighing), layers: 0 };
     }
     // Blocks of samples on their way through a layer; those that go through the whole model, to measure it; and those whose
     // errors are looked at together.
@@ -84,9 +100,10 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     let at_once = |block: usize| threads.min(samples.div_ceil(block) as u64) * block.min(samples) as u64;
     let walking = 4 * at_once(walk::SAMPLES) * (WALKING * widest) as u64;
     let measuring = 4 * at_once(MEASURED) * (MEASURED_VALUES * widest) as u64;
-    let together = joint_importance::samples_together(layout(input).size()) as u64;
-    let looking = threads * together * (BYTES_PER_STATE * layout(input).size()) as u64;
-    let group = (largest + walking).max(measuring).max(looking) + evidence + stored;
+    let together = joint_importance::samples_together(states) as u64;
+    let looking = threads * together * (BYTES_PER_STATE * states) as u64;
+    let running = prepared + measuring.max(looking);
+    let group = ((largest.max(laying) + walking).max(running) + evidence + stored).max(weighing);
     Needs { group, layers: layer_bytes(plan, input, settings) }
 }
 

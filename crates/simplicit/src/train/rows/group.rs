@@ -336,6 +336,33 @@ pub(in crate::train) fn entry_price(settings: &TrainSettings, strength: f64) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Device;
+    use crate::train::WorkSettings;
+
+    #[test]
+    fn parts_are_whole_blocks_and_no_larger_than_they_may_be() {
+        let settings = TrainSettings::default();
+        let settings =
+            TrainSettings { work: WorkSettings { device: Device::Cpu, ..settings.work.clone() }, ..settings };
+        for rows in [1, 100, 200, 512, 4096, 100_000] {
+            for features in [1, 785, 4609, 9217, 25_089, 200_000] {
+                let block = block_rows(rows);
+                for (elsewhere, most) in [(false, 1 << 22), (true, 1 << 24)] {
+                    let part = part_rows(&settings, true, features, rows, elsewhere);
+                    assert!(part == rows || part % block == 0 && (part / block).is_power_of_two(), "{part} of {rows}");
+                    assert!(part == rows || part == block || part * features <= most, "{part} of {rows} x {features}");
+                    assert!(part == rows || 2 * part * features > most, "{part} of {rows} x {features} is too few");
+                }
+                // Six inverses in single precision are held for several parts, and must be worth it.
+                let part = part_rows(&settings, false, features, rows, false);
+                let saved = 100 * (rows - part) * features;
+                assert!(part == rows || saved > 24 * features * features, "{part} of {rows} x {features}");
+            }
+        }
+        assert_eq!(part_rows(&settings, true, 25_089, 4096, false), 128);
+        assert_eq!(part_rows(&settings, false, 4097, 4096, false), 512);
+        assert_eq!(part_rows(&settings, false, 9217, 512, false), 512, "not enough rows for their inverses");
+    }
 
     /// A bound takes no longer than training unless asked: multiply-adds of bounds and of solving, counted here again.
     #[test]
