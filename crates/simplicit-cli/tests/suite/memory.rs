@@ -102,6 +102,7 @@ fn a_wide_group_is_solved_in_parts_within_its_budget() {
     let network = Network::builder(Shape::map(3, 7, 7))
         .and_then(|b| b.convolution(weights(MAPS, 27), Window::square(3, 1, 1), Some(vec![0.1; MAPS])))
         .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.flatten())
         .and_then(|b| b.linear(weights(ROWS, 49 * MAPS), Some(vec![0.1; ROWS])))
         .and_then(|b| b.activation(Activation::Relu))
         .and_then(|b| b.linear(weights(5, ROWS), None))

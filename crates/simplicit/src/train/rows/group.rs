@@ -349,7 +349,10 @@ mod tests {
                 let block = block_rows(rows);
                 for (elsewhere, most) in [(false, 1 << 22), (true, 1 << 24)] {
                     let part = part_rows(&settings, true, features, rows, elsewhere);
-                    assert!(part == rows || part % block == 0 && (part / block).is_power_of_two(), "{part} of {rows}");
+                    assert!(
+                        part == rows || part.is_multiple_of(block) && (part / block).is_power_of_two(),
+                        "{part} of {rows}"
+                    );
                     assert!(part == rows || part == block || part * features <= most, "{part} of {rows} x {features}");
                     assert!(part == rows || 2 * part * features > most, "{part} of {rows} x {features} is too few");
                 }
