@@ -84,3 +84,55 @@ fn a_small_budget_holds_and_gives_the_same_model() {
     let refused = run(at, &line.replace("1M --progress json", "4T")).expect(2);
     assert!(refused.one_line().contains("K, M or G"), "{refused:?}");
 }
+
+/// Rows over many features, more weights than are solved at once: a convolution of 41 maps of 7 × 7 and a layer that reads all
+/// of them.
+const MAPS: usize = 41;
+const ROWS: usize = 4096;
+
+#[test]
+fn a_wide_group_is_solved_in_parts_within_its_budget() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let mut random = Random::new(5);
+    let mut weights = |rows: usize, cols: usize| {
+        let size = (2.0 / cols as f64).sqrt();
+        Matrix::from_fn(rows, cols, |_, _| (size * random.normal()) as f32)
+    };
+    let network = Network::builder(Shape::map(3, 7, 7))
+        .and_then(|b| b.convolution(weights(MAPS, 27), Window::square(3, 1, 1), Some(vec![0.1; MAPS])))
+        .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.flatten())
+        .and_then(|b| b.linear(weights(ROWS, 49 * MAPS), Some(vec![0.1; ROWS])))
+        .and_then(|b| b.activation(Activation::Relu))
+        .and_then(|b| b.linear(weights(5, ROWS), None))
+        .and_then(|b| b.build())
+        .unwrap();
+    ImplicitModel::from_network(&network).unwrap().save(at.join("net.safetensors")).unwrap();
+    run(at, "export --model net.safetensors --out net.onnx").expect(0);
+    write_npy(at.join("u.npy"), &weights(24, 3 * 49)).unwrap();
+    let train = |name: &str, memory: &str, code: i32| {
+        let line = format!(
+            "train --network net.onnx --inputs u.npy --mu 1e-4 --bounds off --device cpu --threads 2 --memory {memory} \
+             --out {name}.safetensors --json {name}.json --progress json"
+        );
+        run(at, &line).expect(code).stderr
+    };
+    let peak = |name: &str| {
+        let text = std::fs::read_to_string(at.join(format!("{name}.json"))).unwrap();
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["peak_memory_bytes"].as_u64().unwrap()
+    };
+    let refused = train("no", "1M", 2);
+    let (_, enough) = refused.split_once("memory: expected at least ").unwrap();
+    let (number, unit) = enough.split_once('B').unwrap().0.trim().split_once(' ').unwrap();
+    let enough = format!("{number}{unit}");
+    train("much", "8G", 0);
+    train("little", &enough, 0);
+    let budget = simplicit::memory::parse(&enough).unwrap();
+    assert!(peak("little") <= budget, "{} bytes held of {budget} allowed", peak("little"));
+    // All rows at once would take a hundred bytes a weight beside the network: neither run does, whatever it may.
+    let weights = (ROWS * 49 * MAPS) as u64;
+    assert!(peak("much") < 90 * weights, "{} for {weights} weights", peak("much"));
+    let bytes = |name: &str| std::fs::read(at.join(name)).unwrap();
+    assert!(bytes("much.safetensors") == bytes("little.safetensors"), "the model depends on the budget");
+}

@@ -77,7 +77,9 @@ impl Packing {
     /// The transpose: one row per channel and phase of the packed operand, reading the packed cotangent.
     pub(crate) fn transposed(&self, taps: &Csr<f32>) -> Stencil {
         let ([above, left], [height, width]) = self.margins();
-        let mut rows = vec![Vec::new(); self.phases.grids()];
+        let mut sizes = vec![0; self.phases.grids()];
+        taps.indices().iter().for_each(|&column| sizes[self.phases.place(column as usize).0] += 1);
+        let mut rows: Vec<Vec<(usize, f32)>> = sizes.into_iter().map(Vec::with_capacity).collect();
         for o in 0..taps.rows() {
             for (column, value) in taps.row(o) {
                 let (grid, [down, right]) = self.phases.place(column);

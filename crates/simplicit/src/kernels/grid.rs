@@ -5,6 +5,8 @@
 //! map and no border needs a branch. A few rows × vectors of results stay in registers over the taps of a row of weights,
 //! and taps are cut into chunks whose piece of the source stays in the first-level cache over all rows.
 
+use std::borrow::Cow;
+
 use super::Instructions;
 use super::block::{Extra, Part, Task, edge};
 use super::cost::{Choice, Cost};
@@ -201,8 +203,13 @@ impl GridWeights {
         borders: Option<Borders>,
         cost: Cost,
     ) -> Self {
-        let sorted: Vec<Vec<(usize, f32)>> =
-            rows.iter().map(|row| row.iter().copied().filter(|(_, v)| *v != 0.0).collect()).collect();
+        // Zeros are rare, and a copy of a large layer's rows is four times its weights.
+        let is_zero = |(_, v): &(usize, f32)| *v == 0.0;
+        let without_zeros = |row: &Vec<(usize, f32)>| row.iter().copied().filter(|e| !is_zero(e)).collect();
+        let sorted: Cow<'_, [Vec<(usize, f32)>]> = match rows.iter().flatten().any(is_zero) {
+            true => Cow::Owned(rows.iter().map(without_zeros).collect()),
+            false => Cow::Borrowed(rows),
+        };
         assert!(sorted.iter().all(|row: &Vec<(usize, f32)>| row.windows(2).all(|w| w[0].0 < w[1].0)));
         let read = || sorted.iter().flatten().map(|(column, _)| offsets[*column]);
         let (reach, even) = (read().max().unwrap_or(0), evenness(read()));

@@ -9,6 +9,8 @@ use crate::kernels::{Cost, Finish, Grid, GridWeights, Instructions};
 const LANES: usize = 16;
 /// Bytes of the source that a block of results reads per channel of a 3 × 3 window, or per weight on its own.
 const FOOTPRINT: usize = 1536;
+/// Columns that are gathered with repetitions.
+const REPEATED: usize = 1 << 16;
 
 /// One row of weights per result map; weight k of a row reads the source `offset[k]` positions further on than the result.
 #[derive(Debug, Clone)]
@@ -30,9 +32,9 @@ impl Stencil {
         rows: impl IntoIterator<Item = R>,
     ) -> Self {
         // An offset that a row has twice gets a column of its own each time.
-        let mut keyed: Vec<Vec<((usize, usize), f32)>> = Vec::new();
+        let mut keyed: Vec<Vec<((u32, u32), f32)>> = Vec::new();
         for row in rows {
-            let mut row: Vec<((usize, usize), f32)> = row.into_iter().map(|(offset, v)| ((offset, 0), v)).collect();
+            let mut row: Vec<((u32, u32), f32)> = row.into_iter().map(|(offset, v)| ((offset as u32, 0), v)).collect();
             row.sort_by_key(|((offset, _), _)| *offset);
             for k in 1..row.len() {
                 if row[k].0.0 == row[k - 1].0.0 {
@@ -41,13 +43,23 @@ impl Stencil {
             }
             keyed.push(row);
         }
-        let mut columns: Vec<(usize, usize)> = keyed.iter().flatten().map(|(key, _)| *key).collect();
+        // The different columns of all rows: what is gathered is cleared of repetitions before it is twice as long.
+        let mut columns: Vec<(u32, u32)> = Vec::new();
+        let mut different = 0;
+        for row in &keyed {
+            columns.extend(row.iter().map(|(key, _)| *key));
+            if columns.len() > 2 * different + REPEATED {
+                columns.sort_unstable();
+                columns.dedup();
+                different = columns.len();
+            }
+        }
         columns.sort_unstable();
         columns.dedup();
-        let offsets: Vec<usize> = columns.iter().map(|(offset, _)| *offset).collect();
-        let place = |key: &(usize, usize)| columns.binary_search(key).unwrap_or(0);
+        let offsets: Vec<usize> = columns.iter().map(|(offset, _)| *offset as usize).collect();
+        let place = |key: &(u32, u32)| columns.binary_search(key).unwrap_or(0);
         let rows: Vec<Vec<(usize, f32)>> =
-            keyed.iter().map(|row| row.iter().map(|(key, v)| (place(key), *v)).collect()).collect();
+            keyed.into_iter().map(|row| row.iter().map(|(key, v)| (place(key), *v)).collect()).collect();
         Self::with_offsets([height, width], stride, &offsets, 9, &rows)
     }
 

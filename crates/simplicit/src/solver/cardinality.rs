@@ -161,8 +161,10 @@ pub(crate) fn solve_in_blocks(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::backend::Cpu;
+    use crate::backend::{Cpu, Inverses};
     use crate::linalg::gemm;
     use crate::random::Random;
     use crate::solver::{PricedRows, cardinality_bound};
@@ -229,6 +231,32 @@ mod tests {
                     bound.bound
                 );
             }
+        }
+    }
+
+    #[test]
+    fn parts_of_whole_blocks_give_the_bits_of_all_rows_and_share_their_inverses() {
+        let mut random = Random::new(12);
+        let (m, d, rows, block) = (60, 180, 70, 32);
+        let features = Matrix::from_fn(m, d, |_, _| random.normal());
+        let targets = Matrix::from_fn(m, rows, |s, k| features[(s, k)] + 0.5 * random.normal());
+        let problems: Vec<RowProblem> = (0..rows).map(|k| RowProblem::new(k, 1.0)).collect();
+        let (settings, cancel) = (CardinalitySettings::default(), Cancel::new());
+        let solve = |design: &Design, part: &[RowProblem], threads: usize| {
+            let threads = Threads::new(threads);
+            solve_in_blocks(design, part, 0.01, &settings, &Cpu, block, threads, &cancel, &mut |_| {}).unwrap()
+        };
+        let whole = Statistics::of(&features, &targets).unwrap();
+        for statistics in [whole, Statistics::of_few(features, &targets).unwrap()] {
+            let all = solve(&Design::new(&statistics).unwrap(), &problems, 2);
+            assert!(all.iter().flatten().any(|w| *w != 0.0) && all.iter().flatten().any(|w| *w == 0.0));
+            let inverses: Arc<Inverses> = Arc::default();
+            let parts = problems.chunks(block).flat_map(|part| {
+                let design = Design::sharing(&statistics, Some(inverses.clone())).unwrap();
+                solve(&design, part, 3)
+            });
+            assert_eq!(parts.collect::<Vec<_>>(), all);
+            assert_eq!(inverses.made(), settings.rungs, "every part has made its own");
         }
     }
 

@@ -183,7 +183,7 @@ pub struct Design<'a> {
     coordinates: [OnceLock<Coordinates<'a>>; 2],
     few_samples: OnceLock<Option<Matrix>>,
     /// Of the splitting of cardinality rows, where they are kept.
-    inverses: Option<Inverses>,
+    inverses: Option<Arc<Inverses>>,
 }
 
 impl<'a> Design<'a> {
@@ -192,12 +192,18 @@ impl<'a> Design<'a> {
         Self::with_features(statistics, (0..statistics.features()).collect())
     }
 
+    /// The same with inverses of cardinality that designs of the same statistics share: for rows that are solved in several
+    /// parts.
+    pub(crate) fn sharing(statistics: &'a Statistics, inverses: Option<Arc<Inverses>>) -> Result<Self> {
+        Self::over(Held::Lent(statistics), (0..statistics.features()).collect(), inverses)
+    }
+
     /// Over some features, in the order given.
     pub fn with_features(statistics: &'a Statistics, features: Vec<usize>) -> Result<Self> {
         Self::over(Held::Lent(statistics), features, None)
     }
 
-    fn over(statistics: Held<'a>, features: Vec<usize>, inverses: Option<Inverses>) -> Result<Self> {
+    fn over(statistics: Held<'a>, features: Vec<usize>, inverses: Option<Arc<Inverses>>) -> Result<Self> {
         if statistics.samples() == 0 {
             return Err(Error::shape("samples", "at least one", 0));
         }
@@ -281,7 +287,7 @@ impl<'a> Design<'a> {
 
     /// Those of cardinality rows, if they are kept.
     pub fn inverses(&self) -> Option<&Inverses> {
-        self.inverses.as_ref()
+        self.inverses.as_deref()
     }
 
     /// Bytes that are held by now: statistics, Ĝ and inverses.
@@ -311,6 +317,6 @@ impl Design<'static> {
     /// several calls.
     pub fn kept(statistics: Arc<Statistics>) -> Result<Self> {
         let features = (0..statistics.features()).collect();
-        Self::over(Held::Shared(statistics), features, Some(Inverses::default()))
+        Self::over(Held::Shared(statistics), features, Some(Arc::default()))
     }
 }

@@ -15,9 +15,12 @@ use crate::solver::Design;
 use crate::statistics::Statistics;
 use crate::train::block_source::{BlockRows, BlockSource, LinearBlock, check, check_weights};
 use crate::train::key::{GroupKey, ModelKey, Pricing, RowsKey, States};
-use crate::train::rows::group::{Allowance, Rows, Stored, entry_price, for_taps, has_bounds, weighed};
+use crate::train::rows::group::{
+    Allowance, Rows, SURVEY_STRATA, Stored, entry_price, for_taps, has_bounds, parts, shared_inverses, surveyed,
+    weighed,
+};
 use crate::train::search::rough::{self, RoughModels};
-use crate::train::search::survey::{self, Survey};
+use crate::train::search::survey::{Survey, Worth};
 use crate::train::search::{CLOSE, Found, PROMISED, Start, seek};
 use crate::train::{Progress, RowReport, Run, TrainReport, TrainSettings, TriedModel};
 use crate::{Error, Result};
@@ -481,27 +484,28 @@ impl RoughModels for Fits<'_> {
     }
 
     fn survey(&mut self, wanted: f64, spread: &dyn Fn(f64) -> Vec<f64>, run: &mut Run) -> Result<Survey> {
-        let mut worth = Vec::new();
+        let mut worth = Worth::new(wanted);
         for part in self.parts(0..self.blocks.len()) {
             for (number, statistics) in self.gather(part, false, 1.0, run)? {
                 let group = &self.groups[number];
                 let design = Design::new(&statistics)?;
                 let problems = self.problems(group, 1.0, &design);
-                worth.extend(
-                    Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems }.worth(),
-                );
+                worth.add(&design, &problems);
             }
         }
-        let prices = spread(survey::middle(&mut worth, wanted).unwrap_or(self.settings.strength));
-        drop(worth);
+        let prices = spread(worth.middle().unwrap_or(self.settings.strength));
         let mut survey = Survey::new(&prices);
         for part in self.parts(0..self.blocks.len()) {
             for (number, statistics) in self.gather(part, false, 1.0, run)? {
                 let group = &self.groups[number];
-                let design = Design::new(&statistics)?;
-                let problems = self.problems(group, 1.0, &design);
+                let all = parts(&self.settings, &statistics, prices.len() * SURVEY_STRATA.min(group.rows.len()), run);
+                let design = Design::sharing(&statistics, shared_inverses(&all))?;
+                let all = self.problems(group, 1.0, &design);
+                let drawn = surveyed(&self.settings, number, &design, &all);
+                let problems: Vec<RowProblem> = drawn.iter().map(|row| all[row.0].clone()).collect();
+                let stands_for: Vec<f64> = drawn.iter().map(|row| row.1).collect();
                 let rows = Rows { name: &group.name, statistics: &statistics, design: &design, problems: &problems };
-                survey.push(rows.survey(&self.settings, number, &prices, run)?);
+                survey.push(rows.survey(&self.settings, &stands_for, &prices, run)?);
             }
         }
         Ok(survey)

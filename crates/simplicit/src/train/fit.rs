@@ -7,7 +7,6 @@ use std::sync::Arc;
 use crate::memory::Room;
 use crate::model::{ImplicitModel, TapBlock, Target};
 use crate::network::Source;
-use crate::parallel::Threads;
 use crate::problem::RowProblem;
 use crate::solver::Design;
 use crate::statistics::Statistics;
@@ -18,10 +17,12 @@ use crate::train::plan::budget;
 use crate::train::plan::work::{self, Kind, Meter};
 use crate::train::plan::{self, Group, GroupId, Plan};
 use crate::train::rows::build::{Build, Evidence, Row, RowReport, row_name};
-use crate::train::rows::group::{Allowance, Rows, for_taps, has_bounds, parts};
+use crate::train::rows::group::{
+    Allowance, Rows, SURVEY_STRATA, for_taps, has_bounds, parts, shared_inverses, surveyed,
+};
 use crate::train::rows::prices::CertificatePrices;
-use crate::train::rows::problems::{kept_rows, problems, reads_states};
-use crate::train::search::survey::{self, Steering, Survey};
+use crate::train::rows::problems::{GroupProblems, kept_rows, reads_states};
+use crate::train::search::survey::{Steering, Survey, Worth};
 use crate::train::{
     Allocation, Objective, OutputRefit, Reconstruction, Run, TrainInput, TrainReport, TrainSettings, Trained,
     TriedModel,
@@ -234,9 +235,9 @@ pub(super) fn certified(
         let Some(Evidence { statistics, weights }) = found.evidence.get(&group.id()) else { continue };
         let strength = found.strengths.get(number).copied().unwrap_or(strength);
         let design = Design::new(statistics)?;
-        let all = 0..group.rows.len();
         let (plan, prices) = (&fitter.plan, &fitter.prices);
-        let problems = problems(plan, input, settings, strength, group, &design, prices, all, run.threads)?;
+        let problems = GroupProblems::new(plan, input, settings, strength, group, &design, prices)
+            .rows(0..group.rows.len(), run.threads)?;
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
         let on_gpu = found.rows[group.rows.clone()].iter().any(|row| row.on_gpu);
         let count = allowance.rows(&rows, weights, on_gpu);
@@ -266,22 +267,23 @@ pub(super) fn survey(
     let kind = Kind::Survey(spread(1.0).len());
     let mut meter = plan.has_taps().then(|| Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
     // What single weights are worth needs the features' sizes alone; the middle price follows from all of them.
-    let mut worth = Vec::new();
+    let kept: usize =
+        plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
+    let mut worth = Worth::new(wanted - kept as f64);
     if plan.has_taps() && !pass.needs_no_walk(run)? {
         pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep, run)?);
     }
-    let kept: usize =
-        plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
     for group in plan.groups() {
         pass.on_group(group, &built, run, |pass, statistics, run| {
             let design = Design::new(statistics)?;
-            let problems = pass.unpriced(group, &design, run.threads)?;
-            worth.extend(Rows { name: &group.name, statistics, design: &design, problems: &problems }.worth());
+            let all = pass.unpriced(group, &design);
+            for part in parts(settings, statistics, group.rows.len(), run) {
+                worth.add(&design, &all.rows(part, run.threads)?);
+            }
             Ok(())
         })?;
     }
-    let prices = spread(survey::middle(&mut worth, wanted - kept as f64).unwrap_or(settings.strength));
-    drop(worth);
+    let prices = spread(worth.middle().unwrap_or(settings.strength));
     // Statistics that there was no room for are gathered again.
     pass.walks = None;
     if plan.has_taps() && !pass.needs_no_walk(run)? {
@@ -394,12 +396,14 @@ impl Pass<'_> {
         // Statistics, and weights before rounding, are kept only where bounds will read them: they may be large.
         let looked_at = !group.kept && has_bounds(settings, statistics.features());
         let mut weights = Vec::new();
-        for part in parts(settings, statistics, group.rows.len()) {
+        let parts = parts(settings, statistics, group.rows.len(), run);
+        let inverses = shared_inverses(&parts);
+        for part in parts {
+            let design = Design::sharing(statistics, inverses.clone())?;
             let first = part.start;
             let key = RowsKey { group: key.clone(), price: strength, robust_round: self.prices.round(), first };
-            let design = Design::new(statistics)?;
-            let (plan, prices) = (self.plan, &*self.prices);
-            let problems = problems(plan, input, settings, strength, group, &design, prices, part, run.threads)?;
+            let problems = GroupProblems::new(self.plan, input, settings, strength, group, &design, self.prices)
+                .rows(part, run.threads)?;
             let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
             let solved = match group.kept {
                 true => rows.as_they_are(name_of, run.threads)?,
@@ -450,9 +454,8 @@ impl Pass<'_> {
     }
 
     /// The problems of a group whose prices are one.
-    fn unpriced(&self, group: &Group, design: &Design, threads: Threads) -> Result<Vec<RowProblem>> {
-        let (plan, input, settings, all) = (self.plan, self.input, self.settings, 0..group.rows.len());
-        problems(plan, input, settings, 1.0, group, design, self.prices, all, threads)
+    fn unpriced<'b, 'd>(&'b self, group: &'b Group, design: &'b Design<'d>) -> GroupProblems<'b, 'd> {
+        GroupProblems::new(self.plan, self.input, self.settings, 1.0, group, design, self.prices)
     }
 
     /// Expected non-zeros of one group at every price.
@@ -466,10 +469,15 @@ impl Pass<'_> {
     ) -> Result<Vec<f64>> {
         let tuned = self.plan.has_taps().then(|| for_taps(self.settings));
         let settings = tuned.as_ref().unwrap_or(self.settings);
-        let design = Design::new(statistics)?;
-        let problems = self.unpriced(group, &design, run.threads)?;
+        let looks = prices.len() * SURVEY_STRATA.min(group.rows.len());
+        let design = Design::sharing(statistics, shared_inverses(&parts(settings, statistics, looks, run)))?;
+        let all = self.unpriced(group, &design);
+        let bare: Vec<RowProblem> = (0..group.rows.len()).map(|k| all.bare(k)).collect();
+        let drawn = surveyed(settings, number, &design, &bare);
+        let problems: Vec<RowProblem> = drawn.iter().map(|row| all.row(row.0)).collect();
+        let stands_for: Vec<f64> = drawn.iter().map(|row| row.1).collect();
         let rows = Rows { name: &group.name, statistics, design: &design, problems: &problems };
-        rows.survey(settings, number, prices, run)
+        rows.survey(settings, &stands_for, prices, run)
     }
 
     /// Keeps statistics for the next model as long as there is room for them.

@@ -34,7 +34,7 @@ pub(in crate::train) fn gather(
     let first = group.first_unit + if group.target == Some(Target::Output) { n } else { 0 };
     let rows: Vec<usize> = (first..first + group.rows.len()).collect();
     let column = |place: Place| match place {
-        Place::Column(j) => Some(j),
+        Place::Column(j) => Some(j as usize),
         Place::Constant => Some(n + shape.inputs),
         Place::Tap { .. } => None,
     };

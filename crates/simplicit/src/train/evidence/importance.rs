@@ -94,8 +94,12 @@ pub(super) fn add_block(total: &mut [f64], sum: &[f64], what: &str) -> Result<()
 
 /// Samples in a block, a power of two: a shard of another process is a whole number of blocks.
 pub(super) fn block_size(model: &ImplicitModel) -> usize {
-    let most = (BLOCK_STATES / model.shape().states.max(1)).clamp(1, BLOCK);
-    1 << most.ilog2()
+    block_samples(model.shape().states)
+}
+
+/// The same for models of so many states.
+pub(in crate::train) fn block_samples(states: usize) -> usize {
+    1 << (BLOCK_STATES / states.max(1)).clamp(1, BLOCK).ilog2()
 }
 
 /// The draws of a block depend on its number alone, not on who computes it.

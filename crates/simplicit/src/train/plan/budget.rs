@@ -6,12 +6,14 @@ use crate::memory::{self, Room};
 use crate::model::Target;
 use crate::parallel::Threads;
 use crate::statistics::{BLOCK, WIDE, are_few, wide_bytes};
+use crate::train::evidence::importance;
 use crate::train::evidence::joint_importance::{self, BYTES_PER_STATE};
 use crate::train::evidence::positions::samples_of;
 use crate::train::evidence::walk;
 use crate::train::evidence::walks::{PIECE, last_readers};
+use crate::train::plan::estimate::PRICES;
 use crate::train::plan::{Group, Plan, connections};
-use crate::train::rows::group::{has_bounds, part_rows};
+use crate::train::rows::group::{ROW_BYTES, SURVEY_STRATA, has_bounds, inverse_bytes, part_rows};
 use crate::train::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
@@ -21,8 +23,15 @@ const WALKING: usize = 6;
 const MEASURED: usize = 256;
 const MEASURED_VALUES: usize = 3;
 /// Bytes of a non-zero as a row has it on the way, and as a model has it.
-const ROW_ENTRY: u64 = 32;
+const ROW_ENTRY: u64 = 16;
 const MODEL_ENTRY: u64 = 12;
+
+/// Bytes of every weight of models that are ready to run, forwards and back: the blocks and their kernels, of the baseline and of a
+/// rough model beside it; and of every weight of the largest layer while it is laid out.
+const PREPARED: u64 = 24;
+const PREPARING: u64 = 40;
+/// Bytes of a state while row weights are computed: before and after its activation, its cotangent and a copy.
+const WEIGHED_STATE: u64 = 16;
 
 /// What a plan takes, in bytes, on top of what the process holds already.
 #[derive(Debug, Clone, Copy)]
@@ -62,30 +71,39 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     let threads = threads.get() as u64;
     // The best model so far and the one in the making.
     let models = if settings.target_sparsity.is_some() { 2 } else { 1 };
-    let (mut largest, mut evidence, mut weights) = (0, 0, 0);
+    let (mut largest, mut evidence, mut weights, mut widest_layer) = (0, 0, 0, 0);
     for group in plan.groups().filter(|group| group.is_measured()) {
         largest = largest.max(group_bytes(group, input.source.samples(), plan.has_taps(), settings, threads));
-        weights += (group.features() * group.rows.len()) as u64;
+        let own = (group.features() * group.rows.len()) as u64;
+        weights += own;
+        widest_layer = widest_layer.max(own);
         if has_bounds(settings, group.features()) {
             evidence += models * 8 * (group.features() * (group.features() + 2 * group.rows.len())) as u64;
         }
     }
     let left = settings.target_sparsity.map_or(1.0, |target| (1.0 - target).clamp(0.0, 1.0));
     let stored = (weights as f64 * left) as u64 * (ROW_ENTRY + models * MODEL_ENTRY);
+    // Row weights, and the models that run for them.
+    let laying = PREPARING * widest_layer;
+    let prepared = PREPARED * weights + laying;
+    let states = layout(input).size();
+    let weighed = input.source.samples().min(importance::block_samples(states)) * states;
+    let weighing = prepared + threads * WEIGHED_STATE * weighed as u64;
     if !plan.has_taps() {
-        return Needs { group: largest + evidence + stored, layers: 0 };
+        return Needs { group: (largest + evidence + stored).max(weighing), layers: 0 };
     }
     // Blocks of samples on their way through a layer; those that go through the whole model, to measure it; and those whose
-    // errors are looked at together, with what every weight is worth.
+    // errors are looked at together.
     let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
     let samples = input.source.samples();
     // Threads at work, each with a block of at most so many samples.
     let at_once = |block: usize| threads.min(samples.div_ceil(block) as u64) * block.min(samples) as u64;
     let walking = 4 * at_once(walk::SAMPLES) * (WALKING * widest) as u64;
     let measuring = 4 * at_once(MEASURED) * (MEASURED_VALUES * widest) as u64;
-    let together = joint_importance::samples_together(layout(input).size()) as u64;
-    let looking = threads * together * (BYTES_PER_STATE * layout(input).size()) as u64 + 8 * weights;
-    let group = (largest + walking).max(measuring).max(looking) + evidence + stored;
+    let together = joint_importance::samples_together(states) as u64;
+    let looking = threads * together * (BYTES_PER_STATE * states) as u64;
+    let running = prepared + measuring.max(looking);
+    let group = ((largest.max(laying) + walking).max(running) + evidence + stored).max(weighing);
     Needs { group, layers: layer_bytes(plan, input, settings) }
 }
 
@@ -94,11 +112,15 @@ fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSetting
     let samples = samples_of(group, settings, images);
     let (d, r, m) = (group.features() as u64, group.rows.len() as u64, samples as u64);
     let few = are_few(samples, group.features());
-    let together = part_rows(settings, few, group.features(), group.rows.len()) as u64;
-    // Problems, their copies for the solver in both precisions, and the answers; of rows that wait, what is stored.
-    let rows = 100 * together * d + 40 * (r - together) * d;
+    let part = |rows: usize| part_rows(settings, few, group.features(), rows, false) as u64;
+    let looks = PRICES * SURVEY_STRATA.min(group.rows.len());
+    let together = part(group.rows.len()).max(if taps { part(looks) } else { 0 });
+    let cut = together < r;
+    // Rows in work; and h of all of them, twice where features of states and of inputs are put together.
+    let rows = ROW_BYTES * together * d + if taps { 8 } else { 16 } * r * d;
     if few {
-        return rows + 40 * m * d;
+        let kept = if cut { 8 * settings.rows.cardinality.rungs as u64 } else { 0 };
+        return rows + (40 + kept) * m * d;
     }
     let gather = if taps && group.features() >= WIDE {
         wide_bytes(group.features(), group.rows.len(), images.div_ceil(PIECE))
@@ -108,7 +130,8 @@ fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSetting
         sums * 8 * (d * d + d * r) + threads * 8 * BLOCK as u64 * (2 * d + r)
     };
     // G, its normalised copy, an inverse in the making; then a factor for every thread that moves entries.
-    let solve = (24 * d * d).max(16 * d * d + 4 * threads * d * d);
+    let kept = if cut { inverse_bytes(settings, group.features()) } else { 0 };
+    let solve = (24 * d * d).max(16 * d * d + 4 * threads * d * d) + kept;
     let bound = if has_bounds(settings, group.features()) { 172 * d * d } else { 0 };
     rows + gather.max(solve).max(bound)
 }

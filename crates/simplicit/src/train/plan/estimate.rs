@@ -11,7 +11,7 @@ use crate::train::search::rough::SAMPLES;
 use crate::train::{TrainInput, TrainSettings, check};
 
 /// Prices that a survey looks at.
-const PRICES: usize = 7;
+pub(in crate::train) const PRICES: usize = 7;
 /// Whole models on the way to a target after a survey: one, and another one now and then.
 const AFTER_SURVEY: f64 = 1.25;
 /// Whole models on the way to a target where each is cheap and none is surveyed, refits in the output metric included: stages

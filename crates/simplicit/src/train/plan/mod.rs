@@ -27,13 +27,13 @@ pub(crate) enum Segment {
     Constant,
 }
 
-/// Where a weight of the model is stored.
+/// Where a weight of the model is stored. In 32 bits, as the model's own columns are: every stored weight has one on the way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// A column of (A B) or (C D).
-    Column(usize),
+    Column(u32),
     /// A column of a tap block.
-    Tap { block: usize, column: usize },
+    Tap { block: u32, column: u32 },
     /// The vector b or d.
     Constant,
 }
@@ -78,9 +78,10 @@ impl Group {
         let mut places = Vec::with_capacity(self.allowed.shape().1);
         for segment in &self.segments {
             match segment {
-                Segment::Columns(columns) => places.extend(columns.iter().map(|&j| Place::Column(j))),
+                Segment::Columns(columns) => places.extend(columns.iter().map(|&j| Place::Column(j as u32))),
                 Segment::Taps { block, first, columns } => {
-                    places.extend((0..*columns).map(|j| Place::Tap { block: *block, column: first + j }));
+                    let tap = |j: usize| Place::Tap { block: *block as u32, column: (first + j) as u32 };
+                    places.extend((0..*columns).map(tap));
                 }
                 Segment::Constant => places.push(Place::Constant),
             }

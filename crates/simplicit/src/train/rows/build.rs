@@ -86,7 +86,7 @@ impl<'a> Build<'a> {
             .collect();
         let columns = |rows: &[&Row], from: usize, cols: usize| {
             let inside = |&(place, v): &(Place, f32)| match place {
-                Place::Column(j) if (from..from + cols).contains(&j) => Some((j - from, v)),
+                Place::Column(j) if (from..from + cols).contains(&(j as usize)) => Some((j as usize - from, v)),
                 _ => None,
             };
             Csr::from_rows(cols, rows.iter().map(|row| row.entries.iter().filter_map(inside).collect::<Vec<_>>()))
@@ -143,7 +143,7 @@ impl<'a> Build<'a> {
         };
         let plain = |source: Source, columns: std::ops::Range<usize>| {
             let inside = |&(place, v): &(Place, f32)| match place {
-                Place::Column(j) if columns.contains(&j) => Some((j - columns.start, v)),
+                Place::Column(j) if columns.contains(&(j as usize)) => Some((j as usize - columns.start, v)),
                 _ => None,
             };
             let rows = rows.iter().map(|row| row.entries.iter().filter_map(inside).collect::<Vec<_>>());
@@ -182,7 +182,7 @@ impl<'a> Build<'a> {
                 Target::Output => self.plan.outputs.rows.clone(),
             };
             let tap = |&(place, v): &(Place, f32)| match place {
-                Place::Tap { block, column } if block == number => Some((column, v)),
+                Place::Tap { block, column } if block as usize == number => Some((column as usize, v)),
                 _ => None,
             };
             let rows = self.rows[rows].iter().map(|row| row.entries.iter().filter_map(tap).collect::<Vec<_>>());

@@ -1,6 +1,10 @@
 //! The rows of one group, from statistics to stored weights: the same steps wherever the statistics were gathered.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use crate::Result;
+use crate::backend::{self, Inverses, block_rows};
 use crate::linalg::{Matrix, toward_zero};
 use crate::parallel::{self, Threads};
 use crate::problem::{RowProblem, Units};
@@ -97,8 +101,10 @@ impl<'a> Rows<'a> {
             // What a ball bounds is rounded toward zero, so that the stored row keeps it.
             let bounded = |j: usize| problem.ball.as_ref().is_some_and(|ball| ball.weights[j] != 0.0);
             let round = |(j, w): (usize, &f64)| (j, if bounded(j) { toward_zero(*w) } else { *w as f32 });
-            let entries: Vec<(usize, f32)> =
-                solved[k].weights.iter().enumerate().map(round).filter(|(_, w)| *w != 0.0).collect();
+            let rounded = || solved[k].weights.iter().enumerate().map(round).filter(|(_, w)| *w != 0.0);
+            // They stay until the model is there: not a byte more than they need.
+            let mut entries: Vec<(usize, f32)> = Vec::with_capacity(rounded().count());
+            entries.extend(rounded());
             let exact: Vec<(usize, f64)> = entries.iter().map(|&(j, w)| (j, f64::from(w))).collect();
             Ok((statistics.mismatch(problem.target, &exact), entries))
         })?;
@@ -144,69 +150,93 @@ impl<'a> Rows<'a> {
         Ok(rows.into_iter().zip(bounds).collect())
     }
 
-    /// For every weight of the baseline, what removing it would add to the row's mismatch if its feature were correlated with no
-    /// other. Rows without a start have none. The problems are those at strength 1.
-    pub(in crate::train) fn worth(&self) -> Vec<f64> {
-        let mut out = Vec::new();
-        for problem in self.problems {
-            let (Some(start), Some(weights)) = (&problem.start, &problem.weights) else { continue };
-            let priced = start.iter().zip(weights).enumerate().filter(|(_, (_, w))| **w > 0.0 && w.is_finite());
-            out.extend(priced.map(|(j, (v, w))| problem.fit * (v * self.design.rms(j)).powi(2) / w));
-        }
-        out
-    }
-
-    /// Expected non-zeros of the group at every price, from rows drawn by the seed and by the splitting alone; the
-    /// problems are those at strength 1.
+    /// Expected non-zeros of the group at every price, by the splitting alone. The problems are those of the rows that
+    /// [`surveyed`] draws, at strength 1; each stands for so many rows.
     pub(in crate::train) fn survey(
         &self,
         settings: &TrainSettings,
-        number: usize,
+        stands_for: &[f64],
         prices: &[f64],
         run: &mut Run,
     ) -> Result<Vec<f64>> {
-        let (design, problems) = (self.design, self.problems);
-        let rows = survey::drawn(design, problems, SURVEY_STRATA, drawing(settings, number));
-        let at = |price: f64, row: usize| {
-            let problem = &problems[row];
+        let rows = self.problems.len();
+        let at = |number: usize| {
+            let (price, problem) = (prices[number / rows], &self.problems[number % rows]);
             let weights = problem.weights.as_ref().map(|w| w.iter().map(|w| w * price).collect());
             RowProblem { weights, ball: None, ..problem.clone() }
         };
-        let priced: Vec<RowProblem> = prices
-            .iter()
-            .flat_map(|&price| rows.iter().map(move |&(row, _)| (price, row)))
-            .map(|(p, r)| at(p, r))
-            .collect();
         let how = CardinalitySettings { moves: false, ..settings.rows.cardinality.clone() };
-        let settings =
+        let tuned =
             TrainSettings { rows: RowSettings { cardinality: how, ..settings.rows.clone() }, ..settings.clone() };
-        let solved = cardinality(self, &settings, 1.0, &priced, run)?;
-        let nonzeros = |w: &Vec<f64>| w.iter().filter(|w| **w != 0.0).count() as f64;
-        let counts = solved
-            .chunks(rows.len().max(1))
-            .map(|at_price| at_price.iter().zip(&rows).map(|(w, (_, stands_for))| stands_for * nonzeros(w)).sum());
-        Ok(counts.collect())
+        let all = prices.len() * rows;
+        let mut nonzeros = Vec::with_capacity(all);
+        for part in parts(settings, self.statistics, all, run) {
+            let priced: Vec<RowProblem> = part.map(at).collect();
+            let solved = cardinality(self, &tuned, 1.0, &priced, block_rows(all), run)?;
+            nonzeros.extend(solved.iter().map(|w| w.iter().filter(|w| **w != 0.0).count() as f64));
+        }
+        let at_price = |counts: &[f64]| counts.iter().zip(stands_for).map(|(count, rows)| rows * count).sum();
+        Ok(nonzeros.chunks(rows.max(1)).map(at_price).collect())
     }
 }
 
-/// Weights of the rows that are solved together where samples are few: what rows share costs little then and is made again.
-const TOGETHER: usize = 1 << 24;
+/// The rows that a survey of group `number` looks at, and how many each stands for.
+pub(in crate::train) fn surveyed(
+    settings: &TrainSettings,
+    number: usize,
+    design: &Design,
+    problems: &[RowProblem],
+) -> Vec<(usize, f64)> {
+    survey::drawn(design, problems, SURVEY_STRATA, drawing(settings, number))
+}
 
-/// A group's rows in the parts that are solved one after the other. It depends on sizes alone.
+/// Weights of the rows that are solved together here, unless a block has more.
+const TOGETHER: usize = 1 << 22;
+/// The same where other processes solve them, a block each at a time.
+const TOGETHER_ELSEWHERE: usize = 1 << 24;
+/// Bytes of every weight of rows that are being solved: problems, their copies for the solver in both precisions, answers.
+pub(in crate::train) const ROW_BYTES: u64 = 100;
+
+/// Rows of a group in the parts that are solved one after the other: whole blocks, so that parts change no bit.
 pub(in crate::train) fn parts(
     settings: &TrainSettings,
     statistics: &Statistics,
     rows: usize,
-) -> Vec<std::ops::Range<usize>> {
+    run: &Run,
+) -> Vec<Range<usize>> {
     let few = are_few(statistics.samples(), statistics.features());
-    let each = part_rows(settings, few, statistics.features(), rows);
+    let each = part_rows(settings, few, statistics.features(), rows, run.keep.delegate().is_some());
     (0..rows).step_by(each).map(|first| first..rows.min(first + each)).collect()
 }
 
-/// Rows of a part.
-pub(in crate::train) fn part_rows(settings: &TrainSettings, few: bool, features: usize, rows: usize) -> usize {
-    let whole = !few || !matches!(settings.objective, Objective::Cardinality);
-    if whole { rows.max(1) } else { (TOGETHER / features.max(1)).clamp(1, rows.max(1)) }
+/// Where these parts keep the inverses that they share; one part has no use for that.
+pub(in crate::train) fn shared_inverses(parts: &[Range<usize>]) -> Option<Arc<Inverses>> {
+    (parts.len() > 1).then(Arc::default)
+}
+
+/// Rows of a part, a power of two of blocks; all rows where keeping the inverses for the parts takes more than all rows do, and
+/// where a GPU solves them, which makes its inverses for every call. It depends on sizes, the device and on who solves rows.
+pub(in crate::train) fn part_rows(
+    settings: &TrainSettings,
+    few: bool,
+    features: usize,
+    rows: usize,
+    elsewhere: bool,
+) -> usize {
+    let (d, block, all) = (features.max(1), block_rows(rows), rows.max(1));
+    let together = if elsewhere { TOGETHER_ELSEWHERE } else { TOGETHER };
+    if !matches!(settings.objective, Objective::Cardinality) || rows * d <= together {
+        return all;
+    }
+    let part = (block << (together / (d * block)).max(1).ilog2()).min(all);
+    let saved = ROW_BYTES * ((all - part) * d) as u64;
+    let on_gpu = || backend::gpu(settings.work.device, rows as f64 * (d * d) as f64).is_ok_and(|gpu| gpu.is_some());
+    if !few && (elsewhere || saved <= inverse_bytes(settings, d) || on_gpu()) { all } else { part }
+}
+
+/// Bytes of all inverses of d features.
+pub(in crate::train) fn inverse_bytes(settings: &TrainSettings, features: usize) -> u64 {
+    4 * (settings.rows.cardinality.ladder().schedule().len() * features * features) as u64
 }
 
 /// Whether rows of so many features get bounds, some or all of them.
@@ -306,6 +336,36 @@ pub(in crate::train) fn entry_price(settings: &TrainSettings, strength: f64) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Device;
+    use crate::train::WorkSettings;
+
+    #[test]
+    fn parts_are_whole_blocks_and_no_larger_than_they_may_be() {
+        let settings = TrainSettings::default();
+        let settings =
+            TrainSettings { work: WorkSettings { device: Device::Cpu, ..settings.work.clone() }, ..settings };
+        for rows in [1, 100, 200, 512, 4096, 100_000] {
+            for features in [1, 785, 4609, 9217, 25_089, 200_000] {
+                let block = block_rows(rows);
+                for (elsewhere, most) in [(false, 1 << 22), (true, 1 << 24)] {
+                    let part = part_rows(&settings, true, features, rows, elsewhere);
+                    assert!(
+                        part == rows || part.is_multiple_of(block) && (part / block).is_power_of_two(),
+                        "{part} of {rows}"
+                    );
+                    assert!(part == rows || part == block || part * features <= most, "{part} of {rows} x {features}");
+                    assert!(part == rows || 2 * part * features > most, "{part} of {rows} x {features} is too few");
+                }
+                // Six inverses in single precision are held for several parts, and must be worth it.
+                let part = part_rows(&settings, false, features, rows, false);
+                let saved = 100 * (rows - part) * features;
+                assert!(part == rows || saved > 24 * features * features, "{part} of {rows} x {features}");
+            }
+        }
+        assert_eq!(part_rows(&settings, true, 25_089, 4096, false), 128);
+        assert_eq!(part_rows(&settings, false, 4097, 4096, false), 512);
+        assert_eq!(part_rows(&settings, false, 9217, 512, false), 512, "not enough rows for their inverses");
+    }
 
     /// A bound takes no longer than training unless asked: multiply-adds of bounds and of solving, counted here again.
     #[test]

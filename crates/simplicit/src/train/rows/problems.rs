@@ -1,5 +1,7 @@
 //! The rows of a group as problems over its design.
 
+use std::ops::Range;
+
 use crate::Result;
 use crate::model::{TapWeights, Target};
 use crate::network::Source;
@@ -11,45 +13,63 @@ use crate::train::rows::group::{entry_price, weighed};
 use crate::train::rows::prices::{self, CertificatePrices};
 use crate::train::{TrainInput, TrainSettings};
 
-/// One problem per row of the group among `rows`, made on all threads: a group may have millions of weights.
-#[allow(clippy::too_many_arguments)]
-pub(in crate::train) fn problems(
-    plan: &Plan,
-    input: &TrainInput,
-    settings: &TrainSettings,
-    strength: f64,
-    group: &Group,
-    design: &Design,
-    prices: &CertificatePrices,
-    rows: std::ops::Range<usize>,
-    threads: Threads,
-) -> Result<Vec<RowProblem>> {
-    let places = group.places();
-    let outputs = group.target == Some(Target::Output);
-    let largest = input.importance.map(|w| w.iter().copied().fold(0.0, f64::max));
-    let factor = entry_price(settings, strength);
-    let lambda = match settings.rows.matching {
-        Matching::Exact => 1.0,
-        Matching::Relaxed { states, outputs: of_outputs } => {
-            if outputs {
-                of_outputs
-            } else {
-                states
-            }
-        }
-    };
-    let problem = |k: usize| {
-        let i = group.rows.start + k;
-        let importance = input.importance.zip(largest).map(|(weights, largest)| (weights[i], largest));
-        let mut problem = weighed(k, lambda, importance, settings, design);
+/// The rows of a group, each made when it is asked for: a group may have hundreds of millions of weights.
+pub(in crate::train) struct GroupProblems<'a, 'd> {
+    plan: &'a Plan,
+    input: &'a TrainInput<'a>,
+    settings: &'a TrainSettings,
+    group: &'a Group,
+    design: &'a Design<'d>,
+    prices: &'a CertificatePrices,
+    places: Vec<Place>,
+    /// λ of the group's rows.
+    lambda: f64,
+    /// The largest row weight of the model.
+    largest: Option<f64>,
+    /// What the settings multiply every entry's penalty with.
+    factor: f64,
+}
+
+impl<'a, 'd> GroupProblems<'a, 'd> {
+    pub(in crate::train) fn new(
+        plan: &'a Plan,
+        input: &'a TrainInput<'a>,
+        settings: &'a TrainSettings,
+        strength: f64,
+        group: &'a Group,
+        design: &'a Design<'d>,
+        prices: &'a CertificatePrices,
+    ) -> Self {
+        let lambda = match settings.rows.matching {
+            Matching::Exact => 1.0,
+            Matching::Relaxed { outputs, .. } if group.target == Some(Target::Output) => outputs,
+            Matching::Relaxed { states, .. } => states,
+        };
+        let largest = input.importance.map(|w| w.iter().copied().fold(0.0, f64::max));
+        let (places, factor) = (group.places(), entry_price(settings, strength));
+        Self { plan, input, settings, group, design, prices, places, lambda, largest, factor }
+    }
+
+    /// Row k without entry weights, ball and start: target, weight and units.
+    pub(in crate::train) fn bare(&self, k: usize) -> RowProblem {
+        let weights = self.input.importance.zip(self.largest);
+        let importance = weights.map(|(weights, largest)| (weights[self.group.rows.start + k], largest));
+        weighed(k, self.lambda, importance, self.settings, self.design)
+    }
+
+    /// Row k.
+    pub(in crate::train) fn row(&self, k: usize) -> RowProblem {
+        let Self { plan, input, settings, group, design, prices, places, factor, .. } = self;
+        let mut problem = self.bare(k);
+        let outputs = group.target == Some(Target::Output);
         let unit = if outputs { input.source.shape().states + k } else { group.first_unit + k };
-        let weight = |(c, place): (usize, &Place)| match place {
+        let weight = |(c, place): (usize, &Place)| match *place {
             _ if !group.allowed.allows(k, c) => f64::INFINITY,
             Place::Constant => 0.0,
-            Place::Column(j) => factor * prices.factor(unit, *j, prices::unit(design, &problem, c)),
+            Place::Column(j) => factor * prices.factor(unit, j as usize, prices::unit(design, &problem, c)),
             Place::Tap { block, column } => {
                 let per_weight = prices::unit(design, &problem, c);
-                factor * prices.tap_factor(*block, group.first_row + k, *column, per_weight)
+                factor * prices.tap_factor(block as usize, group.first_row + k, column as usize, per_weight)
             }
         };
         let weights = places.iter().enumerate().map(weight).collect();
@@ -58,17 +78,21 @@ pub(in crate::train) fn problems(
             let weights = places.iter().map(|&place| f64::from(u8::from(reads_states(plan, input, place)))).collect();
             problem.ball = Some(Ball { radius: kappa, weights });
         }
-        problem.start = start(input, group, &places, k);
+        problem.start = start(input, group, places, k);
         problem
-    };
-    parallel::map(threads, rows.len(), |k| Ok(problem(rows.start + k)))
+    }
+
+    /// Some rows, made on all threads.
+    pub(in crate::train) fn rows(&self, rows: Range<usize>, threads: Threads) -> Result<Vec<RowProblem>> {
+        parallel::map(threads, rows.len(), |k| Ok(self.row(rows.start + k)))
+    }
 }
 
 /// Whether a weight belongs to A (or C).
 pub(in crate::train) fn reads_states(plan: &Plan, input: &TrainInput, place: Place) -> bool {
     match place {
-        Place::Column(j) => j < input.source.shape().states,
-        Place::Tap { block, .. } => plan.blocks[block].source != Source::Input,
+        Place::Column(j) => (j as usize) < input.source.shape().states,
+        Place::Tap { block, .. } => plan.blocks[block as usize].source != Source::Input,
         Place::Constant => false,
     }
 }
@@ -109,8 +133,11 @@ fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Optio
     // Places come nearly always in the order of the columns, so that the next entry is the one looked for, or behind it.
     let (mut next_known, mut next_taps) = (0, vec![0; taps.len()]);
     let weight = |&place: &Place| match place {
-        Place::Column(j) => find(&known, j, &mut next_known),
-        Place::Tap { block, column } => taps.get(block).map_or(0.0, |row| find(row, column, &mut next_taps[block])),
+        Place::Column(j) => find(&known, j as usize, &mut next_known),
+        Place::Tap { block, column } => {
+            let block = block as usize;
+            taps.get(block).map_or(0.0, |row| find(row, column as usize, &mut next_taps[block]))
+        }
         Place::Constant if outputs => f64::from(baseline.output_bias()[k]),
         Place::Constant => f64::from(baseline.state_bias()[group.rows.start + k]),
     };

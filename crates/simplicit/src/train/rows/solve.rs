@@ -79,18 +79,18 @@ pub(in crate::train) fn bound_here(
     solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, told)
 }
 
-/// Weights of cardinality rows over a group's statistics that nobody keeps or certifies.
+/// Weights of cardinality rows over a group's statistics that nobody keeps or certifies, in blocks of so many rows.
 pub(in crate::train) fn cardinality(
     rows: &Rows,
     settings: &TrainSettings,
     strength: f64,
     problems: &[RowProblem],
+    block: usize,
     run: &mut Run,
 ) -> Result<Vec<Vec<f64>>> {
     let Rows { name, statistics, design, .. } = *rows;
     let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
     let mut told = |done| (run.progress)(Progress::Rows { group: name.to_string(), done, total });
-    let block = block_rows(total);
     let mut solved = match keep.delegate() {
         None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut told)?.0,
         Some(elsewhere) => {
@@ -128,7 +128,7 @@ fn row_tasks<'a>(
     blocks.map(task).collect()
 }
 
-/// All rows of a group in blocks, each block kept as it comes.
+/// Rows of a group, all or whole blocks of them, in blocks, each block kept as it comes.
 #[allow(clippy::too_many_arguments)]
 pub(in crate::train) fn solve(
     design: &Design,
@@ -148,7 +148,7 @@ pub(in crate::train) fn solve(
     }
     let mut out = Vec::with_capacity(total);
     let whole = matches!(settings.objective, Objective::Cardinality);
-    let size = if whole { block_rows(total) } else { ROW_BLOCK };
+    let size = if whole { block_rows(statistics.targets()) } else { ROW_BLOCK };
     let blocks: Vec<&[RowProblem]> = problems.chunks(size).collect();
     let length = |block: usize| blocks[block].len() * (d + ROW_EXTRAS);
     let mut kept = Vec::new();

@@ -266,11 +266,49 @@ impl Steering {
 /// rest. It is a guess: the prices of a survey lie on both sides of it.
 const OWN: f64 = 0.1;
 
-/// The price that leaves about `wanted` weights, by what each would be worth if it were alone. `None` without weights.
-pub(in crate::train) fn middle(worth: &mut [f64], wanted: f64) -> Option<f64> {
-    let kept = (wanted.max(0.0) as usize).min(worth.len().checked_sub(1)?);
-    let (_, at, _) = worth.select_nth_unstable_by(kept, |a, b| b.total_cmp(a));
-    Some(OWN * *at).filter(|price| *price > 0.0 && price.is_finite())
+/// What the weights of all groups are worth, each if it were alone: the largest of them, as many as it takes to find a price.
+pub(in crate::train) struct Worth {
+    /// How many weights are to be left.
+    wanted: usize,
+    /// At least the `wanted + 1` largest, with room for as many more.
+    largest: Vec<f64>,
+    count: usize,
+}
+
+impl Worth {
+    /// For a price that leaves about `wanted` weights.
+    pub(in crate::train) fn new(wanted: f64) -> Self {
+        let wanted = wanted.max(0.0) as usize;
+        Self { wanted, largest: Vec::with_capacity(wanted.saturating_add(1).saturating_mul(2)), count: 0 }
+    }
+
+    /// For every weight that rows start from, what removing it would add to the row's mismatch if its feature were correlated
+    /// with no other. Rows without a start have none. The problems are those at strength 1.
+    pub(in crate::train) fn add(&mut self, design: &Design, problems: &[RowProblem]) {
+        for problem in problems {
+            let (Some(start), Some(weights)) = (&problem.start, &problem.weights) else { continue };
+            let priced = start.iter().zip(weights).enumerate().filter(|(_, (_, w))| **w > 0.0 && w.is_finite());
+            self.push(priced.map(|(j, (v, w))| problem.fit * (v * design.rms(j)).powi(2) / w));
+        }
+    }
+
+    fn push(&mut self, worth: impl Iterator<Item = f64>) {
+        for value in worth {
+            if self.largest.len() == self.largest.capacity() {
+                self.largest.select_nth_unstable_by(self.wanted, |a, b| b.total_cmp(a));
+                self.largest.truncate(self.wanted + 1);
+            }
+            self.largest.push(value);
+            self.count += 1;
+        }
+    }
+
+    /// The price that leaves about as many weights as are wanted. `None` without weights.
+    pub(in crate::train) fn middle(mut self) -> Option<f64> {
+        let kept = self.wanted.min(self.count.checked_sub(1)?);
+        let (_, at, _) = self.largest.select_nth_unstable_by(kept, |a, b| b.total_cmp(a));
+        Some(OWN * *at).filter(|price| *price > 0.0 && price.is_finite())
+    }
 }
 
 /// Rows that stand for all of a group, and how many each stands for: one of each of some strata of the row weight, drawn
@@ -384,11 +422,20 @@ mod tests {
 
     #[test]
     fn the_middle_price_leaves_the_weights_that_are_worth_more() {
-        let mut worth: Vec<f64> = (0..1000).map(|k| f64::from((k * 37) % 1000) * 1e-9).collect();
-        let price = middle(&mut worth, 200.0).unwrap();
-        assert_eq!(worth.iter().filter(|w| OWN * **w > price).count(), 200);
-        assert!(middle(&mut worth, 5000.0).is_none(), "the smallest is worth nothing");
-        assert!(middle(&mut [], 1.0).is_none() && middle(&mut [2.0], 1.0) == Some(2.0 * OWN));
+        let worth: Vec<f64> = (0..1000).map(|k| f64::from((k * 37) % 1000) * 1e-9).collect();
+        let middle = |worth: &[f64], wanted: f64| {
+            let mut largest = Worth::new(wanted);
+            // In pieces, as groups come; what is held does not grow with them.
+            worth.chunks(70).for_each(|part| largest.push(part.iter().copied()));
+            assert!(largest.largest.capacity() <= 2 * (wanted as usize + 1));
+            largest.middle()
+        };
+        for wanted in [0, 1, 200, 499, 998] {
+            let price = middle(&worth, f64::from(wanted)).unwrap();
+            assert_eq!(worth.iter().filter(|w| OWN * **w > price).count(), wanted as usize);
+        }
+        assert!(middle(&worth, 5000.0).is_none(), "the smallest is worth nothing");
+        assert!(middle(&[], 1.0).is_none() && middle(&[2.0], 1.0) == Some(2.0 * OWN));
     }
 
     #[test]
