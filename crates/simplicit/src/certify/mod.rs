@@ -28,6 +28,7 @@
 //! multiplied along paths. Constants are double precision; their roundings are below one more u. Inputs are float32: ε is
 //! taken 2⁻²³ larger than asked.
 
+mod backwards;
 mod block;
 mod boxes;
 mod graph;
