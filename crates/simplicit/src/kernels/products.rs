@@ -158,7 +158,8 @@ mod tests {
             for &instructions in Instructions::available() {
                 let mut out = [[f32::NAN; ROW]; TILE];
                 let products = Products::new(instructions, &pairs, &operand, (&weights, width));
-                let runs = [0, count / 3, count].windows(2).enumerate().map(|(k, ends)| Run {
+                let ends = [0, count / 3, count];
+                let runs = ends.windows(2).enumerate().map(|(k, ends)| Run {
                     first: ends[0] as u32,
                     end: ends[1] as u32,
                     further: (k * further) as u32,
