@@ -425,3 +425,94 @@ impl Room {
         self.groups.iter().zip(ends).map(|(&first, end)| &self.runs[first..end])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{MapShape, Source};
+    use crate::model::{TapWeights, Target};
+    use crate::network::Window;
+    use crate::random::Random;
+
+    /// Every coefficient that is wanted is the sum over all results that read its unit, whatever the window, the share of weights,
+    /// the rows that are there and the size of a group; no other row comes to be.
+    #[test]
+    fn coefficients_are_those_of_the_definition() {
+        let mut r = Random::new(23);
+        let (mut dense, mut sparse, mut grouped) = (0, 0, 0);
+        for round in 0..60 {
+            let side = 4 + r.below(4);
+            let input = MapShape { channels: 1 + r.below(12), height: side, width: side + 1 };
+            let window = Window {
+                kernel: [1 + r.below(3), 1 + r.below(3)],
+                stride: [1 + r.below(2), 1 + r.below(2)],
+                padding: [r.below(2), r.below(2), r.below(2), r.below(2)],
+                dilation: [1, 1 + r.below(2)],
+            };
+            let Ok([height, width]) = window.output(input) else { continue };
+            let output = MapShape { channels: 1 + r.below(12), height, width };
+            let share = [1.0, 0.5, 0.1][round % 3];
+            let columns = input.channels * window.area();
+            let taps = Csr::from_rows(
+                columns,
+                (0..output.channels).map(|_| {
+                    let there: Vec<usize> = (0..columns).filter(|_| r.uniform() < share).collect();
+                    there.into_iter().map(|j| (j, r.normal() as f32)).collect::<Vec<_>>()
+                }),
+            );
+            let block = TapBlock {
+                target: Target::Output,
+                source: Source::Input,
+                maps: Vec::new(),
+                window,
+                input,
+                output,
+                groups: 1,
+                weights: TapWeights::Taps(taps.clone()),
+            };
+            let map = Backwards::of_block(&block, &taps, [72, 5][round % 2]);
+            match map.weights {
+                Weights::Dense(_) => dense += 1,
+                Weights::Sparse(_) => sparse += 1,
+            }
+            let (mut from, mut into) = (Rows::default(), Rows::default());
+            // A matrix may read what is a map, so positions of either side may be taken for channels.
+            let own = |map: MapShape, r: &mut Random| if r.below(3) == 0 { 1 } else { map.positions() };
+            from.clear(output.size(), own(output, &mut r));
+            into.clear(input.size(), own(input, &mut r));
+            let mut expected = vec![[0.0f64; LANES]; input.size()];
+            let mut sizes = vec![1.0f64; input.size()];
+            for unit in (0..output.size()).filter(|_| r.uniform() < 0.4).collect::<Vec<_>>() {
+                let row: [f32; LANES] = std::array::from_fn(|_| r.normal() as f32);
+                *from.row(unit) = row;
+                let (o, q) = (unit / output.positions(), unit % output.positions());
+                for (column, w) in taps.row(o) {
+                    let (c, [down, right]) = window.tap(column);
+                    let y = (q / width * window.stride[0] + down).checked_sub(window.padding[0]);
+                    let x = (q % width * window.stride[1] + right).checked_sub(window.padding[1]);
+                    if let (Some(y), Some(x)) = (y.filter(|y| *y < input.height), x.filter(|x| *x < input.width)) {
+                        let at = c * input.positions() + y * input.width + x;
+                        for l in 0..LANES {
+                            expected[at][l] += f64::from(w) * f64::from(row[l]);
+                        }
+                        sizes[at] += 4.0 * f64::from(w.abs());
+                    }
+                }
+            }
+            let dead: Vec<bool> = (0..input.size()).map(|_| r.below(3) == 0).collect();
+            let mut room = Room::default();
+            map.add(&from, &mut into, &dead, &mut room);
+            map.add(&from, &mut into, &dead, &mut room);
+            grouped += usize::from(room.groups.len() > 1);
+            let mut all = Vec::new();
+            into.in_order(&mut all);
+            for (unit, row) in all.as_chunks::<LANES>().0.iter().enumerate() {
+                for l in 0..LANES {
+                    let expected = if dead[unit] { 0.0 } else { 2.0 * expected[unit][l] };
+                    assert!((f64::from(row[l]) - expected).abs() < 1e-6 * sizes[unit], "{round} {unit}: {expected}");
+                }
+            }
+        }
+        assert!(dense > 10 && sparse > 5 && grouped > 5, "{dense} {sparse} {grouped}");
+    }
+}

@@ -120,8 +120,8 @@ pub struct CertifySettings {
     pub norm: Norm,
     /// Whose outputs must keep their class. Default: exact ones and those of a single-precision run.
     pub arithmetic: Arithmetic,
-    /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds; a sample that needs more
-    /// is given up there. Default 2⁴¹, a minute or two.
+    /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds, counted over whole maps with
+    /// all their zeros; a sample that needs more is given up there. Default 2⁴¹, half a minute or so.
     pub work: u64,
 }
 
