@@ -1,5 +1,6 @@
 //! Linear maps between values, many values side by side: forwards, with magnitudes of the weights, and transposed.
 
+use super::backwards::{Backwards, Room, Rows};
 use crate::equilibrium::Packing;
 use crate::linalg::{Csr, Stencil, vectorised};
 use crate::model::{TapBlock, TapWeights};
@@ -18,13 +19,11 @@ pub(super) struct Weights {
     /// Values of the source.
     input: usize,
     packed: usize,
-    packed_cotangent: usize,
     forward: Stencil,
     magnitudes: Stencil,
     /// The weights that are there, each one.
     pattern: Stencil,
-    /// By groups of results, whose sums are added up in double precision: a sum of few products rounds little.
-    transposed: Vec<Stencil>,
+    backwards: Backwards,
     row_terms: usize,
     column_terms: usize,
 }
@@ -54,7 +53,7 @@ impl Select {
 }
 
 impl Linear {
-    /// The weights of a block, without its poolings; a group of the transpose sums about `group` products.
+    /// The weights of a block, without its poolings; sums of more than `group` products of the transpose go on in double precision.
     pub(super) fn of_block(block: &TapBlock, group: usize) -> Self {
         let TapWeights::Taps(taps) = &block.weights else {
             let size = block.output.size();
@@ -62,23 +61,16 @@ impl Linear {
             return Linear::Select(Select::new((0..size as u32).collect(), factor, size));
         };
         let packing = Packing::new(block.input, block.window, block.output);
-        let area = block.window.area();
-        let groups = groups(taps, (group / area).max(1));
-        let terms = |part: &Csr<f32>| {
-            let mut per_channel = vec![0usize; block.input.channels];
-            part.indices().iter().for_each(|&j| per_channel[j as usize / area] += 1);
-            per_channel.into_iter().max().unwrap_or(0)
-        };
+        let backwards = Backwards::of_block(block, taps, group);
         let plain = packing.is_plain() && block.window.area() == 1;
         Linear::Weights(Box::new(Weights {
             input: block.input.size(),
             packed: packing.size(),
-            packed_cotangent: packing.cotangent_size(block.output.channels),
             forward: packing.stencil(taps),
             magnitudes: packing.stencil(&with(taps, f32::abs)),
             pattern: packing.stencil(&with(taps, |_| 1.0)),
-            column_terms: groups.iter().map(terms).max().unwrap_or(0) + AFTER_GROUP,
-            transposed: groups.iter().map(|part| packing.transposed(part)).collect(),
+            column_terms: backwards.group_terms() + AFTER_GROUP,
+            backwards,
             packing: (!plain).then_some(packing),
             row_terms: longest(taps),
         }))
@@ -87,17 +79,16 @@ impl Linear {
     /// A matrix, results × units of the source; groups as of a block.
     pub(super) fn of_entries(entries: &Csr<f32>, group: usize) -> Self {
         let stencil = |m: &Csr<f32>| Stencil::new([1, 1], 1, (0..m.rows()).map(|i| m.row(i).collect::<Vec<_>>()));
-        let groups: Vec<Csr<f32>> = groups(entries, group).iter().map(Csr::transposed).collect();
+        let backwards = Backwards::of_entries(entries, group);
         Linear::Weights(Box::new(Weights {
             packing: None,
             input: entries.cols(),
             packed: 0,
-            packed_cotangent: 0,
             forward: stencil(entries),
             magnitudes: stencil(&with(entries, f32::abs)),
             pattern: stencil(&with(entries, |_| 1.0)),
-            column_terms: groups.iter().map(longest).max().unwrap_or(0) + AFTER_GROUP,
-            transposed: groups.iter().map(stencil).collect(),
+            column_terms: backwards.group_terms() + AFTER_GROUP,
+            backwards,
             row_terms: longest(entries),
         }))
     }
@@ -147,49 +138,26 @@ impl Linear {
         }
     }
 
-    /// `dx += mapᵀ(dout)`.
-    pub(super) fn transposed(&self, dout: &[f32], dx: &mut [f32], lanes: usize, room: &mut Packed) {
+    /// `into += mapᵀ(from)`; nothing needs to be known of units of the source that are `dead`.
+    pub(super) fn transposed(&self, from: &Rows, into: &mut Rows, dead: &[bool], room: &mut Packed) {
         match self {
-            Linear::Weights(w) => match &w.packing {
-                None => w.add_groups(dx, dout, lanes, &mut room.partial, &mut room.sums),
-                Some(packing) => {
-                    let above = sized(&mut room.above, w.packed_cotangent * lanes);
-                    packing.pack_cotangent(dout, above, lanes);
-                    let below = sized(&mut room.below, w.packed * lanes);
-                    below.fill(0.0);
-                    w.add_groups(below, above, lanes, &mut room.partial, &mut room.sums);
-                    packing.unpack_add(below, dx, lanes);
-                }
-            },
-            Linear::Select(s) => {
-                for ((&from, &factor), dout) in s.from.iter().zip(&s.factor).zip(dout.chunks_exact(lanes)) {
-                    if from != NONE {
-                        let dx = &mut dx[from as usize * lanes..][..lanes];
-                        dx.iter_mut().zip(dout).for_each(|(dx, d)| *dx += factor * d);
-                    }
-                }
-            }
+            Linear::Weights(w) => w.backwards.add(from, into, dead, &mut room.rows),
+            Linear::Select(s) => vectorised(
+                #[inline(always)]
+                || {
+                    from.each(|i, row| {
+                        if s.from[i] != NONE {
+                            let into = into.row(s.from[i] as usize);
+                            into.iter_mut().zip(row).for_each(|(into, v)| *into += s.factor[i] * v);
+                        }
+                    });
+                },
+            ),
         }
     }
 }
 
 impl Weights {
-    /// Adds every group's sums, and then the sum of these.
-    fn add_groups(&self, into: &mut [f32], source: &[f32], lanes: usize, partial: &mut Vec<f32>, sums: &mut Vec<f64>) {
-        let partial = sized(partial, into.len());
-        sums.clear();
-        sums.resize(into.len(), 0.0);
-        for group in &self.transposed {
-            partial.fill(0.0);
-            group.accumulate(partial, source, lanes);
-            vectorised(
-                #[inline(always)]
-                || sums.iter_mut().zip(partial.iter()).for_each(|(s, p)| *s += f64::from(*p)),
-            );
-        }
-        into.iter_mut().zip(sums.iter()).for_each(|(i, s)| *i += *s as f32);
-    }
-
     fn apply(&self, stencil: &Stencil, x: &[f32], out: &mut [f32], lanes: usize, room: &mut Packed) {
         match &self.packing {
             None => stencil.accumulate(out, &x[..self.input * lanes], lanes),
@@ -216,10 +184,8 @@ impl Select {
 /// Room for padded operands.
 #[derive(Default)]
 pub(super) struct Packed {
-    above: Vec<f32>,
     below: Vec<f32>,
-    partial: Vec<f32>,
-    sums: Vec<f64>,
+    rows: Room,
 }
 
 fn sized(room: &mut Vec<f32>, size: usize) -> &mut [f32] {
@@ -231,15 +197,6 @@ fn sized(room: &mut Vec<f32>, size: usize) -> &mut [f32] {
 
 fn with(m: &Csr<f32>, part: impl Fn(f32) -> f32) -> Csr<f32> {
     Csr::from_rows(m.cols(), (0..m.rows()).map(|i| m.row(i).map(|(j, w)| (j, part(w))).collect::<Vec<_>>()))
-}
-
-/// So many rows each, the others empty.
-fn groups(m: &Csr<f32>, rows: usize) -> Vec<Csr<f32>> {
-    let part = |first: usize| {
-        let own = |i: usize| if (first..first + rows).contains(&i) { m.row(i).collect() } else { Vec::new() };
-        Csr::from_rows(m.cols(), (0..m.rows()).map(own))
-    };
-    (0..m.rows()).step_by(rows).map(part).collect()
 }
 
 fn longest(m: &Csr<f32>) -> usize {

@@ -29,6 +29,8 @@ pub(super) struct Bounds {
     pub(super) slack: Vec<f64>,
     /// How far a value is moved after its activation; empty for nowhere.
     pub(super) moved: Vec<f64>,
+    /// Units whose value is zero whatever happens, so that nothing needs their coefficients; empty for none.
+    pub(super) dead: Vec<bool>,
     /// Side by side: the centre; how far the interval goes above zero, less how far below.
     centres: Vec<f32>,
     /// Side by side, rounded outwards: radius; largest magnitude; how far the interval goes above zero and below, together.
@@ -114,6 +116,8 @@ impl Bounds {
         self.lines.resize(size, Lines::over(Activation::Identity, 0.0, 0.0));
         (self.x_low, self.x_high) = (self.low.clone(), self.high.clone());
         self.moved.clear();
+        self.dead.clear();
+        self.dead.resize(size, false);
         for (range, activation) in &node.activations {
             if *activation == Activation::Identity {
                 continue;
@@ -139,6 +143,7 @@ impl Bounds {
                     x_low -= self.moved[i];
                     x_high += self.moved[i];
                 }
+                self.dead[i] = (x_low, x_high) == (0.0, 0.0);
                 (self.x_low[i], self.x_high[i]) = (x_low, x_high);
             }
         }
@@ -166,6 +171,7 @@ impl Bounds {
     /// Hands values on with errors of their own.
     pub(super) fn move_by(&mut self, errors: &[f64]) {
         self.moved.resize(self.x_low.len(), 0.0);
+        self.dead.clear();
         for (i, e) in errors.iter().enumerate() {
             self.moved[i] += e;
             self.x_low[i] -= e;

@@ -46,6 +46,8 @@ pub(super) enum Kind {
 pub(super) struct Node {
     pub(super) kind: Kind,
     pub(super) size: usize,
+    /// Of its map; one where it has none.
+    pub(super) positions: usize,
     pub(super) terms: Vec<Term>,
     /// One per unit of a sum.
     pub(super) bias: Vec<f32>,
@@ -133,6 +135,7 @@ impl Graph {
                     let mut node = self.sum(&mut places, &model.summands(Target::Layer(k)), layer.size)?;
                     node.bias = bias.iter().flat_map(|b| std::iter::repeat_n(*b, each)).collect();
                     node.activations = vec![(0..layer.size, layer.activation)];
+                    node.positions = each;
                     node
                 }
                 Some(operator) => self.operator(&places, operator, layer.size, &layer.name)?,
@@ -335,6 +338,7 @@ impl Node {
         Self {
             kind,
             size,
+            positions: 1,
             terms: Vec::new(),
             bias: Vec::new(),
             activations: Vec::new(),

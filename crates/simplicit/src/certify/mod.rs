@@ -28,6 +28,7 @@
 //! multiplied along paths. Constants are double precision; their roundings are below one more u. Inputs are float32: ε is
 //! taken 2⁻²³ larger than asked.
 
+mod backwards;
 mod block;
 mod boxes;
 mod graph;
@@ -119,8 +120,8 @@ pub struct CertifySettings {
     pub norm: Norm,
     /// Whose outputs must keep their class. Default: exact ones and those of a single-precision run.
     pub arithmetic: Arithmetic,
-    /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds; a sample that needs more
-    /// is given up there. Default 2⁴¹, a minute or two.
+    /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds, counted over whole maps with
+    /// all their zeros; a sample that needs more is given up there. Default 2⁴¹, half a minute or so.
     pub work: u64,
 }
 

@@ -4,6 +4,7 @@
 //! the value of a network of the chosen lines at the point of the input set where it is smallest, so its derivative by a
 //! slope is the coefficient of the unit's value (where that is not negative) times the unit's pre-activation there.
 
+use super::backwards::Rows;
 use super::block::Packed;
 use super::boxes::Bounds;
 use super::graph::{Graph, Kind};
@@ -74,9 +75,8 @@ impl Slopes {
         own.slope.get(own.row[i] as usize)
     }
 
-    pub(super) fn keep(&mut self, k: usize, own: &[f32]) {
-        self.kept[k].clear();
-        self.kept[k].extend_from_slice(own);
+    pub(super) fn keep(&mut self, k: usize, own: &Rows) {
+        own.in_order(&mut self.kept[k]);
     }
 
     /// The coefficients of the pre-activations of node k in the last substitution; nothing where it did not pass there.
@@ -119,6 +119,7 @@ impl Slopes {
         for (k, node) in graph.nodes.iter().enumerate().take(self.of.len()) {
             let mut x = vec![0.0f32; node.size * LANES];
             match &node.kind {
+                Kind::Input if at_input.is_empty() => {}
                 Kind::Input => (0..lanes).for_each(|l| input.smallest_at(at_input, l, &mut x)),
                 Kind::Free => {
                     for (i, x) in x.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {

@@ -4,6 +4,7 @@
 //! rounded z_i itself, the function is off by at most |coefficient|·slack_i, which is taken from its constant at once:
 //! errors never travel along paths.
 
+use super::backwards::Rows;
 use super::block::Packed;
 use super::boxes::Bounds;
 use super::graph::{Graph, Kind};
@@ -21,9 +22,11 @@ pub(super) type Lane = [f64; LANES];
 /// Room for the coefficients of `LANES` functions.
 pub(super) struct Substitution<'a> {
     graph: &'a Graph,
-    /// Per node: coefficients of its values, units × lanes.
-    coefficients: Vec<Vec<f32>>,
+    /// Per node: coefficients of its values.
+    coefficients: Vec<Rows>,
     touched: Vec<bool>,
+    /// Coefficients of the values where the last substitution ended, units × lanes.
+    ended: Vec<f32>,
     pub(super) constant: Lane,
     /// Where functions are bounded from above, too: their largest values.
     upper: Option<Lane>,
@@ -56,8 +59,9 @@ impl<'a> Substitution<'a> {
         let count = graph.nodes.len();
         Self {
             graph,
-            coefficients: vec![Vec::new(); count],
+            coefficients: (0..count).map(|_| Rows::default()).collect(),
             touched: vec![false; count],
+            ended: Vec::new(),
             constant: [0.0; LANES],
             upper: None,
             packed: Packed::default(),
@@ -91,12 +95,12 @@ impl<'a> Substitution<'a> {
         slopes: Option<&mut Slopes>,
     ) -> Lane {
         self.constant = [0.0; LANES];
+        self.ended.clear();
         let size = self.graph.nodes[top].size;
         let mut start = std::mem::take(&mut self.coefficients[top]);
-        start.clear();
-        start.resize(size * LANES, 0.0);
+        start.clear(size, self.graph.nodes[top].positions);
         for (lane, function) in functions.iter().enumerate() {
-            function.iter().for_each(|&(unit, w)| start[unit * LANES + lane] = w);
+            function.iter().for_each(|&(unit, w)| start.row(unit)[lane] = w);
         }
         self.pass_on(top, &start, all);
         self.coefficients[top] = start;
@@ -130,20 +134,23 @@ impl<'a> Substitution<'a> {
     }
 
     /// The smallest values of what is left go to the constants, the largest to the upper ones.
-    fn end(&mut self, own: &[f32], smallest: impl Fn(&mut Lane, &[f32])) {
-        smallest(&mut self.constant, own);
+    fn end(&mut self, own: &Rows, smallest: impl Fn(&mut Lane, &[f32])) {
+        let mut flat = std::mem::take(&mut self.ended);
+        own.in_order(&mut flat);
+        smallest(&mut self.constant, &flat);
         if let Some(upper) = &mut self.upper {
-            let (mut least, minus) = ([0.0; LANES], own.iter().map(|v| -v).collect::<Vec<f32>>());
-            smallest(&mut least, &minus);
+            let mut least = [0.0; LANES];
+            flat.iter_mut().for_each(|v| *v = -*v);
+            smallest(&mut least, &flat);
             upper.iter_mut().zip(least).for_each(|(u, l)| *u -= l);
         }
+        self.ended = flat;
     }
 
     /// One step of the slopes, at the input coefficients of the last substitution.
     pub(super) fn improve(&mut self, slopes: &mut Slopes, all: &[Bounds], input: &InputSet, lanes: usize) {
-        let at_input = self.coefficients.first().map_or(&[][..], |c| c);
-        if !at_input.is_empty() {
-            slopes.step(self.graph, all, (input, at_input), lanes, &mut self.packed);
+        if !self.ended.is_empty() {
+            slopes.step(self.graph, all, (input, &self.ended), lanes, &mut self.packed);
         }
     }
 
@@ -155,22 +162,18 @@ impl<'a> Substitution<'a> {
         input: &InputSet,
         lanes: usize,
     ) -> Vec<Vec<f32>> {
-        let at_input = self.coefficients.first().map_or(&[][..], |c| c);
-        slopes.sweep(self.graph, all, (input, at_input), lanes, &mut self.packed, 0.0)
+        slopes.sweep(self.graph, all, (input, &self.ended), lanes, &mut self.packed, 0.0)
     }
 
     /// Coefficients of a node's values, all zero where it is reached first.
     fn reach(&mut self, k: usize) {
         if !std::mem::replace(&mut self.touched[k], true) {
-            let size = self.graph.nodes[k].size * LANES;
-            let own = &mut self.coefficients[k];
-            own.clear();
-            own.resize(size, 0.0);
+            self.coefficients[k].clear(self.graph.nodes[k].size, self.graph.nodes[k].positions);
         }
     }
 
     /// Coefficients of pre-activations become those of what the node reads.
-    fn pass_on(&mut self, k: usize, own: &[f32], all: &[Bounds]) {
+    fn pass_on(&mut self, k: usize, own: &Rows, all: &[Bounds]) {
         let graph = self.graph;
         let node = &graph.nodes[k];
         let (constant, slack) = (&mut self.constant, &all[k].slack);
@@ -178,100 +181,98 @@ impl<'a> Substitution<'a> {
         vectorised(
             #[inline(always)]
             || {
-                for (i, row) in own.as_chunks::<LANES>().0.iter().enumerate() {
-                    if row.iter().all(|v| *v == 0.0) {
-                        continue;
-                    }
-                    let (bias, slack) = (node.bias_of(i), slack[i]);
-                    for l in 0..LANES {
-                        let v = f64::from(row[l]);
-                        constant[l] += v * bias - v.abs() * slack;
-                    }
-                    if let Some(upper) = upper.as_deref_mut() {
+                own.each(
+                    #[inline(always)]
+                    |i, row| {
+                        let (bias, slack) = (node.bias_of(i), slack[i]);
                         for l in 0..LANES {
                             let v = f64::from(row[l]);
-                            upper[l] += v * bias + v.abs() * slack;
+                            constant[l] += v * bias - v.abs() * slack;
                         }
-                    }
-                }
+                        if let Some(upper) = upper.as_deref_mut() {
+                            for l in 0..LANES {
+                                let v = f64::from(row[l]);
+                                upper[l] += v * bias + v.abs() * slack;
+                            }
+                        }
+                    },
+                );
             },
         );
         for term in &node.terms {
             self.reach(term.source);
             let into = &mut self.coefficients[term.source];
-            term.map.transposed(own, into, LANES, &mut self.packed);
+            term.map.transposed(own, into, &all[term.source].dead, &mut self.packed);
         }
     }
 
     /// Coefficients of values become those of pre-activations: each takes the line that bounds its product from below.
-    fn through_activation(&mut self, k: usize, own: &mut [f32], bounds: &Bounds, slopes: Option<&Slopes>) {
+    fn through_activation(&mut self, k: usize, own: &mut Rows, bounds: &Bounds, slopes: Option<&Slopes>) {
         let constant = &mut self.constant;
         let mut largest = self.upper.as_mut();
         let moved = |i: usize| bounds.moved.get(i).copied().unwrap_or(0.0);
         vectorised(
             #[inline(always)]
             || {
-                for (i, row) in own.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-                    let lines: &Lines = &bounds.lines[i];
-                    let moved = moved(i);
-                    if lines.exact() && moved == 0.0 && lines.below == 0.0 {
-                        if lines.lower != 1.0 {
-                            row.iter_mut().for_each(|v| *v *= lines.lower);
+                own.retain(
+                    #[inline(always)]
+                    |i, row| {
+                        let lines: &Lines = &bounds.lines[i];
+                        let moved = moved(i);
+                        if lines.exact() && moved == 0.0 && lines.below == 0.0 {
+                            if lines.lower != 1.0 {
+                                row.iter_mut().for_each(|v| *v *= lines.lower);
+                            }
+                            return lines.lower != 0.0;
                         }
-                        continue;
-                    }
-                    if row.iter().all(|v| *v == 0.0) {
-                        continue;
-                    }
-                    if let Some(largest) = largest.as_deref_mut() {
-                        // Where slopes differ the unit is an unstable ReLU, leaky or not, and any slope in between goes through zero.
-                        let below = if lines.lower == lines.upper { lines.below } else { 0.0 };
+                        if let Some(largest) = largest.as_deref_mut() {
+                            // Where slopes differ the unit is an unstable ReLU, leaky or not, and any slope in between goes through zero.
+                            let below = if lines.lower == lines.upper { lines.below } else { 0.0 };
+                            for l in 0..LANES {
+                                let wide = f64::from(row[l]);
+                                let (down, up) = if wide >= 0.0 { (below, lines.above) } else { (lines.above, below) };
+                                constant[l] += wide * down - wide.abs() * moved;
+                                largest[l] += wide * up + wide.abs() * moved;
+                                row[l] *= lines.upper;
+                            }
+                            return true;
+                        }
+                        let lower: [f32; LANES] = match slopes.and_then(|s| s.of_unit(k, i)) {
+                            Some(own) => *own,
+                            None => [lines.lower; LANES],
+                        };
                         for l in 0..LANES {
-                            let wide = f64::from(row[l]);
-                            let (down, up) = if wide >= 0.0 { (below, lines.above) } else { (lines.above, below) };
-                            constant[l] += wide * down - wide.abs() * moved;
-                            largest[l] += wide * up + wide.abs() * moved;
-                            row[l] *= lines.upper;
+                            let v = row[l];
+                            let positive = v >= 0.0;
+                            let offset = if positive { lines.below } else { lines.above };
+                            let slope = if positive { lower[l] } else { lines.upper };
+                            let wide = f64::from(v);
+                            constant[l] += wide * offset - wide.abs() * moved;
+                            row[l] = v * slope;
                         }
-                        continue;
-                    }
-                    let lower: [f32; LANES] = match slopes.and_then(|s| s.of_unit(k, i)) {
-                        Some(own) => *own,
-                        None => [lines.lower; LANES],
-                    };
-                    for l in 0..LANES {
-                        let v = row[l];
-                        let positive = v >= 0.0;
-                        let offset = if positive { lines.below } else { lines.above };
-                        let slope = if positive { lower[l] } else { lines.upper };
-                        let wide = f64::from(v);
-                        constant[l] += wide * offset - wide.abs() * moved;
-                        row[l] = v * slope;
-                    }
-                }
+                        true
+                    },
+                );
             },
         );
     }
 
-    fn through_maximum(&mut self, source: usize, own: &[f32], bounds: &Bounds) {
+    fn through_maximum(&mut self, source: usize, own: &Rows, bounds: &Bounds) {
         self.reach(source);
         let (constant, into) = (&mut self.constant, &mut self.coefficients[source]);
-        for (i, row) in own.as_chunks::<LANES>().0.iter().enumerate() {
-            if row.iter().all(|v| *v == 0.0) {
-                continue;
-            }
+        own.each(|i, row| {
             let (largest, slack) = (&bounds.largest[i], bounds.slack[i]);
             for (l, &v) in row.iter().enumerate() {
                 let wide = f64::from(v);
                 constant[l] -= wide.abs() * slack;
-                if v >= 0.0 {
-                    into[largest.below as usize * LANES + l] += v;
-                } else {
-                    into[largest.above as usize * LANES + l] += v * largest.slope;
+                if v > 0.0 {
+                    into.row(largest.below as usize)[l] += v;
+                } else if v < 0.0 {
+                    into.row(largest.above as usize)[l] += v * largest.slope;
                     constant[l] += wide * largest.offset;
                 }
             }
-        }
+        });
     }
 }
 
@@ -279,6 +280,9 @@ impl<'a> Substitution<'a> {
 fn close(constant: &mut Lane, own: &[f32], bounds: &Bounds) {
     let ends = bounds.x_low.iter().zip(&bounds.x_high);
     for (row, (&low, &high)) in own.as_chunks::<LANES>().0.iter().zip(ends) {
+        if row.iter().all(|v| *v == 0.0) {
+            continue;
+        }
         for l in 0..LANES {
             let v = f64::from(row[l]);
             constant[l] += if v >= 0.0 { v * low } else { v * high };

@@ -17,6 +17,7 @@ mod cost;
 pub mod elementary;
 mod grid;
 mod pool;
+mod products;
 mod slices;
 mod turn;
 mod vector;
@@ -26,6 +27,7 @@ pub use clock::thread_seconds;
 pub use cost::{Choice, Cost, register_peak};
 pub use grid::{Borders, Finish, Grid, GridWeights, Residual};
 pub use pool::{Crew, together, with_crew};
+pub use products::{Pair, Products, ROW, Run, TILE};
 pub use slices::{FEW, RowWeights};
 pub use turn::turn_squares;
 

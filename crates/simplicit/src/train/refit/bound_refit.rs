@@ -43,7 +43,7 @@ const AIM: Aim = Aim { sharpness: 2.0, keep: 1.0 };
 /// One sample of so many is not fitted.
 const HELD_OUT: usize = 5;
 /// Multiply-adds of all intervals at most: of more samples than that allows the first are taken. Some half an hour of one core.
-const MOST_WORK: u64 = 1 << 45;
+const MOST_WORK: u64 = 1 << 46;
 /// Fewer samples than these are not worth a refit.
 const LEAST_SAMPLES: usize = 100;
 /// Samples whose cost is looked at before the rest.
@@ -334,8 +334,8 @@ mod tests {
                 let taken = taken(samples, each);
                 let cost = |n: usize| n as u128 * u128::from(each);
                 assert!(taken <= samples && taken >= samples.min(100), "{each} {samples}: {taken}");
-                assert!(taken <= 100 || cost(taken) <= 1 << 45, "{each} {samples}: {taken}");
-                assert!(taken == samples || cost(taken + 1) > 1 << 45, "{each} {samples}: {taken}");
+                assert!(taken <= 100 || cost(taken) <= 1 << 46, "{each} {samples}: {taken}");
+                assert!(taken == samples || cost(taken + 1) > 1 << 46, "{each} {samples}: {taken}");
             }
         }
     }
