@@ -485,9 +485,7 @@ impl<'a> Importer<'a> {
                     return Ok(*node);
                 }
                 let Tensor { dims, values } = constant.to_floats();
-                // −∞ masks an entry of a softmax; any number far below the others does the same.
-                let values =
-                    values.into_iter().map(|v| if v == f32::NEG_INFINITY { -1e30 } else { v }).collect::<Vec<_>>();
+                let values = values.into_iter().map(finite).collect::<Vec<_>>();
                 let parameter = *is_weight && values.len() > 1;
                 let node = self.builder.push_constant(Dims::new(&dims)?, values, parameter)?;
                 self.constants.insert(key, (constant.clone(), node));
@@ -496,6 +494,11 @@ impl<'a> Importer<'a> {
             Value::Unknown => Err(Error::shape("input", "a value", "one that could not be read")),
         }
     }
+}
+
+/// A number in the place of −∞, which masks an entry of a softmax or a maximum: any number far below the others does that.
+pub(super) fn finite(value: f32) -> f32 {
+    if value == f32::NEG_INFINITY { -1e30 } else { value }
 }
 
 /// All names that the branches of a node read.

@@ -6,9 +6,9 @@ use super::constant::{Constant, Tensor, place};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
 use super::proto::NodeProto;
-use crate::graph::{Binary, Structure, Unary};
+use crate::graph::{Binary, Dims, Structure, Unary};
 use crate::linalg::Matrix;
-use crate::network::{BatchNorm, Shape, Window};
+use crate::network::{BatchNorm, Network, NodeId, Shape, Window};
 use crate::{Error, Result};
 
 /// A dense layer over the last axis of a value with several positions.
@@ -79,7 +79,7 @@ impl Importer<'_> {
         self.product(inputs.value(0)?, inputs.value(1)?)
     }
 
-    fn product(&mut self, a: &Value, b: &Value) -> Result<Value> {
+    pub(super) fn product(&mut self, a: &Value, b: &Value) -> Result<Value> {
         let (left, right) = (self.dims(a), self.dims(b));
         if left.is_empty() || right.is_empty() {
             return Err(Error::shape("MatMul", "operands with axes", "a single number"));
@@ -164,6 +164,11 @@ impl Importer<'_> {
     pub(super) fn convolution(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let weights = inputs.weights(1)?;
         let value = inputs.value(0)?;
+        if let Value::Constant(..) = value {
+            return self.computed(value, |importer, value| {
+                importer.convolution(node, &Inputs(&[&[Some(value)], &inputs.0[1..]].concat()))
+            });
+        }
         let spatial = weights.dims.len().saturating_sub(2);
         if !(1..=2).contains(&spatial) {
             return Err(Error::unsupported(
@@ -207,7 +212,62 @@ impl Importer<'_> {
         self.reshape(&Value::Node(id), &[1, out, size])
     }
 
+    /// What a convolution makes of a constant, by running it as a network of its own. Its samples are along the first axis.
+    pub(super) fn computed(
+        &mut self,
+        value: &Value,
+        apply: impl FnOnce(&mut Self, Value) -> Result<Value>,
+    ) -> Result<Value> {
+        let tensor = self.floats_of(value)?;
+        let [samples, ref sizes @ ..] = tensor.dims[..] else {
+            return Err(Error::shape("a convolution of a constant", "batch × channels × positions", "a single number"));
+        };
+        let builder = Network::builder(Shape::from_dims(Dims::new(&[&[1], sizes].concat())?))?;
+        let u = Matrix::from_vec(samples, sizes.iter().product(), tensor.values)?;
+        let input = builder.here().0;
+        let outer = std::mem::replace(&mut self.builder, builder);
+        let out = apply(self, Value::Node(input)).and_then(|out| self.node_of(&out));
+        let own = std::mem::replace(&mut self.builder, outer);
+        let out = out?;
+        let mut dims = own.shape_of(out).dims().sizes().to_vec();
+        super::constant::size(&[samples, dims.iter().product()])?;
+        dims[0] = samples;
+        let values = own.at(NodeId(out))?.build()?.forward(&u)?.as_slice().to_vec();
+        self.constant(Constant::Floats(Tensor { dims, values }), matches!(value, Value::Constant(_, true)))
+    }
+
+    /// A norm by the mean and variance of a constant itself: how weights that are standardised are written.
+    fn own_norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let value = inputs.value(0)?;
+        let dims = self.dims(value);
+        let axes: Vec<usize> = (0..dims.len()).filter(|&axis| axis != 1).collect();
+        let mean = |importer: &mut Self, value: Value| {
+            let reduction = crate::graph::Reduction::Mean;
+            importer.structure(Structure::Reduce { reduction, axes: axes.clone(), keep: true }, &[value])
+        };
+        let average = mean(self, value.clone())?;
+        let centred = self.binary(Binary::Subtract, value, &average)?;
+        let squares = self.binary(Binary::Multiply, &centred, &centred)?;
+        let variance = mean(self, squares)?;
+        let epsilon = self.number(node.float("epsilon", 1e-5))?;
+        let moved = self.binary(Binary::Add, &variance, &epsilon)?;
+        let root = self.unary(Unary::Sqrt, &moved)?;
+        let mut out = self.binary(Binary::Divide, &centred, &root)?;
+        let per_channel: Vec<usize> = (0..dims.len()).map(|axis| if axis == 1 { dims[1] } else { 1 }).collect();
+        for (k, binary) in [(1, Binary::Multiply), (2, Binary::Add)] {
+            let each = self.reshape(inputs.value(k)?, &per_channel)?;
+            out = self.binary(binary, &out, &each)?;
+        }
+        Ok(out)
+    }
+
     pub(super) fn batch_norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        if node.int("training_mode", 0) != 0
+            && inputs.0.iter().flatten().all(|v| matches!(v, Value::Constant(..)))
+            && self.dims(inputs.value(0)?).len() >= 2
+        {
+            return self.own_norm(node, inputs);
+        }
         node.require_int("training_mode", 0, "export the network in eval mode")?;
         node.require_int("spatial", 1, "one mean per channel is read; export again with a newer opset")?;
         let value = inputs.value(0)?;

@@ -147,6 +147,11 @@ impl Phases {
 impl Importer<'_> {
     pub(super) fn transposed_convolution(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let (value, weights) = (inputs.value(0)?, inputs.weights(1)?);
+        if let Value::Constant(..) = value {
+            return self.computed(value, |importer, value| {
+                importer.transposed_convolution(node, &Inputs(&[&[Some(value)], &inputs.0[1..]].concat()))
+            });
+        }
         let phases = Phases::of(node, &weights.dims)?;
         let dims = self.dims(value);
         let [channels, height, width] = match dims[..] {
