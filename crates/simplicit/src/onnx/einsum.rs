@@ -64,6 +64,18 @@ fn parsed(equation: &str, ranks: &[usize]) -> Option<(Vec<Vec<Label>>, Vec<Label
     result.iter().all(|l| all.contains(l)).then_some((operands, result))
 }
 
+/// The axes of weights as a dense layer has them, the units first, if the sum is one.
+fn dense_order(x: &[Label], weights: &[Label], result: &[Label]) -> Option<Vec<usize>> {
+    let unit = weights.iter().position(|l| !x.contains(l))?;
+    let over: Vec<Label> = x.iter().copied().filter(|l| !result.contains(l)).collect();
+    let all_summed = weights.len() == over.len() + 1 && over.iter().all(|l| weights.contains(l));
+    if !all_summed || result.last() != Some(&weights[unit]) {
+        return None;
+    }
+    let summed = over.iter().filter_map(|l| weights.iter().position(|own| own == l));
+    Some(std::iter::once(unit).chain(summed).collect())
+}
+
 impl Importer<'_> {
     pub(super) fn einsum(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let equation = node.text("equation", "");
@@ -79,6 +91,11 @@ impl Importer<'_> {
                 ));
             }
         }
+        // Weights behind one value, with one axis that ends the result, are a dense layer.
+        self.turned = match (&values[..], &operands[..]) {
+            ([Value::Node(_), Value::Constant(..)], [x, w]) => dense_order(x, w, &result),
+            _ => None,
+        };
         let mut terms = values.into_iter().zip(operands).map(|(value, labels)| Labelled { value, labels });
         let Some(mut out) = terms.next() else {
             return Err(Error::shape("Einsum", "at least one value", "none"));
@@ -142,10 +159,11 @@ impl Importer<'_> {
             self.binary(Binary::Multiply, &x, &y)?
         } else {
             // A dense layer reads any number of axes; a product of two values, two beside those of both.
-            let front = if both.is_empty() { rows } else { [&batch[..], &[count(&rows)]].concat() };
+            let front = if self.turned.is_some() { rows } else { [&batch[..], &[count(&rows)]].concat() };
             let x = self.reshape(&x, &[&front[..], &[count(&depth)]].concat())?;
             let y = self.reshape(&y, &[&batch[..], &[count(&depth), count(&columns)]].concat())?;
-            let product = self.product(&x, &y)?;
+            let product =
+                if self.turned.is_some() { self.product(&x, &y)? } else { self.structure(Structure::MatMul, &[x, y])? };
             self.reshape(&product, &dims)?
         };
         Ok(Labelled { value, labels })

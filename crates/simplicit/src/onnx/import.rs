@@ -232,6 +232,8 @@ pub(super) struct Importer<'a> {
     pub(super) profiles: Profiles,
     /// Nodes whose values are whole numbers: tokens, and what only moves them.
     pub(super) whole: HashSet<usize>,
+    /// The order of the axes of the weights of an Einsum that was read as a dense layer, units first.
+    pub(super) turned: Option<Vec<usize>>,
     /// Constants that are nodes already, by the address of the shared tensor.
     constants: HashMap<usize, (Arc<Constant>, usize)>,
     initializers: HashMap<&'a str, &'a TensorProto>,
@@ -272,6 +274,7 @@ impl<'a> Importer<'a> {
             dense: HashMap::new(),
             profiles: Profiles::default(),
             whole,
+            turned: None,
             constants: HashMap::new(),
             initializers,
             values,
@@ -378,8 +381,8 @@ impl<'a> Importer<'a> {
         if depth == 0 {
             self.note_origins(graph, node, nodes, &inputs);
         }
-        // What only moves whole numbers has whole numbers.
-        const MOVES: [&str; 12] = [
+        // What moves, adds or multiplies whole numbers has whole numbers.
+        const WHOLE: [&str; 25] = [
             "Identity",
             "Cast",
             "Reshape",
@@ -392,13 +395,26 @@ impl<'a> Importer<'a> {
             "Expand",
             "Tile",
             "Split",
+            "Gather",
+            "Where",
+            "Add",
+            "Sub",
+            "Mul",
+            "Neg",
+            "Abs",
+            "Max",
+            "Min",
+            "CumSum",
+            "ReduceSum",
+            "ReduceMax",
+            "ReduceMin",
         ];
         let stays_whole = |value: &Option<Value>| match value {
             Some(Value::Node(id)) => self.whole.contains(id),
             Some(Value::Constant(constant, _)) => matches!(**constant, Constant::Ints(_)),
             _ => true,
         };
-        if !self.whole.is_empty() && MOVES.contains(&node.op_type.as_str()) && inputs.iter().all(stays_whole) {
+        if !self.whole.is_empty() && WHOLE.contains(&node.op_type.as_str()) && inputs.iter().all(stays_whole) {
             self.whole.extend(values.iter().filter_map(|v| if let Value::Node(id) = v { Some(*id) } else { None }));
         }
         let result = if let [Value::Node(id)] = values[..] { Some(id) } else { None };

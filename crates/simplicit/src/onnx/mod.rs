@@ -15,6 +15,7 @@ mod logic;
 mod lower;
 mod nodes;
 mod origin;
+mod picks;
 mod pool;
 mod proto;
 mod recognise;

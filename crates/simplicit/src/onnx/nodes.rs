@@ -94,11 +94,14 @@ impl Importer<'_> {
         match node.op_type.as_str() {
             "Identity" | "Dropout" | "Cast" | "CastLike" => self.pass_through(node, inputs),
             "Shape" | "Size" | "ConstantOfShape" | "Range" | "Where" | "Equal" | "Less" | "Greater" | "LessOrEqual"
-            | "GreaterOrEqual" | "Not" | "And" | "Or" | "Xor" | "Mod" | "ScatterND" | "Trilu" | "CumSum"
-            | "NonZero" | "OneHot" | "IsNaN" | "Ceil" | "Floor" | "Round" | "Sign" | "ReduceProd" | "GatherND"
-            | "GatherElements" => self.evaluate(node, inputs),
+            | "GreaterOrEqual" | "Not" | "And" | "Or" | "Xor" | "Mod" | "Trilu" | "CumSum" | "NonZero" | "OneHot"
+            | "IsNaN" | "Ceil" | "Floor" | "Round" | "Sign" | "ReduceProd" => self.evaluate(node, inputs),
             "Gemm" => self.gemm(node, inputs),
             "MatMul" => self.matmul(inputs),
+            "GatherND" | "GatherElements" | "ScatterND" => match self.picked(node, inputs)? {
+                Some(value) => Ok(value),
+                None => self.evaluate(node, inputs),
+            },
             "Einsum" => self.einsum(node, inputs),
             "Attention" => self.attention(node, inputs),
             "Conv" => self.convolution(node, inputs),
