@@ -360,8 +360,8 @@ def all_models():
             node("Einsum", ["mixed"], ["pooled"], equation="bhi->bh"),
             node("Gemm", ["pooled", "head"], ["y"], transB=1),
         ],
-        {"w": weights(6, 10), "b": weights(10), "heads": weights(3, 10, 4), "mix": weights(4), "head": weights(5, 3)},
-        [4, 6],
+        {"w": weights(12, 20), "b": weights(20), "heads": weights(2, 20, 2), "mix": weights(2), "head": weights(5, 2)},
+        [4, 12],
     )  # fmt: skip
     # Attention as one node, heads that share keys, causal.
     yield "attention", model(

@@ -8,6 +8,23 @@ use crate::graph::{Binary, Structure};
 use crate::layout::Activation;
 use crate::{Error, Result};
 
+/// Which keys every query sees by its place alone: those before it, or near it. Nothing where it sees all.
+fn window(node: &NodeProto, queries: usize, keys: usize) -> Result<Option<Tensor<i64>>> {
+    let (left, mut right) = (node.int("left_window_size", -1), node.int("right_window_size", -1));
+    if node.int("is_causal", 0) != 0 {
+        right = 0;
+    }
+    if left < 0 && right < 0 {
+        return Ok(None);
+    }
+    super::constant::size(&[queries, keys])?;
+    let seen = |k: usize| {
+        let ahead = (k % keys) as i64 - (k / keys) as i64;
+        i64::from((right < 0 || ahead <= right) && (left < 0 || -ahead <= left))
+    };
+    Ok(Some(Tensor { dims: vec![queries, keys], values: (0..queries * keys).map(seen).collect() }))
+}
+
 impl Importer<'_> {
     pub(super) fn attention(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         for (k, what) in [(4, "past keys"), (5, "past values"), (6, "a number of keys that counts")] {
@@ -23,7 +40,7 @@ impl Importer<'_> {
         let queries = self.heads(inputs.value(0)?, heads("q_num_heads"))?;
         let keys = self.heads(inputs.value(1)?, heads("kv_num_heads"))?;
         let values = self.heads(inputs.value(2)?, heads("kv_num_heads"))?;
-        let &[batch, count, length, width] = &self.dims(&queries)[..] else {
+        let &[_, count, length, width] = &self.dims(&queries)[..] else {
             return Err(Error::shape("queries", "batch × heads × tokens × width", format!("{rank} axes")));
         };
         let (keys, values) = (self.shared(&keys, count)?, self.shared(&values, count)?);
@@ -39,22 +56,46 @@ impl Importer<'_> {
             let bent = self.activate(&small, Activation::Tanh)?;
             scores = self.with(Binary::Multiply, &bent, cap)?;
         }
-        if node.int("is_causal", 0) != 0 {
-            let hidden = |k: usize| if k % places > k / places { finite(f32::NEG_INFINITY) } else { 0.0 };
-            super::constant::size(&[length, places])?;
-            let mask = Tensor { dims: vec![length, places], values: (0..length * places).map(hidden).collect() };
-            let mask = self.constant(Constant::Floats(mask), false)?;
-            scores = self.structure(Structure::Binary(Binary::Add), &[scores, mask])?;
+        let mut seen = window(node, length, places)?;
+        match inputs.get(3) {
+            None => {}
+            Some(Value::Constant(mask, _)) if matches!(**mask, Constant::Ints(_)) => {
+                let Constant::Ints(mask) = &**mask else { return Ok(scores) };
+                seen = Some(match seen {
+                    Some(seen) => seen.zip(mask, |a, b| Some(i64::from(a != 0 && b != 0)))?,
+                    None => mask.map(|v| i64::from(v != 0)),
+                });
+            }
+            Some(mask) => scores = self.masked(&scores, mask)?,
         }
-        if let Some(mask) = inputs.get(3) {
-            scores = self.masked(&scores, mask)?;
+        let Some(seen) = seen else {
+            let weights = self.structure(Structure::Softmax { axis: 3 }, &[scores])?;
+            return self.mixed(weights, values, rank);
+        };
+        let hidden = seen.map(|v| if v != 0 { 0.0 } else { finite(f32::NEG_INFINITY) });
+        let hidden = self.constant(Constant::Floats(hidden), false)?;
+        scores = self.structure(Structure::Binary(Binary::Add), &[scores, hidden])?;
+        let mut weights = self.structure(Structure::Softmax { axis: 3 }, &[scores])?;
+        // A query that sees no key has zeros.
+        let keys = seen.dims.last().copied().unwrap_or(1).max(1);
+        let sees: Vec<f32> = seen.values.chunks(keys).map(|row| f32::from(row.iter().any(|&v| v != 0))).collect();
+        if sees.contains(&0.0) {
+            let mut dims = seen.dims.clone();
+            dims.pop();
+            dims.push(1);
+            let sees = self.constant(Constant::Floats(Tensor { dims, values: sees }), false)?;
+            weights = self.structure(Structure::Binary(Binary::Multiply), &[weights, sees])?;
         }
-        let weights = self.structure(Structure::Softmax { axis: 3 }, &[scores])?;
+        self.mixed(weights, values, rank)
+    }
+
+    /// Values under the weights of attention, in the form in which the queries came.
+    fn mixed(&mut self, weights: Value, values: Value, rank: usize) -> Result<Value> {
         let out = self.structure(Structure::MatMul, &[weights, values])?;
         if rank == 4 {
             return Ok(out);
         }
-        let each = self.dims(&out)[3];
+        let &[batch, count, length, each] = &self.dims(&out)[..] else { return Ok(out) };
         let together = self.transpose(&out, &[0, 2, 1, 3])?;
         self.reshape(&together, &[batch, length, count * each])
     }
@@ -87,11 +128,7 @@ impl Importer<'_> {
         let hidden = finite(f32::NEG_INFINITY);
         match mask {
             Value::Constant(constant, w) => {
-                let added = match &**constant {
-                    Constant::Ints(truth) => truth.map(|v| if v != 0 { 0.0 } else { hidden }),
-                    Constant::Floats(added) => added.map(|v| v.max(hidden)),
-                };
-                let added = self.constant(Constant::Floats(added), *w)?;
+                let added = self.constant(Constant::Floats(constant.to_floats().map(|v| v.max(hidden))), *w)?;
                 self.structure(Structure::Binary(Binary::Add), &[scores.clone(), added])
             }
             Value::Node(id) if self.whole.contains(id) => {
