@@ -113,7 +113,9 @@ def reference(path, u, more):
         for each in inputs:
             kind = kinds[each.type]
             if each.name == name:
-                out[name] = sample[None].astype(kind)
+                # Our own export has a sequence as a map of height one.
+                sizes = each.shape[1:] if all(isinstance(d, int) for d in each.shape[1:]) else sample.shape
+                out[name] = sample.reshape(1, *sizes).astype(kind)
             else:
                 out[each.name] = numpy.full([d if isinstance(d, int) else 1 for d in each.shape], more["fill"][each.name], kind)
         return out
