@@ -357,7 +357,9 @@ impl<'a> Importer<'a> {
     }
 
     fn node(&mut self, graph: &GraphProto, node: &'a NodeProto, depth: usize) -> Result<Vec<Value>> {
-        if !matches!(node.domain.as_str(), "" | "ai.onnx") {
+        // What scikit-learn's pipelines put in front of a network is read, too.
+        let is_scaler = node.domain == "ai.onnx.ml" && node.op_type == "Scaler";
+        if !is_scaler && !matches!(node.domain.as_str(), "" | "ai.onnx") {
             return Err(Error::unsupported(
                 format!("operator set {:?}", node.domain),
                 "only ONNX's own operators are read; export without custom operators",

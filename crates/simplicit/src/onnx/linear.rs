@@ -376,6 +376,17 @@ impl Importer<'_> {
         Ok(out)
     }
 
+    /// (x − offset)·scale, one number for all or one for each of the last axis.
+    pub(super) fn scaler(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let mut out = inputs.value(0)?.clone();
+        for (name, binary, default) in [("offset", Binary::Subtract, 0.0), ("scale", Binary::Multiply, 1.0)] {
+            let values = node.floats(name).filter(|v| !v.is_empty()).unwrap_or(&[default]).to_vec();
+            let constant = self.constant(Constant::Floats(Tensor { dims: vec![values.len()], values }), true)?;
+            out = self.binary(binary, &out, &constant)?;
+        }
+        Ok(out)
+    }
+
     /// scale·x + shift per channel (the second axis): into the convolution before or after it where there is one.
     pub(super) fn scale_channels(&mut self, value: &Value, scale: Vec<f64>, shift: Vec<f64>) -> Result<Value> {
         let dims = self.dims(value);

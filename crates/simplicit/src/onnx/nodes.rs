@@ -102,6 +102,7 @@ impl Importer<'_> {
                 Some(value) => Ok(value),
                 None => self.evaluate(node, inputs),
             },
+            "Scaler" => self.scaler(node, inputs),
             "Einsum" => self.einsum(node, inputs),
             "Attention" => self.attention(node, inputs),
             "Conv" => self.convolution(node, inputs),

@@ -111,7 +111,7 @@ impl Importer<'_> {
             }
             let producer = graph.node.iter().find(|n| n.output.contains(name))?;
             // Behind a reshape the scale has another form: such a norm has no place to go back to.
-            if !matches!(producer.op_type.as_str(), "BatchNormalization" | "Add" | "Sub" | "Mul" | "Div") {
+            if !matches!(producer.op_type.as_str(), "BatchNormalization" | "Add" | "Sub" | "Mul" | "Div" | "Scaler") {
                 return None;
             }
             name = producer.input.iter().find(|n| matches!(self.known(n), Some(Value::Node(_))))?;
