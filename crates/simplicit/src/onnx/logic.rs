@@ -95,7 +95,9 @@ impl Importer<'_> {
         let mut dims = self.dims(value);
         let outer: usize = dims[..axis].iter().product();
         let inner: usize = dims[axis + 1..].iter().product();
-        let flat = self.reshape(value, &[outer, from, inner])?;
+        // The first axis, which may be the batch, stays apart.
+        let first = if axis > 0 { dims[0] } else { 1 };
+        let flat = self.reshape(value, &[first, outer / first.max(1), from, inner])?;
         let product = self.structure(Structure::MatMul, &[weights, flat])?;
         dims[axis] = to;
         self.reshape(&product, &dims)
