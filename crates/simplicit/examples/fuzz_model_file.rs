@@ -112,10 +112,11 @@ fn read_network(bytes: &[u8]) -> bool {
     true
 }
 
-/// The ONNX files of the tests.
+/// The ONNX files of the tests; those of data/operators are networks of `tests/onnx_unusual.py`.
 fn networks() -> Vec<Vec<u8>> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
-    let files = std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path());
+    let folders = [folder.join("operators"), folder];
+    let files = folders.iter().flat_map(|folder| std::fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()));
     let files = files.filter(|path| path.extension() == Some("onnx".as_ref()));
     let bytes = files.map(|path| std::fs::read(path).unwrap());
     bytes.filter(|bytes| bytes.len() < 1 << 16).collect()

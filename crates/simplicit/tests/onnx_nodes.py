@@ -21,7 +21,8 @@ OPERATORS = set(
     """Add Sub Mul Div Pow Sqrt Exp Log Erf Neg Abs Reciprocal Sin Cos Max Min Sum Relu LeakyRelu PRelu Elu Celu Selu
     Softplus Softsign Sigmoid Tanh HardSigmoid HardSwish Gelu Mish Swish Clip Softmax LogSoftmax Gemm MatMul Conv ConvTranspose LRN
     BatchNormalization LayerNormalization InstanceNormalization GroupNormalization RMSNormalization MaxPool AveragePool
-    GlobalAveragePool GlobalMaxPool ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 ReduceSumSquare Concat Split Slice Pad
+    GlobalAveragePool GlobalMaxPool ReduceMean ReduceSum ReduceMax ReduceMin ReduceL2 ReduceL1
+    ReduceLogSum ReduceLogSumExp ReduceSumSquare Einsum Attention Concat Split Slice Pad
     Transpose Reshape Flatten Squeeze Unsqueeze Expand Gather Identity Tile DepthToSpace SpaceToDepth Resize Upsample Where
     Dropout Constant ConstantOfShape Shape Size Range Equal Less Greater LessOrEqual GreaterOrEqual Not And Or Xor Mod
     ScatterND Cast Trilu CumSum NonZero OneHot Ceil Floor Round Sign ReduceProd GatherND GatherElements""".split()
@@ -29,8 +30,10 @@ OPERATORS = set(
 FLOATS = (numpy.float32, numpy.float64, numpy.float16)
 
 
-# Here ONNX Runtime and PyTorch, whose files are read, take the rounded size where ONNX's reference does not.
-DISPUTED = {"test_resize_downsample_scales_linear_align_corners"}
+# Here ONNX Runtime and PyTorch, whose files are read, take the rounded size where ONNX's reference does not; and this attention
+# is computed in half precision.
+DISPUTED = {"test_resize_downsample_scales_linear_align_corners", "test_resize_downsample_scales_cubic_align_corners",
+            "test_attention_24_qk_matmul_output_mode3_softmax_precision"}
 
 
 def as_network(case):
@@ -60,11 +63,11 @@ def as_network(case):
     if y.dtype not in FLOATS and y.dtype.kind not in "iub":
         return "type of the output"
     sample = next((n for n in names if n == node.input[0] and given[n].dtype in FLOATS), None) if node.input else None
-    only_constants = {"Shape", "Size", "ConstantOfShape", "Range", "Equal", "Less", "Greater", "LessOrEqual",
-                      "GreaterOrEqual", "Not", "And", "Or", "Xor", "Mod", "ScatterND", "Cast", "Trilu", "CumSum", "NonZero",
-                      "OneHot", "Ceil", "Floor", "Round", "Sign", "ReduceProd", "GatherND", "GatherElements", "Constant",
-                      "Where", "Upsample"}
-    if node.op_type in only_constants or y.dtype not in FLOATS:
+    comparisons = {"Equal", "Less", "Greater", "LessOrEqual", "GreaterOrEqual"}
+    only_constants = {"Shape", "Size", "ConstantOfShape", "Range", "Mod", "ScatterND", "Cast", "Trilu", "NonZero", "OneHot",
+                      "Ceil", "Floor", "Round", "ReduceProd", "GatherND", "GatherElements", "Constant", "Upsample"}
+    # Truth values of a sample are numbers.
+    if node.op_type in only_constants or (y.dtype not in FLOATS and node.op_type not in comparisons):
         sample = None
     for n in names:
         kind = given[n].dtype

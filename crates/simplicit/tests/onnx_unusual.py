@@ -267,6 +267,114 @@ def all_models():
          "axis": np.array([1]), "head": weights(8, 5)},
         [6], 20, kind=TensorProto.INT64,
     )  # fmt: skip
+    # Frames that share a network: several maps in the place of the batch, also with strides and without zeros around them.
+    yield "frames", model(
+        [
+            node("Reshape", ["x", "frames"], ["f"]),
+            node("Conv", ["f", "w1", "b1"], ["a"], strides=[2, 1], pads=[1, 0, 2, 1], kernel_shape=[3, 2]),
+            node("Relu", ["a"], ["b"]),
+            node("Conv", ["b", "w2"], ["c"], group=2, dilations=[2, 1], kernel_shape=[2, 2]),
+            node("GlobalAveragePool", ["c"], ["d"]),
+            node("Reshape", ["d", "flat"], ["e"]),
+            node("Gemm", ["e", "head"], ["y"], transB=1),
+        ],
+        {"frames": np.array([-1, 2, 9, 5]), "w1": weights(4, 2, 3, 2), "b1": weights(4), "w2": weights(6, 2, 2, 2),
+         "flat": np.array([-1, 18]), "head": weights(5, 18)},
+        [3, 2, 9, 5],
+    )  # fmt: skip
+    # A convolution of three axes, first in space and then in time, and a pooling of space alone.
+    yield "space_and_time", model(
+        [
+            node("Conv", ["x", "space", "sb"], ["a"], pads=[0, 1, 1, 0, 1, 1], strides=[1, 2, 2], kernel_shape=[1, 3, 3]),
+            node("Relu", ["a"], ["b"]),
+            node("Conv", ["b", "time"], ["c"], pads=[1, 0, 0, 1, 0, 0], kernel_shape=[3, 1, 1]),
+            node("AveragePool", ["c"], ["d"], kernel_shape=[1, 2, 2], strides=[1, 2, 2]),
+            node("MaxPool", ["d"], ["e"], kernel_shape=[2, 1, 1], strides=[2, 1, 1]),
+            node("GlobalMaxPool", ["e"], ["f"]),
+            node("Flatten", ["f"], ["g"]),
+            node("Gemm", ["g", "head"], ["y"], transB=1),
+        ],
+        {"space": weights(6, 2, 1, 3, 3), "sb": weights(6), "time": weights(4, 6, 3, 1, 1), "head": weights(5, 4)},
+        [2, 4, 8, 8],
+    )  # fmt: skip
+    # Weights and encodings that the file computes: a norm of weights, a convolution of constants.
+    yield "computed", model(
+        [
+            node("BatchNormalization", ["raw", "gain", "zero", "mean", "variance"], ["standard", "m1", "v1"], training_mode=1),
+            node("Reshape", ["standard", "kernel"], ["w"]),
+            node("Conv", ["x", "w", "b"], ["a"], pads=[1, 1, 1, 1], kernel_shape=[3, 3]),
+            node("Conv", ["places", "mix"], ["encoding"], kernel_shape=[1, 1]),
+            node("ConvTranspose", ["small", "grow"], ["grown"], strides=[2, 2], kernel_shape=[2, 2]),
+            node("Add", ["a", "encoding"], ["c"]),
+            node("Add", ["c", "grown"], ["d"]),
+            node("Relu", ["d"], ["e"]),
+            node("Pad", ["e", "around", "lowest"], ["f"]),
+            node("MaxPool", ["f"], ["g"], kernel_shape=[3, 3], strides=[2, 2]),
+            node("Resize", ["g", "", "scales"], ["h"], mode="cubic", coordinate_transformation_mode="half_pixel"),
+            node("Flatten", ["h"], ["i"]),
+            node("Gemm", ["i", "head"], ["y"], transB=1),
+        ],
+        {"raw": weights(1, 6, 27), "gain": 1 + weights(6), "zero": np.zeros(6, np.float32), "mean": weights(6),
+         "variance": np.abs(weights(6)) + 1, "kernel": np.array([6, 3, 3, 3]), "b": weights(6), "places": weights(1, 4, 8, 8),
+         "mix": weights(6, 4, 1, 1), "small": weights(1, 3, 4, 4), "grow": weights(3, 6, 2, 2),
+         "around": np.array([0, 0, 1, 1, 0, 0, 0, 0]), "lowest": np.array(-np.inf, np.float32), "scales": np.array([1, 1, 0.75, 1.25], np.float32),
+         "head": weights(5, 90)},
+        [3, 8, 8], 15,
+    )  # fmt: skip
+    # Choices by the sample: comparisons, logic, the larger part of a value, running sums.
+    yield "choices", model(
+        [
+            node("Gemm", ["x", "w", "b"], ["a"], transB=1),
+            node("Greater", ["a", "zero"], ["positive"]),
+            node("Exp", ["a"], ["e"]),
+            node("Sub", ["e", "one"], ["below"]),
+            node("Where", ["positive", "a", "below"], ["elu"]),
+            node("LessOrEqual", ["a", "one"], ["small"]),
+            node("And", ["positive", "small"], ["middle"]),
+            node("Not", ["middle"], ["outer"]),
+            node("Cast", ["outer"], ["mask"], to=TensorProto.FLOAT),
+            node("Mul", ["elu", "mask"], ["kept"]),
+            node("CumSum", ["kept", "axis"], ["running"]),
+            node("Shape", ["x"], ["batch"], start=0, end=1),
+            node("Concat", ["batch", "six"], ["each"], axis=0),
+            node("Expand", ["places", "each"], ["own"]),
+            node("GatherElements", ["running", "own"], ["chosen"], axis=1),
+            node("Sign", ["chosen"], ["sign"]),
+            node("Add", ["chosen", "sign"], ["c"]),
+            node("Gemm", ["c", "head"], ["y"], transB=1),
+        ],
+        {"w": weights(12, 7), "b": weights(12), "zero": np.array(0, np.float32), "one": np.array(1, np.float32),
+         "axis": np.array(1), "places": np.array([[3, 1, 11, 0, 5, 5]]), "six": np.array([6]), "head": weights(5, 6)},
+        [7], 16,
+    )  # fmt: skip
+    # Attention as sums over letters, one of them a dense layer with a bias.
+    yield "letters", model(
+        [
+            node("Einsum", ["x", "w"], ["a"], equation="btd,df->btf"),
+            node("Add", ["a", "b"], ["c"]),
+            node("Relu", ["c"], ["d"]),
+            node("Einsum", ["d", "heads"], ["q"], equation="btf,hfe->bhte"),
+            node("Einsum", ["q", "q"], ["scores"], equation="bhie,bhje->bhij"),
+            node("Softmax", ["scores"], ["attention"]),
+            node("Einsum", ["attention", "q", "mix"], ["mixed"], equation="...ij,...je,e->...i"),
+            node("Einsum", ["mixed"], ["pooled"], equation="bhi->bh"),
+            node("Gemm", ["pooled", "head"], ["y"], transB=1),
+        ],
+        {"w": weights(12, 20), "b": weights(20), "heads": weights(2, 20, 2), "mix": weights(2), "head": weights(5, 2)},
+        [4, 12],
+    )  # fmt: skip
+    # Attention as one node, heads that share keys, causal.
+    yield "attention", model(
+        [
+            *(node("MatMul", ["x", w], [v]) for w, v in (("wq", "q"), ("wk", "k"), ("wv", "v"))),
+            node("Attention", ["q", "k", "v"], ["mixed"], q_num_heads=4, kv_num_heads=2, is_causal=1),
+            node("Add", ["mixed", "x"], ["h"]),
+            node("ReduceMean", ["h", "axis"], ["pooled"], keepdims=0),
+            node("Gemm", ["pooled", "head"], ["y"]),
+        ],
+        {"wq": weights(16, 16), "wk": weights(16, 8), "wv": weights(16, 8), "axis": np.array([1]), "head": weights(16, 5)},
+        [5, 16], 23,
+    )  # fmt: skip
 
 
 def run(path, u):

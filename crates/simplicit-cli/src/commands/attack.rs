@@ -63,7 +63,7 @@ pub(crate) enum GradientKind {
 pub(crate) struct AttackArgs {
     #[command(flatten)]
     files: ModelOrNetwork,
-    /// Labels, in the formats of the inputs; a CIFAR file is its own
+    /// Labels, in the formats of the inputs; a CIFAR file is its own, and so is a folder with a folder of pictures for every class
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
     #[command(flatten)]

@@ -60,7 +60,7 @@ pub(crate) enum ArithmeticKind {
 pub(crate) struct CertifyArgs {
     #[command(flatten)]
     model: ModelOperand,
-    /// Labels, in the formats of the inputs; a CIFAR file is its own
+    /// Labels, in the formats of the inputs; a CIFAR file is its own, and so is a folder with a folder of pictures for every class
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
     #[command(flatten)]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use simplicit::arrays::{Array, Element, Labels, Selection};
+use simplicit::arrays::{Element, Labels, Selection};
 use simplicit::evaluate::{accuracy, agreement, equilibrium_error, mean_squared_error, top_accuracy};
 use simplicit::files::write_bytes_atomically;
 use simplicit::linalg::Matrix;
@@ -37,7 +37,7 @@ Example:
 pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     files: ModelOrNetwork,
-    /// Labels or targets, in the formats of the inputs; a CIFAR file is its own [default: none, and no accuracy]
+    /// Labels or targets, in the formats of the inputs; a CIFAR file is its own, and so is a folder with a folder of pictures for every class [default: none, and no accuracy]
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     #[command(flatten)]
@@ -174,7 +174,7 @@ impl Answers {
 
     /// One integer a sample is its class; several numbers, or numbers that are no integers, are targets.
     fn read(path: &Path, selection: &Selection) -> anyhow::Result<Self> {
-        let array = Array::open(path)?;
+        let array = Labels::open(path)?;
         let is_class =
             array.own_labels().is_some() || array.features() == 1 && Labels::from_array(&array, selection).is_ok();
         let is_float = matches!(array.element(), Element::F32 | Element::F64);

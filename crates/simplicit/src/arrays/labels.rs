@@ -14,9 +14,16 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Reads any file that [`Array::open`] reads; a CIFAR file gives its own (fine) labels.
+    /// Reads any file that [`Array::open`] reads; a CIFAR file gives its own (fine) labels, a folder of folders of pictures the
+    /// place of every picture's folder in the order of their names.
     pub fn read(file: impl AsRef<Path>, selection: &Selection) -> Result<Self> {
-        Self::from_array(&Array::open(file)?, selection)
+        Self::from_array(&Self::open(file)?, selection)
+    }
+
+    /// The array behind labels, or behind other answers.
+    pub fn open(file: impl AsRef<Path>) -> Result<Array> {
+        let file = file.as_ref();
+        if file.is_dir() { Array::from_class_folders(file) } else { Array::open(file) }
     }
 
     /// N or N × 1 integers (or floating-point numbers that are integers), none negative.

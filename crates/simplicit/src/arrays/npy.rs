@@ -116,7 +116,8 @@ fn number_type(descr: &str) -> Option<(bool, Element)> {
         _ => return None,
     };
     let element = match &descr[1..] {
-        "u1" => Element::U8,
+        // Truth values are bytes, 0 or 1.
+        "u1" | "b1" => Element::U8,
         "i1" => Element::I8,
         "u2" => Element::U16,
         "i2" => Element::I16,

@@ -31,25 +31,59 @@ struct Picture {
     bytes: Vec<u8>,
 }
 
-/// The JPEG and PNG files of a folder, in the order of their names.
-pub(crate) fn picture_files(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
-    let folder = folder.as_ref();
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
-        let path = entry.map_err(|e| Error::io(folder, e))?.path();
+/// What lies in a folder, in the order of the names.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
+    let mut paths =
+        entries.map(|e| e.map(|e| e.path()).map_err(|e| Error::io(folder, e))).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    Ok(paths)
+}
+
+fn pictures(paths: Vec<PathBuf>) -> Vec<PathBuf> {
+    let is_picture = |path: &PathBuf| {
         let kind = path.extension().map(|e| e.to_string_lossy().to_ascii_lowercase());
-        if matches!(kind.as_deref(), Some("jpg" | "jpeg" | "png")) && path.is_file() {
-            files.push(path);
-        }
+        matches!(kind.as_deref(), Some("jpg" | "jpeg" | "png")) && path.is_file()
+    };
+    paths.into_iter().filter(is_picture).collect()
+}
+
+/// The JPEG and PNG files of a folder in the order of their names or, where it has none itself, those of its folders, which are
+/// classes: one list for each of them.
+fn picture_classes(folder: &Path) -> Result<Vec<Vec<PathBuf>>> {
+    let all = entries(folder)?;
+    let own = pictures(all.clone());
+    if !own.is_empty() {
+        return Ok(vec![own]);
     }
-    if files.is_empty() {
-        return Err(Error::file(folder, "no .jpg, .jpeg or .png file in this folder"));
+    let mut classes = Vec::new();
+    for inner in all.into_iter().filter(|path| path.is_dir()) {
+        classes.push(pictures(entries(&inner)?));
     }
-    files.sort();
-    Ok(files)
+    classes.retain(|files| !files.is_empty());
+    if classes.is_empty() {
+        return Err(Error::file(folder, "no .jpg, .jpeg or .png file in this folder or in a folder in it"));
+    }
+    Ok(classes)
+}
+
+/// The JPEG and PNG files of a folder, class after class where it has folders of them.
+pub(crate) fn picture_files(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
+    Ok(picture_classes(folder.as_ref())?.concat())
 }
 
 impl Array {
+    /// The classes of the pictures in the folders of a folder, in the order of the folders' names: one number a picture.
+    pub(super) fn from_class_folders(folder: &Path) -> Result<Self> {
+        let classes = picture_classes(folder)?;
+        if let [_] = classes[..] {
+            return Err(Error::file(folder, "labels: expected a folder for every class, got the pictures of one"));
+        }
+        let labels = classes.iter().enumerate().flat_map(|(class, files)| vec![class as u32; files.len()]);
+        let bytes: Vec<u8> = labels.flat_map(u32::to_le_bytes).collect();
+        Array::from_le_bytes(&folder.display().to_string(), Element::U32, &[bytes.len() / 4], bytes)
+    }
+
     /// Reads a folder of pictures, all or some of them; all must have one size after resizing and cropping.
     pub fn from_pictures(folder: impl AsRef<Path>, settings: PictureSettings, selection: &Selection) -> Result<Self> {
         let folder = folder.as_ref();
@@ -226,6 +260,29 @@ mod tests {
         assert!(read(PictureSettings::default(), Selection::all()).unwrap_err().to_string().contains("--resize"));
         std::fs::write(folder.path().join("d.jpg"), b"\xff\xd8 broken").unwrap();
         assert!(read(PictureSettings { crop: Some(2), resize: Some(2) }, Selection::all()).is_err());
+    }
+
+    #[test]
+    fn folders_are_classes() {
+        let folder = tempfile::tempdir().unwrap();
+        for (class, name, red) in
+            [("dog", "b.png", 3), ("cat", "z.png", 1), ("dog", "a.png", 2), ("empty", "none.txt", 0)]
+        {
+            let inner = folder.path().join(class);
+            std::fs::create_dir_all(&inner).unwrap();
+            if name == "none.txt" {
+                std::fs::write(inner.join(name), b"").unwrap();
+            } else {
+                png(&inner.join(name), 1, 1, |_, _| [red, 0, 0]);
+            }
+        }
+        let array = Array::from_pictures(folder.path(), PictureSettings::default(), &Selection::all()).unwrap();
+        let reds: Vec<f32> = (0..3).map(|k| array.rows(k..k + 1).unwrap()[(0, 0)]).collect();
+        assert_eq!(reds, [1.0, 2.0, 3.0]);
+        let labels = crate::arrays::Labels::read(folder.path(), &Selection::all()).unwrap();
+        assert_eq!(labels.as_slice(), [0, 1, 1]);
+        // The pictures of one class say nothing about classes.
+        assert!(crate::arrays::Labels::read(folder.path().join("dog"), &Selection::all()).is_err());
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl DeviceOperator {
                     Binary::Subtract => Pairwise::Subtract,
                     Binary::Multiply => Pairwise::Multiply,
                     Binary::Divide => Pairwise::Divide,
-                    Binary::Power | Binary::Maximum | Binary::Minimum => return Ok(None),
+                    Binary::Power | Binary::Maximum | Binary::Minimum | Binary::Greater => return Ok(None),
                 };
                 let result = structure.dims(&dims)?;
                 let repeated = |x: Dims| {

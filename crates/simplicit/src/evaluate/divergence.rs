@@ -11,8 +11,12 @@ pub fn divergence(outputs: &Matrix<f32>, baseline: &Matrix<f32>) -> Result<f64> 
     Ok((0..outputs.rows()).map(of).sum::<f64>() / outputs.rows().max(1) as f64)
 }
 
-/// The divergence of one sample, of distributions softmax(`scale` × outputs).
+/// The divergence of one sample, of distributions softmax(`scale` × outputs). One output is no distribution over classes but a
+/// number: the mean of a normal distribution of variance one.
 pub(crate) fn row_divergence(y: &[f32], baseline: &[f32], scale: f64) -> f64 {
+    if let (&[y], &[baseline]) = (y, baseline) {
+        return 0.5 * (scale * (f64::from(y) - f64::from(baseline))).powi(2);
+    }
     let ours = log_sum_exp(y, scale);
     let theirs = log_sum_exp(baseline, scale);
     let term = |(y, b): (&f32, &f32)| {
@@ -41,5 +45,8 @@ mod tests {
         assert!((divergence(&outputs, &baseline).unwrap() - by_hand).abs() < 1e-6);
         assert_eq!(divergence(&baseline, &baseline).unwrap(), 0.0);
         assert!(divergence(&outputs, &Matrix::zeros(2, 3)).is_err());
+        // KL of two normal distributions of variance one whose means are 3 apart.
+        let [one, other] = [[1.0], [4.0]].map(|y| Matrix::from_vec(1, 1, y.to_vec()).unwrap());
+        assert_eq!(divergence(&one, &other).unwrap(), 4.5);
     }
 }

@@ -74,11 +74,11 @@ impl Importer<'_> {
         Ok(out)
     }
 
-    fn number(&mut self, value: f32) -> Result<Value> {
+    pub(super) fn number(&mut self, value: f32) -> Result<Value> {
         self.constant(Constant::Floats(Tensor::scalar(value)), false)
     }
 
-    fn with(&mut self, binary: Binary, value: &Value, number: f32) -> Result<Value> {
+    pub(super) fn with(&mut self, binary: Binary, value: &Value, number: f32) -> Result<Value> {
         let number = self.number(number)?;
         self.binary(binary, value, &number)
     }

@@ -131,6 +131,7 @@ fn integers(binary: Binary, a: i64, b: i64) -> Option<i64> {
         Binary::Power => u32::try_from(b).ok().and_then(|b| a.checked_pow(b)),
         Binary::Maximum => Some(a.max(b)),
         Binary::Minimum => Some(a.min(b)),
+        Binary::Greater => Some(i64::from(a > b)),
     }
 }
 

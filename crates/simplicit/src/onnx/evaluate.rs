@@ -379,8 +379,9 @@ fn nonzero(x: &Constant) -> Result<Constant> {
 
 fn one_hot(node: &NodeProto, at: &Tensor<i64>, depth: &Constant, values: &Constant) -> Result<Constant> {
     let depth = depth.to_floats().values.first().copied().unwrap_or(0.0) as usize;
-    let values = values.to_floats().values;
-    let &[off, on] = &values[..] else { return Err(Error::shape("values", "two numbers", values.len())) };
+    if values.len() != 2 {
+        return Err(Error::shape("values", "two numbers", values.len()));
+    }
     let mut dims = at.dims.clone();
     let axis = node.int("axis", -1);
     let axis = if axis == -1 || axis == dims.len() as i64 { dims.len() } else { place(axis, dims.len() + 1)? };
@@ -393,7 +394,10 @@ fn one_hot(node: &NodeProto, at: &Tensor<i64>, depth: &Constant, values: &Consta
             .get(outer * inner + rest)
             .is_some_and(|&v| (if v < 0 { v.saturating_add(depth as i64) } else { v }) == row as i64)
     };
-    Ok(Constant::Floats(Tensor { dims, values: (0..count).map(|k| if hot(k) { on } else { off }).collect() }))
+    fn marked<T: Copy>(dims: &[usize], [off, on]: [T; 2], count: usize, hot: impl Fn(usize) -> bool) -> Tensor<T> {
+        Tensor { dims: dims.to_vec(), values: (0..count).map(|k| if hot(k) { on } else { off }).collect() }
+    }
+    Ok(super::constant::moved!(values, t => marked(&dims, [t.values[0], t.values[1]], count, hot)))
 }
 
 /// A reduction of integers, or the product of floats.

@@ -230,6 +230,8 @@ pub(super) struct Importer<'a> {
     pub(super) profiles: Profiles,
     /// Nodes whose values are whole numbers: tokens, and what only moves them.
     pub(super) whole: HashSet<usize>,
+    /// The order of the axes of the weights of an Einsum that was read as a dense layer, units first.
+    pub(super) turned: Option<Vec<usize>>,
     /// Constants that are nodes already, by the address of the shared tensor.
     constants: HashMap<usize, (Arc<Constant>, usize)>,
     initializers: HashMap<&'a str, &'a TensorProto>,
@@ -270,6 +272,7 @@ impl<'a> Importer<'a> {
             dense: HashMap::new(),
             profiles: Profiles::default(),
             whole,
+            turned: None,
             constants: HashMap::new(),
             initializers,
             values,
@@ -352,7 +355,9 @@ impl<'a> Importer<'a> {
     }
 
     fn node(&mut self, graph: &GraphProto, node: &'a NodeProto, depth: usize) -> Result<Vec<Value>> {
-        if !matches!(node.domain.as_str(), "" | "ai.onnx") {
+        // What scikit-learn's pipelines put in front of a network is read, too.
+        let is_scaler = node.domain == "ai.onnx.ml" && node.op_type == "Scaler";
+        if !is_scaler && !matches!(node.domain.as_str(), "" | "ai.onnx") {
             return Err(Error::unsupported(
                 format!("operator set {:?}", node.domain),
                 "only ONNX's own operators are read; export without custom operators",
@@ -376,8 +381,8 @@ impl<'a> Importer<'a> {
         if depth == 0 {
             self.note_origins(graph, node, nodes, &inputs);
         }
-        // What only moves whole numbers has whole numbers.
-        const MOVES: [&str; 12] = [
+        // What moves, adds or multiplies whole numbers has whole numbers.
+        const WHOLE: [&str; 25] = [
             "Identity",
             "Cast",
             "Reshape",
@@ -390,13 +395,26 @@ impl<'a> Importer<'a> {
             "Expand",
             "Tile",
             "Split",
+            "Gather",
+            "Where",
+            "Add",
+            "Sub",
+            "Mul",
+            "Neg",
+            "Abs",
+            "Max",
+            "Min",
+            "CumSum",
+            "ReduceSum",
+            "ReduceMax",
+            "ReduceMin",
         ];
         let stays_whole = |value: &Option<Value>| match value {
             Some(Value::Node(id)) => self.whole.contains(id),
             Some(Value::Constant(constant, _)) => matches!(**constant, Constant::Ints(_)),
             _ => true,
         };
-        if !self.whole.is_empty() && MOVES.contains(&node.op_type.as_str()) && inputs.iter().all(stays_whole) {
+        if !self.whole.is_empty() && WHOLE.contains(&node.op_type.as_str()) && inputs.iter().all(stays_whole) {
             self.whole.extend(values.iter().filter_map(|v| if let Value::Node(id) = v { Some(*id) } else { None }));
         }
         let result = if let [Value::Node(id)] = values[..] { Some(id) } else { None };
@@ -483,9 +501,7 @@ impl<'a> Importer<'a> {
                     return Ok(*node);
                 }
                 let Tensor { dims, values } = constant.to_floats();
-                // −∞ masks an entry of a softmax; any number far below the others does the same.
-                let values =
-                    values.into_iter().map(|v| if v == f32::NEG_INFINITY { -1e30 } else { v }).collect::<Vec<_>>();
+                let values = values.into_iter().map(finite).collect::<Vec<_>>();
                 let parameter = *is_weight && values.len() > 1;
                 let node = self.builder.push_constant(Dims::new(&dims)?, values, parameter)?;
                 self.constants.insert(key, (constant.clone(), node));
@@ -494,6 +510,11 @@ impl<'a> Importer<'a> {
             Value::Unknown => Err(Error::shape("input", "a value", "one that could not be read")),
         }
     }
+}
+
+/// A number in the place of −∞, which masks an entry of a softmax or a maximum: any number far below the others does that.
+pub(super) fn finite(value: f32) -> f32 {
+    if value == f32::NEG_INFINITY { -1e30 } else { value }
 }
 
 /// All names that the branches of a node read.

@@ -6,9 +6,9 @@ use super::constant::{Constant, Tensor, place};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
 use super::proto::NodeProto;
-use crate::graph::{Binary, Structure, Unary};
+use crate::graph::{Binary, Dims, Structure, Unary};
 use crate::linalg::Matrix;
-use crate::network::{BatchNorm, Shape, Window};
+use crate::network::{BatchNorm, Network, NodeId, Shape, Window};
 use crate::{Error, Result};
 
 /// A dense layer over the last axis of a value with several positions.
@@ -79,7 +79,7 @@ impl Importer<'_> {
         self.product(inputs.value(0)?, inputs.value(1)?)
     }
 
-    fn product(&mut self, a: &Value, b: &Value) -> Result<Value> {
+    pub(super) fn product(&mut self, a: &Value, b: &Value) -> Result<Value> {
         let (left, right) = (self.dims(a), self.dims(b));
         if left.is_empty() || right.is_empty() {
             return Err(Error::shape("MatMul", "operands with axes", "a single number"));
@@ -164,20 +164,29 @@ impl Importer<'_> {
     pub(super) fn convolution(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let weights = inputs.weights(1)?;
         let value = inputs.value(0)?;
+        if let Value::Constant(..) = value {
+            return self.computed(value, |importer, value| {
+                importer.convolution(node, &Inputs(&[&[Some(value)], &inputs.0[1..]].concat()))
+            });
+        }
         let spatial = weights.dims.len().saturating_sub(2);
+        if spatial == 3 {
+            return self.plane_by_plane(node, inputs, weights);
+        }
         if !(1..=2).contains(&spatial) {
             return Err(Error::unsupported(
                 format!("a convolution with weights {:?}", weights.dims),
-                "convolutions are 1-D or 2-D; replace 3-D ones",
+                "convolutions are over one or two axes",
             ));
         }
         // A convolution adds zeros around its map by itself, which costs nothing.
         let (value, zeros) = self.without_zero_padding(value, spatial);
         let dims = self.dims(&value);
-        if !matches!(value, Value::Node(_)) || dims.len() != spatial + 2 || dims[0] != 1 {
-            return Err(Error::unsupported(
-                format!("a convolution of {dims:?} (for a batch of one)"),
-                "it must read batch × channels × positions that depend on the sample, the batch not folded into them",
+        if dims.len() != spatial + 2 {
+            return Err(Error::shape(
+                "a convolution",
+                format!("batch × channels × {spatial} axes"),
+                format!("{dims:?}"),
             ));
         }
         let kernel = &weights.dims[2..];
@@ -197,17 +206,150 @@ impl Importer<'_> {
             [channels, width] => [channels, 1, width],
             _ => [dims[1], dims[2], dims[3]],
         };
-        let map = self.reshape(&value, &[1, channels, height, width])?;
-        let map = self.node_of(&map)?;
-        let id = self.builder.push_convolution(map, taps, windows.plane(), groups, bias)?;
+        let maps = self.reshape(&value, &[dims[0], channels, height, width])?;
+        let result = self.convolved(&maps, taps, windows.plane(), groups, bias)?;
         if spatial == 2 {
-            return Ok(Value::Node(id));
+            return Ok(result);
         }
-        let size = self.builder.shape_of(id).size() / out.max(1);
-        self.reshape(&Value::Node(id), &[1, out, size])
+        let &[samples, .., size] = &self.dims(&result)[..] else { return Ok(result) };
+        self.reshape(&result, &[samples, out, size])
+    }
+
+    /// A convolution of three axes whose kernel has one place along one of them: the same convolution of every plane.
+    fn plane_by_plane(&mut self, node: &NodeProto, inputs: &Inputs<'_>, weights: Tensor<f32>) -> Result<Value> {
+        let value = inputs.value(0)?;
+        let (dims, kernel) = (self.dims(value), &weights.dims[2..]);
+        let &[samples, channels, ref sizes @ ..] = &dims[..] else {
+            return Err(Error::shape("a convolution", "batch × channels × three axes", format!("{dims:?}")));
+        };
+        if sizes.len() != 3 {
+            return Err(Error::shape("a convolution", "batch × channels × three axes", format!("{dims:?}")));
+        }
+        let mut windows = node.windows(kernel, sizes)?;
+        let Some(axis) = (0..3).find(|&k| kernel[k] == 1 && windows.padding[k] == [0, 0]) else {
+            return Err(Error::unsupported(
+                format!("a convolution with weights {:?}", weights.dims),
+                "convolutions reach over one or two axes; replace those over three",
+            ));
+        };
+        let (count, stride) = (sizes[axis].div_ceil(windows.stride[axis]), windows.stride[axis]);
+        let chosen = self.slice(value, 2 + axis, 0, stride as i64, count)?;
+        let order: Vec<usize> = [0, 2 + axis, 1].into_iter().chain((2..5).filter(|&k| k != 2 + axis)).collect();
+        let planes = self.transpose(&chosen, &order)?;
+        let rest: Vec<usize> = (0..3).filter(|&k| k != axis).map(|k| sizes[k]).collect();
+        let planes = self.reshape(&planes, &[&[samples * count, channels], &rest[..]].concat())?;
+        for list in [&mut windows.kernel, &mut windows.stride, &mut windows.dilation, &mut windows.beyond] {
+            list.remove(axis);
+        }
+        windows.padding.remove(axis);
+        let (out, columns) = (weights.dims[0], weights.dims[1..].iter().product());
+        let taps = Matrix::from_vec(out, columns, weights.values)?;
+        let groups = usize::try_from(node.int("group", 1)).unwrap_or(0);
+        let bias = inputs.floats(2)?.and_then(|bias| real_bias(bias.values));
+        let result = self.convolved(&planes, taps, windows.plane(), groups, bias)?;
+        let size = self.dims(&result)[2..].to_vec();
+        let apart = self.reshape(&result, &[&[samples, count, out], &size[..]].concat())?;
+        // Batch, channels, and the planes where they were.
+        let mut order = vec![0, 2, 3, 4];
+        order.insert(2 + axis, 1);
+        self.transpose(&apart, &order)
+    }
+
+    /// A convolution of one map or, where a sample has several (frames, or windows), of all of them: they stand below each
+    /// other as one map, with the zeros between them that each has around it. Rows of the result that reach over two maps
+    /// are cut out again; training sees them.
+    fn convolved(
+        &mut self,
+        maps: &Value,
+        taps: Matrix<f32>,
+        mut window: Window,
+        groups: usize,
+        bias: Option<Vec<f32>>,
+    ) -> Result<Value> {
+        let &[count, channels, height, width] = &self.dims(maps)[..] else {
+            return Err(Error::shape("a convolution", "four axes", format!("{:?}", self.dims(maps))));
+        };
+        if count == 1 {
+            let map = self.node_of(maps)?;
+            return self.builder.push_convolution(map, taps, window, groups, bias).map(Value::Node);
+        }
+        let out = taps.rows();
+        let [top, left, bottom, right] = window.padding;
+        let (stride, reach) = (window.stride[0], window.dilation[0] * (window.kernel[0] - 1) + 1);
+        let padded = height + top + bottom;
+        let kept = padded.checked_sub(reach).map(|rows| rows / stride + 1);
+        let kept = kept.ok_or_else(|| Error::shape("kernel", format!("at most {padded} rows"), reach))?;
+        let rows = padded.next_multiple_of(stride);
+        let around = [[0, 0], [0, 0], [top as i64, (rows - height - top) as i64], [0, 0]];
+        let apart = self.pad(maps, &around, 0.0)?;
+        let turned = self.transpose(&apart, &[1, 0, 2, 3])?;
+        let stacked = self.reshape(&turned, &[1, channels, count * rows, width])?;
+        let stacked = self.node_of(&stacked)?;
+        window.padding = [0, left, reach.saturating_sub(stride), right];
+        let id = self.builder.push_convolution(stacked, taps, window, groups, bias)?;
+        let each = rows / stride;
+        let columns = self.builder.shape_of(id).size() / (out * count * each).max(1);
+        let separate = self.reshape(&Value::Node(id), &[out, count, each, columns])?;
+        let cut = self.slice(&separate, 2, 0, 1, kept)?;
+        self.transpose(&cut, &[1, 0, 2, 3])
+    }
+
+    /// What a convolution makes of a constant, by running it as a network of its own. Its samples are along the first axis.
+    pub(super) fn computed(
+        &mut self,
+        value: &Value,
+        apply: impl FnOnce(&mut Self, Value) -> Result<Value>,
+    ) -> Result<Value> {
+        let tensor = self.floats_of(value)?;
+        let [samples, ref sizes @ ..] = tensor.dims[..] else {
+            return Err(Error::shape("a convolution of a constant", "batch × channels × positions", "a single number"));
+        };
+        let builder = Network::builder(Shape::from_dims(Dims::new(&[&[1], sizes].concat())?))?;
+        let u = Matrix::from_vec(samples, sizes.iter().product(), tensor.values)?;
+        let input = builder.here().0;
+        let outer = std::mem::replace(&mut self.builder, builder);
+        let out = apply(self, Value::Node(input)).and_then(|out| self.node_of(&out));
+        let own = std::mem::replace(&mut self.builder, outer);
+        let out = out?;
+        let mut dims = own.shape_of(out).dims().sizes().to_vec();
+        super::constant::size(&[samples, dims.iter().product()])?;
+        dims[0] = samples;
+        let values = own.at(NodeId(out))?.build()?.forward(&u)?.as_slice().to_vec();
+        self.constant(Constant::Floats(Tensor { dims, values }), matches!(value, Value::Constant(_, true)))
+    }
+
+    /// A norm by the mean and variance of a constant itself: how weights that are standardised are written.
+    fn own_norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let value = inputs.value(0)?;
+        let dims = self.dims(value);
+        let axes: Vec<usize> = (0..dims.len()).filter(|&axis| axis != 1).collect();
+        let mean = |importer: &mut Self, value: Value| {
+            let reduction = crate::graph::Reduction::Mean;
+            importer.structure(Structure::Reduce { reduction, axes: axes.clone(), keep: true }, &[value])
+        };
+        let average = mean(self, value.clone())?;
+        let centred = self.binary(Binary::Subtract, value, &average)?;
+        let squares = self.binary(Binary::Multiply, &centred, &centred)?;
+        let variance = mean(self, squares)?;
+        let epsilon = self.number(node.float("epsilon", 1e-5))?;
+        let moved = self.binary(Binary::Add, &variance, &epsilon)?;
+        let root = self.unary(Unary::Sqrt, &moved)?;
+        let mut out = self.binary(Binary::Divide, &centred, &root)?;
+        let per_channel: Vec<usize> = (0..dims.len()).map(|axis| if axis == 1 { dims[1] } else { 1 }).collect();
+        for (k, binary) in [(1, Binary::Multiply), (2, Binary::Add)] {
+            let each = self.reshape(inputs.value(k)?, &per_channel)?;
+            out = self.binary(binary, &out, &each)?;
+        }
+        Ok(out)
     }
 
     pub(super) fn batch_norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        if node.int("training_mode", 0) != 0
+            && inputs.0.iter().flatten().all(|v| matches!(v, Value::Constant(..)))
+            && self.dims(inputs.value(0)?).len() >= 2
+        {
+            return self.own_norm(node, inputs);
+        }
         node.require_int("training_mode", 0, "export the network in eval mode")?;
         node.require_int("spatial", 1, "one mean per channel is read; export again with a newer opset")?;
         let value = inputs.value(0)?;
@@ -230,6 +372,17 @@ impl Importer<'_> {
             let dims: Vec<usize> = std::iter::once(channels).chain(vec![1; dims.len().saturating_sub(2)]).collect();
             let constant = self.constant(Constant::Floats(values.reshaped(dims)?), true)?;
             out = self.structure(Structure::Binary(binary), &[out, constant])?;
+        }
+        Ok(out)
+    }
+
+    /// (x − offset)·scale, one number for all or one for each of the last axis.
+    pub(super) fn scaler(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
+        let mut out = inputs.value(0)?.clone();
+        for (name, binary, default) in [("offset", Binary::Subtract, 0.0), ("scale", Binary::Multiply, 1.0)] {
+            let values = node.floats(name).filter(|v| !v.is_empty()).unwrap_or(&[default]).to_vec();
+            let constant = self.constant(Constant::Floats(Tensor { dims: vec![values.len()], values }), true)?;
+            out = self.binary(binary, &out, &constant)?;
         }
         Ok(out)
     }

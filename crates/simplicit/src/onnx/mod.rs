@@ -1,17 +1,21 @@
 //! ONNX files: the schema, reading networks, and writing models.
 
 mod activations;
+mod attention;
 mod attributes;
 mod constant;
+mod einsum;
 mod elementwise;
 mod evaluate;
 mod export;
 mod external;
 mod import;
 mod linear;
+mod logic;
 mod lower;
 mod nodes;
 mod origin;
+mod picks;
 mod pool;
 mod proto;
 mod recognise;

@@ -4,7 +4,6 @@ use super::constant::{Constant, Tensor, places};
 use super::import::{Importer, Value};
 use super::proto::NodeProto;
 use crate::graph::{Binary, Reduction, Structure, Unary};
-use crate::layout::Activation;
 use crate::{Error, Result};
 
 /// The inputs of one node; those left out are none.
@@ -89,15 +88,23 @@ impl Importer<'_> {
         if let Some(value) = self.activation(node, inputs)? {
             return Ok(value);
         }
+        if let Some(value) = self.logic(node, inputs)? {
+            return Ok(value);
+        }
         match node.op_type.as_str() {
             "Identity" | "Dropout" | "Cast" | "CastLike" => self.pass_through(node, inputs),
-            "Equal" if inputs.0.iter().flatten().any(|v| matches!(v, Value::Node(_))) => self.equal(inputs),
             "Shape" | "Size" | "ConstantOfShape" | "Range" | "Where" | "Equal" | "Less" | "Greater" | "LessOrEqual"
-            | "GreaterOrEqual" | "Not" | "And" | "Or" | "Xor" | "Mod" | "ScatterND" | "Trilu" | "CumSum"
-            | "NonZero" | "OneHot" | "IsNaN" | "Ceil" | "Floor" | "Round" | "Sign" | "ReduceProd" | "GatherND"
-            | "GatherElements" => self.evaluate(node, inputs),
+            | "GreaterOrEqual" | "Not" | "And" | "Or" | "Xor" | "Mod" | "Trilu" | "CumSum" | "NonZero" | "OneHot"
+            | "IsNaN" | "Ceil" | "Floor" | "Round" | "Sign" | "ReduceProd" => self.evaluate(node, inputs),
             "Gemm" => self.gemm(node, inputs),
             "MatMul" => self.matmul(inputs),
+            "GatherND" | "GatherElements" | "ScatterND" => match self.picked(node, inputs)? {
+                Some(value) => Ok(value),
+                None => self.evaluate(node, inputs),
+            },
+            "Scaler" => self.scaler(node, inputs),
+            "Einsum" => self.einsum(node, inputs),
+            "Attention" => self.attention(node, inputs),
             "Conv" => self.convolution(node, inputs),
             "ConvTranspose" => self.transposed_convolution(node, inputs),
             "BatchNormalization" => self.batch_norm(node, inputs),
@@ -105,9 +112,8 @@ impl Importer<'_> {
                 self.norm(node, inputs)
             }
             "MaxPool" | "AveragePool" | "GlobalAveragePool" | "GlobalMaxPool" => self.pool(node, inputs),
-            "ReduceMean" | "ReduceSum" | "ReduceMax" | "ReduceMin" | "ReduceL2" | "ReduceSumSquare" => {
-                self.reduce(node, inputs)
-            }
+            "ReduceMean" | "ReduceSum" | "ReduceMax" | "ReduceMin" | "ReduceL2" | "ReduceSumSquare" | "ReduceL1"
+            | "ReduceLogSum" | "ReduceLogSumExp" => self.reduce(node, inputs),
             "Softmax" | "LogSoftmax" => self.softmax(node, inputs),
             "Flatten" | "Reshape" | "Squeeze" | "Unsqueeze" => self.reshape_node(node, inputs),
             "Transpose" => self.transpose_node(node, inputs),
@@ -158,36 +164,20 @@ impl Importer<'_> {
                 Constant::Ints(_) => Ok(Value::Constant(constant.clone(), *w)),
             },
             (value @ Value::Node(_), 1 | 10 | 11 | 16) => Ok(value.clone()),
+            (value @ Value::Node(_), 9) => {
+                let zero = self.number(0.0)?;
+                let truth = self.differs(value, &zero)?;
+                if let Value::Node(id) = truth {
+                    self.whole.insert(id);
+                }
+                Ok(truth)
+            }
             (value @ Value::Node(id), 2..=7 | 12 | 13) if self.whole.contains(id) => Ok(value.clone()),
             (_, to) => Err(Error::unsupported(
                 format!("a cast of values to ONNX type {to}"),
                 "values that depend on the sample stay floats; export in single precision",
             )),
         }
-    }
-
-    /// One where two whole numbers are equal, zero elsewhere: that is what is left of 1 − |a − b| above zero.
-    fn equal(&mut self, inputs: &Inputs<'_>) -> Result<Value> {
-        let (a, b) = (inputs.value(0)?, inputs.value(1)?);
-        let is_whole = |value: &Value| match value {
-            Value::Node(id) => self.whole.contains(id),
-            Value::Constant(constant, _) => matches!(**constant, Constant::Ints(_)),
-            Value::Unknown => false,
-        };
-        if !is_whole(a) || !is_whole(b) {
-            return Err(Error::unsupported(
-                "Equal of values that depend on the sample and may be fractions",
-                "it is read for constants, and for whole numbers such as tokens",
-            ));
-        }
-        let difference = self.binary(Binary::Subtract, a, b)?;
-        let distance = self.unary(Unary::Absolute, &difference)?;
-        let one = self.constant(Constant::Floats(Tensor::scalar(1.0)), false)?;
-        let left = self.binary(Binary::Subtract, &one, &distance)?;
-        let node = self.node_of(&left)?;
-        let out = self.builder.push_activation(node, Activation::Relu)?;
-        self.whole.insert(out);
-        Ok(Value::Node(out))
     }
 
     /// A function of two values, or of several from left to right.
@@ -208,15 +198,26 @@ impl Importer<'_> {
             None => (0..dims.len()).collect(),
         };
         let keep = node.int("keepdims", 1) != 0;
-        // Norms are sums of squares.
+        // Norms and logarithms are made of sums.
         let reduction = by_name(&REDUCTIONS, &node.op_type).unwrap_or(Reduction::Sum);
         if let Value::Constant(constant, _) = &value
             && let Constant::Ints(_) = **constant
         {
             return self.evaluate(node, inputs);
         }
-        if matches!(node.op_type.as_str(), "ReduceL2" | "ReduceSumSquare") {
-            value = self.binary(Binary::Multiply, &value, &value)?;
+        let mut largest = None;
+        match node.op_type.as_str() {
+            "ReduceL2" | "ReduceSumSquare" => value = self.binary(Binary::Multiply, &value, &value)?,
+            "ReduceL1" => value = self.unary(Unary::Absolute, &value)?,
+            "ReduceLogSumExp" => {
+                // max + ln Σ e^(x − max), which does not overflow.
+                let over = |keep| Structure::Reduce { reduction: Reduction::Maximum, axes: axes.clone(), keep };
+                let each = self.structure(over(true), std::slice::from_ref(&value))?;
+                largest = Some(self.structure(over(keep), std::slice::from_ref(&value))?);
+                let moved = self.structure(Structure::Binary(Binary::Subtract), &[value, each])?;
+                value = self.unary(Unary::Exp, &moved)?;
+            }
+            _ => {}
         }
         if let (Value::Node(id), Reduction::Mean, [2, 3], [1, channels, height, width]) =
             (&value, reduction, &axes[..], &dims[..])
@@ -227,7 +228,15 @@ impl Importer<'_> {
             return self.reshape(&Value::Node(mean), &dims);
         }
         let out = self.structure(Structure::Reduce { reduction, axes, keep }, &[value])?;
-        if node.op_type == "ReduceL2" { self.unary(Unary::Sqrt, &out) } else { Ok(out) }
+        match (node.op_type.as_str(), largest) {
+            ("ReduceL2", _) => self.unary(Unary::Sqrt, &out),
+            ("ReduceLogSum", _) => self.unary(Unary::Log, &out),
+            (_, Some(largest)) => {
+                let rest = self.unary(Unary::Log, &out)?;
+                self.binary(Binary::Add, &largest, &rest)
+            }
+            _ => Ok(out),
+        }
     }
 
     fn softmax(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
@@ -289,6 +298,9 @@ const BINARY: [(&str, Binary); 8] = [
     ("Min", Binary::Minimum),
 ];
 
+/// Comparisons, of which all others are made.
+const COMPARISON: (&str, Binary) = ("Greater", Binary::Greater);
+
 /// Functions of every number.
 const UNARY: [(&str, Unary); 9] = [
     ("Sqrt", Unary::Sqrt),
@@ -320,7 +332,7 @@ fn name_of<T: PartialEq>(table: &[(&'static str, T)], value: &T) -> &'static str
 }
 
 pub(super) fn binary_name(binary: Binary) -> &'static str {
-    name_of(&BINARY, &binary)
+    if binary == COMPARISON.1 { COMPARISON.0 } else { name_of(&BINARY, &binary) }
 }
 
 pub(super) fn unary_name(unary: Unary) -> &'static str {

@@ -12,8 +12,12 @@ use crate::{Error, Result};
 /// The node that a linear map or convolution was read from, and the value it now computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
-    /// The place of the Conv, ConvTranspose, Gemm or MatMul in the file.
+    /// The place of the Conv, ConvTranspose, Gemm, MatMul or Einsum in the file.
     pub(crate) node: usize,
+    /// The dimensions of the weights as the node reads them, also where they are computed from others.
+    pub(crate) weights: Vec<usize>,
+    /// The order of their axes in which an Einsum reads them as units × features.
+    pub(crate) turned: Option<Vec<usize>>,
     /// The value it reads; a batch norm in front of it that was folded is passed over.
     pub(crate) input: String,
     /// The value it computes with all that was folded into it: the node's own, or that of a norm or sum behind it.
@@ -54,15 +58,12 @@ impl Importer<'_> {
                 continue;
             }
             let output = node.output.first().cloned().unwrap_or_default();
-            let origin = if matches!(node.op_type.as_str(), "Conv" | "ConvTranspose" | "Gemm" | "MatMul") {
+            let origin = if matches!(node.op_type.as_str(), "Conv" | "ConvTranspose" | "Gemm" | "MatMul" | "Einsum") {
                 let place = graph.node.iter().position(|n| std::ptr::eq(n, node));
                 place.and_then(|place| {
-                    self.unfolded_input(graph, node).map(|input| Origin {
-                        node: place,
-                        input,
-                        output,
-                        passed: Vec::new(),
-                    })
+                    let weights = inputs.get(1)?.as_ref().map(|weights| self.dims(weights))?;
+                    let input = self.unfolded_input(graph, node)?;
+                    Some(Origin { node: place, weights, turned: self.turned.take(), input, output, passed: Vec::new() })
                 })
             } else {
                 // A copy of the map before it with a scale or shift folded in.
@@ -110,7 +111,7 @@ impl Importer<'_> {
             }
             let producer = graph.node.iter().find(|n| n.output.contains(name))?;
             // Behind a reshape the scale has another form: such a norm has no place to go back to.
-            if !matches!(producer.op_type.as_str(), "BatchNormalization" | "Add" | "Sub" | "Mul" | "Div") {
+            if !matches!(producer.op_type.as_str(), "BatchNormalization" | "Add" | "Sub" | "Mul" | "Div" | "Scaler") {
                 return None;
             }
             name = producer.input.iter().find(|n| matches!(self.known(n), Some(Value::Node(_))))?;

@@ -1,5 +1,6 @@
 //! Poolings: plain ones of feature maps, and the general form for the others.
 
+use super::attributes::Windows;
 use super::constant::{Constant, Tensor};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
@@ -53,6 +54,11 @@ impl Importer<'_> {
         let value = inputs.value(0)?;
         let dims = self.dims(value);
         let spatial = dims.len().saturating_sub(2);
+        if spatial > 2
+            && let Some(result) = self.merged_pool(node, value, &dims)?
+        {
+            return Ok(result);
+        }
         if !(1..=2).contains(&spatial) {
             return Err(Error::unsupported(
                 format!("a pooling of {dims:?}"),
@@ -61,8 +67,59 @@ impl Importer<'_> {
         }
         let sizes = &dims[2..];
         let global = node.op_type.starts_with("Global");
-        let maximum = node.op_type.ends_with("MaxPool");
         let windows = if global { node.whole(sizes) } else { node.windows(&node.kernel(spatial)?, sizes)? };
+        self.pool_windows(node, value, windows)
+    }
+
+    /// A pooling of more than two axes, of which those that it does not move over become one with their neighbours. Nothing
+    /// where more than two are left.
+    fn merged_pool(&mut self, node: &NodeProto, value: &Value, dims: &[usize]) -> Result<Option<Value>> {
+        let [samples, channels, ref sizes @ ..] = *dims else { return Ok(None) };
+        if node.op_type.starts_with("Global") {
+            let line = [sizes.iter().product()];
+            let flat = self.reshape(value, &[samples, channels, line[0]])?;
+            let result = self.pool_windows(node, &flat, node.whole(&line))?;
+            let ones = vec![1; sizes.len()];
+            return self.reshape(&result, &[&[samples, channels], &ones[..]].concat()).map(Some);
+        }
+        let windows = node.windows(&node.kernel(sizes.len())?, sizes)?;
+        let moves = |k: usize| {
+            (windows.kernel[k], windows.stride[k], windows.padding[k], windows.beyond[k]) != (1, 1, [0, 0], 0)
+        };
+        let mut merged = node.whole(&[]);
+        let mut shape = vec![samples, channels];
+        for k in 0..sizes.len() {
+            if !moves(k) && (k == 0 || !moves(k - 1)) {
+                // Of the channels, or of the axis before it.
+                *shape.last_mut().unwrap_or(&mut 1) *= sizes[k];
+                continue;
+            }
+            shape.push(sizes[k]);
+            merged.kernel.push(windows.kernel[k]);
+            merged.stride.push(windows.stride[k]);
+            merged.dilation.push(windows.dilation[k]);
+            merged.padding.push(windows.padding[k]);
+            merged.beyond.push(windows.beyond[k]);
+        }
+        if !(3..=4).contains(&shape.len()) {
+            return Ok(None);
+        }
+        let flat = self.reshape(value, &shape)?;
+        let result = self.pool_windows(node, &flat, merged)?;
+        let mut out = dims.to_vec();
+        for (k, size) in out[2..].iter_mut().enumerate().filter(|(k, _)| moves(*k)) {
+            let padded = *size + windows.padding[k][0] + windows.padding[k][1] + windows.beyond[k];
+            let extent = windows.dilation[k] * (windows.kernel[k] - 1) + 1;
+            *size = padded.saturating_sub(extent) / windows.stride[k] + 1;
+        }
+        self.reshape(&result, &out).map(Some)
+    }
+
+    fn pool_windows(&mut self, node: &NodeProto, value: &Value, windows: Windows) -> Result<Value> {
+        let dims = self.dims(value);
+        let (sizes, spatial) = (&dims[2..], windows.kernel.len());
+        let global = node.op_type.starts_with("Global");
+        let maximum = node.op_type.ends_with("MaxPool");
         let count_padding = node.int("count_include_pad", 0) != 0;
         let plain = dims[0] == 1
             && matches!(value, Value::Node(_))

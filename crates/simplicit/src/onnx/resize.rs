@@ -1,10 +1,9 @@
 //! Resizing: nearest neighbours are values at chosen places, interpolation is a product with constant weights.
 
-use super::constant::{Constant, Tensor, place};
+use super::constant::{Tensor, place};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
 use super::proto::NodeProto;
-use crate::graph::Structure;
 use crate::{Error, Result};
 
 /// How places of the result are places of the value.
@@ -41,17 +40,17 @@ impl Importer<'_> {
         let upsample = node.op_type == "Upsample" || (self.opset < 11 && inputs.0.len() == 2);
         let coordinates =
             if upsample { "asymmetric" } else { node.text("coordinate_transformation_mode", "half_pixel") };
-        let known = matches!(mode, "nearest" | "linear" | "bilinear")
+        let known = matches!(mode, "nearest" | "linear" | "bilinear" | "cubic")
             && matches!(
                 coordinates,
                 "asymmetric" | "half_pixel" | "align_corners" | "pytorch_half_pixel" | "half_pixel_symmetric"
             )
-            && node.int("antialias", 0) == 0
+            && (mode != "nearest" || node.int("antialias", 0) == 0)
             && node.text("keep_aspect_ratio_policy", "stretch") == "stretch";
         if !known {
             return Err(Error::unsupported(
                 format!("a resize of mode {mode:?} with {coordinates:?} coordinates"),
-                "nearest and linear ones are read, without antialias and with keep_aspect_ratio_policy stretch",
+                "nearest, linear and cubic ones are read, without a region and with keep_aspect_ratio_policy stretch",
             ));
         }
         let (scale_at, size_at) = if upsample { (1, usize::MAX) } else { (2, 3) };
@@ -61,6 +60,11 @@ impl Importer<'_> {
         let axes = match node.ints("axes") {
             Some(axes) => axes.iter().map(|&a| place(a, dims.len())).collect::<Result<Vec<_>>>()?,
             None => (0..dims.len()).collect(),
+        };
+        let filter = Filter {
+            cubic: (mode == "cubic").then(|| f64::from(node.float("cubic_coeff_a", -0.75))),
+            exclude_outside: node.int("exclude_outside", 0) != 0,
+            antialias: node.int("antialias", 0) != 0,
         };
         let mut out = value.clone();
         for (k, &axis) in axes.iter().enumerate() {
@@ -86,7 +90,7 @@ impl Importer<'_> {
                 let rounding = if upsample { "floor" } else { node.text("nearest_mode", "round_prefer_floor") };
                 self.nearest(&out, axis, &coordinates, rounding)?
             } else {
-                self.interpolated(&out, axis, &coordinates)?
+                self.interpolated(&out, axis, &coordinates, &filter)?
             };
         }
         Ok(out)
@@ -107,23 +111,57 @@ impl Importer<'_> {
         self.gather(value, axis, &places, &[places.len()])
     }
 
-    /// Every result is a mean of two neighbours along the axis: W times the value whose axis is the last but one.
-    fn interpolated(&mut self, value: &Value, axis: usize, c: &Coordinates<'_>) -> Result<Value> {
+    /// Every result is a weighted mean of neighbours along the axis.
+    fn interpolated(&mut self, value: &Value, axis: usize, c: &Coordinates<'_>, filter: &Filter) -> Result<Value> {
         super::constant::size(&[c.from, c.to])?;
-        let mut weights = vec![0.0f32; c.from * c.to];
+        let mut weights = vec![0.0f64; c.from * c.to];
         for k in 0..c.to {
-            let x = c.at(k).clamp(0.0, c.from as f64 - 1.0);
-            let (low, share) = (x.floor() as usize, x - x.floor());
-            weights[k * c.from + low] += (1.0 - share) as f32;
-            weights[k * c.from + (low + 1).min(c.from - 1)] += share as f32;
+            filter.spread(c, k, &mut weights[k * c.from..(k + 1) * c.from]);
         }
-        let weights = self.constant(Constant::Floats(Tensor { dims: vec![c.to, c.from], values: weights }), false)?;
-        let mut dims = self.dims(value);
-        let outer: usize = dims[..axis].iter().product();
-        let inner: usize = dims[axis + 1..].iter().product();
-        let flat = self.reshape(value, &[outer, c.from, inner])?;
-        let product = self.structure(Structure::MatMul, &[weights, flat])?;
-        dims[axis] = c.to;
-        self.reshape(&product, &dims)
+        let values = weights.into_iter().map(|w| w as f32).collect();
+        self.along(value, axis, Tensor { dims: vec![c.to, c.from], values })
+    }
+}
+
+/// How neighbours are weighted.
+struct Filter {
+    /// The coefficient of cubic interpolation; nothing where it is linear.
+    cubic: Option<f64>,
+    /// Neighbours beyond the ends have no weight, instead of that of the last value.
+    exclude_outside: bool,
+    /// The filter widens by the factor by which a value shrinks.
+    antialias: bool,
+}
+
+impl Filter {
+    /// The weight of a neighbour at this distance.
+    fn weight(&self, distance: f64) -> f64 {
+        let d = distance.abs();
+        match self.cubic {
+            None => (1.0 - d).max(0.0),
+            Some(a) if d <= 1.0 => ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0,
+            Some(a) if d < 2.0 => (((d - 5.0) * d + 8.0) * d - 4.0) * a,
+            Some(_) => 0.0,
+        }
+    }
+
+    /// The weights of all values in place k of the result.
+    fn spread(&self, c: &Coordinates<'_>, k: usize, weights: &mut [f64]) {
+        let (last, x) = (c.from as i64 - 1, c.at(k));
+        // A linear mean beyond the ends is the last value.
+        let x = if self.cubic.is_none() && !self.antialias { x.clamp(0.0, last as f64) } else { x };
+        let scale = if self.antialias { c.scale.min(1.0) } else { 1.0 };
+        let reach = if self.cubic.is_some() { 2.0 } else { 1.0 } / scale;
+        let (first, end) = ((x - reach).floor() as i64, (x + reach).ceil() as i64);
+        for place in first..=end {
+            let weight = self.weight((place as f64 - x) * scale);
+            if !self.exclude_outside || (0..=last).contains(&place) {
+                weights[place.clamp(0, last) as usize] += weight;
+            }
+        }
+        let total: f64 = weights.iter().sum();
+        if total != 0.0 {
+            weights.iter_mut().for_each(|w| *w /= total);
+        }
     }
 }

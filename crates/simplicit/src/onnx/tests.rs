@@ -89,7 +89,13 @@ fn unsupported_nodes_are_named_with_a_way_out() {
     refused(conv("x w", vec![ints("strides", &[0, 1])]), &["strides"]);
     refused(conv("x g", vec![]), &["weights of a convolution", "2 · 3 · 3"]);
     refused(conv("x g", vec![int("group", 3)]), &["groups", "divisor"]);
-    refused(conv("x c", vec![]), &["3-D"]);
+    refused(conv("x c", vec![]), &["three axes", "[1, 2, 6, 6]"]);
+    let volume = |sizes: &[i64]| {
+        model(&[0, 2, 4, 6, 6], vec![node("Conv", "x w", "y", vec![])], vec![floats("w", &[&[4, 2], sizes].concat())])
+    };
+    read(&volume(&[1, 3, 3])).unwrap();
+    read(&volume(&[2, 1, 1])).unwrap();
+    refused(volume(&[2, 3, 3]), &["a convolution with weights", "over three"]);
 
     let pool = |op: &str, attribute| model(&image, vec![node(op, "x", "y", attribute)], vec![]);
     refused(pool("MaxPool", vec![]), &["kernel_shape"]);

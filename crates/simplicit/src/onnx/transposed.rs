@@ -70,7 +70,6 @@ impl Phases {
                 "transposed convolutions are 1-D or 2-D; replace 3-D ones",
             ));
         }
-        node.require_int("group", 1, "transposed convolutions with groups are not read; split them by channels")?;
         if node.ints("output_shape").is_some_and(|shape| !shape.is_empty()) {
             return Err(Error::unsupported("output_shape of a transposed convolution", "export it with pads instead"));
         }
@@ -121,22 +120,29 @@ impl Phases {
         self.axes.map(|axis| axis.cut)
     }
 
-    /// The weights of the ordinary convolution: a row for every remainder of both axes and, within them, every channel.
-    fn rows(&self, weights: &Tensor<f32>) -> Result<Matrix<f32>> {
+    /// The weights of the ordinary convolution: for every group a row for every remainder of both axes and, within them, every
+    /// channel.
+    fn rows(&self, weights: &Tensor<f32>, groups: usize) -> Result<Matrix<f32>> {
         let [y, x] = self.axes;
         let [inputs, outputs, ref kernel @ ..] = weights.dims[..] else {
             return Err(Error::shape("weights", "inputs × outputs × kernel", format!("{:?}", weights.dims)));
         };
         let [height, width] = if let [height, width] = *kernel { [height, width] } else { [1, kernel[0]] };
-        let mut out = Matrix::zeros(y.stride * x.stride * outputs, inputs * y.taps * x.taps);
+        if groups == 0 || !inputs.is_multiple_of(groups) {
+            return Err(Error::shape("group", format!("a divisor of {inputs}"), groups));
+        }
+        let (each, phases) = (inputs / groups, y.stride * x.stride);
+        let mut out = Matrix::zeros(groups * phases * outputs, each * y.taps * x.taps);
         let mut values = weights.values.iter();
         for input in 0..inputs {
+            let (group, input) = (input / each, input % each);
             for output in 0..outputs {
                 for (dy, dx) in (0..height).flat_map(|dy| (0..width).map(move |dx| (dy, dx))) {
                     let (dy, dx) = (y.dilation * dy, x.dilation * dx);
                     let phase = (dy % y.stride) * x.stride + dx % x.stride;
                     let tap = (y.taps - 1 - dy / y.stride) * x.taps + x.taps - 1 - dx / x.stride;
-                    out[(phase * outputs + output, input * y.taps * x.taps + tap)] = *values.next().unwrap_or(&0.0);
+                    out[((group * phases + phase) * outputs + output, input * y.taps * x.taps + tap)] =
+                        *values.next().unwrap_or(&0.0);
                 }
             }
         }
@@ -147,6 +153,11 @@ impl Phases {
 impl Importer<'_> {
     pub(super) fn transposed_convolution(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let (value, weights) = (inputs.value(0)?, inputs.weights(1)?);
+        if let Value::Constant(..) = value {
+            return self.computed(value, |importer, value| {
+                importer.transposed_convolution(node, &Inputs(&[&[Some(value)], &inputs.0[1..]].concat()))
+            });
+        }
         let phases = Phases::of(node, &weights.dims)?;
         let dims = self.dims(value);
         let [channels, height, width] = match dims[..] {
@@ -162,19 +173,21 @@ impl Importer<'_> {
         if channels != weights.dims[0] {
             return Err(Error::shape("weights of a transposed convolution", channels, weights.dims[0]));
         }
-        let rows = phases.rows(&weights)?;
-        let outputs = weights.dims[1];
+        let groups = usize::try_from(node.int("group", 1)).unwrap_or(0);
+        let rows = phases.rows(&weights, groups)?;
+        let each = weights.dims[1];
+        let outputs = groups * each;
         let [y, x] = phases.axes;
         let bias = inputs.floats(2)?.map(|bias| bias.values).filter(|bias| bias.iter().any(|&b| b != 0.0));
-        let bias = bias.map(|bias| bias.repeat(y.stride * x.stride));
+        let bias = bias.map(|bias| bias.chunks(each.max(1)).flat_map(|own| own.repeat(y.stride * x.stride)).collect());
         let map = self.reshape(value, &[1, channels, height, width])?;
         let map = self.node_of(&map)?;
-        let id = self.builder.push_convolution(map, rows, phases.window(), 1, bias)?;
+        let id = self.builder.push_convolution(map, rows, phases.window(), groups, bias)?;
         let [rows, columns] = [height + y.after, width + x.after];
         let mut out = Value::Node(id);
         if y.stride * x.stride > 1 {
-            let apart = self.reshape(&out, &[1, y.stride, x.stride, outputs, rows, columns])?;
-            let turned = self.transpose(&apart, &[0, 3, 4, 1, 5, 2])?;
+            let apart = self.reshape(&out, &[1, groups, y.stride, x.stride, each, rows, columns])?;
+            let turned = self.transpose(&apart, &[0, 1, 4, 5, 2, 6, 3])?;
             out = self.reshape(&turned, &[1, outputs, y.stride * rows, x.stride * columns])?;
         }
         for (axis, [before, behind]) in [2, 3].into_iter().zip(phases.cuts()) {

@@ -1,7 +1,7 @@
 //! Nodes that only move values: reshapes, transposes, slices, paddings and what is made of them.
 
 use super::constant::{Constant, Tensor, place, places};
-use super::import::{Importer, Value};
+use super::import::{Importer, Value, finite};
 use super::nodes::Inputs;
 use super::proto::NodeProto;
 use crate::graph::Structure;
@@ -218,7 +218,7 @@ impl Importer<'_> {
         match node.text("mode", "constant") {
             "constant" => {
                 let fill = inputs.number(2)?.unwrap_or_else(|| node.float("value", 0.0));
-                self.pad(value, &each, fill)
+                self.pad(value, &each, finite(fill))
             }
             mode @ ("edge" | "reflect" | "wrap") => {
                 let mut out = value.clone();

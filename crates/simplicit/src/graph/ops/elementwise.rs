@@ -78,6 +78,7 @@ impl Binary {
             Binary::Power => apply(a, b, out_dims, out, power),
             Binary::Maximum => apply(a, b, out_dims, out, larger),
             Binary::Minimum => apply(a, b, out_dims, out, smaller),
+            Binary::Greater => apply(a, b, out_dims, out, |x, y| f32::from(x > y)),
         }
     }
 
@@ -108,6 +109,7 @@ impl Binary {
             Binary::Minimum => {
                 of.both(da, |x, y| f32::from(!(y < x || y.is_nan())), db, |x, y| f32::from(y < x || y.is_nan()))
             }
+            Binary::Greater => {}
         }
     }
 }

@@ -10,6 +10,7 @@ mod normalise;
 mod pool;
 mod product;
 mod reduce;
+mod select;
 mod shape;
 mod transpose;
 
@@ -71,6 +72,8 @@ pub enum Binary {
     Maximum,
     /// The smaller one.
     Minimum,
+    /// 1 where a > b, 0 elsewhere; its derivative is taken as 0.
+    Greater,
 }
 
 /// How an axis is reduced.
@@ -115,6 +118,8 @@ pub enum Structure {
     Unary(Unary),
     /// Two values.
     Binary(Binary),
+    /// The second input where the first is not zero, the third elsewhere, with ONNX's broadcasting.
+    Select,
     /// The product of two values over their last two axes, broadcast over the others.
     MatMul,
     /// eˣ/Σeˣ along an axis.
@@ -198,6 +203,7 @@ impl Structure {
         match self {
             Structure::Unary(_) => "a function of every value",
             Structure::Binary(_) => "a function of two values",
+            Structure::Select => "a selection",
             Structure::MatMul => "a product of two values",
             Structure::Softmax { .. } => "a softmax",
             Structure::Normalise { .. } => "a layer norm",
@@ -228,6 +234,10 @@ impl Structure {
         match self {
             Structure::Unary(_) => one(),
             Structure::Binary(_) => two().and_then(|(a, b)| Binary::dims(a, b)),
+            Structure::Select => match *inputs {
+                [condition, a, b] => select::dims(condition, a, b),
+                _ => Err(Error::shape(format!("values of {}", self.name()), 3, inputs.len())),
+            },
             Structure::MatMul => two().and_then(|(a, b)| product::dims(a, b)),
             Structure::Softmax { axis } => one().and_then(|x| require_axis(self.name(), *axis, x).map(|()| x)),
             Structure::Normalise { axis, epsilon } => {
@@ -271,6 +281,7 @@ impl Structure {
                     binary.forward(a, b, dims, out);
                 }
             }
+            (Structure::Select, &[condition, a, b]) => select::forward([condition, a, b], out),
             (Structure::MatMul, &[a, b]) => product::forward(a, b, out),
             (Structure::Softmax { axis }, _) => normalise::softmax(*axis, x, out),
             (Structure::Normalise { axis, epsilon }, _) => normalise::layer(*axis, *epsilon, x, out),
@@ -287,7 +298,7 @@ impl Structure {
             (Structure::Reshape { .. }, _) => out.copy_from_slice(x.data),
             (Structure::Expand { dims }, _) => expand::forward(*dims, x, out),
             // `dims` refuses any other number of inputs.
-            (Structure::Binary(_) | Structure::MatMul | Structure::Lookup, _) => {}
+            (Structure::Binary(_) | Structure::Select | Structure::MatMul | Structure::Lookup, _) => {}
         }
     }
 
@@ -308,6 +319,9 @@ impl Structure {
                 product::forward(Value { data: da, ..a }, b, into);
                 product::forward(a, Value { data: db, ..b }, &mut of_b);
                 into.iter_mut().zip(of_b).for_each(|(into, v)| *into += v);
+            }
+            (Structure::Select, &[condition, a, b], &[_, da, db]) => {
+                select::forward([condition, Value { data: da, ..a }, Value { data: db, ..b }], into);
             }
             (Structure::Lookup, &[table, chosen], &[dtable, _]) => {
                 lookup::forward(Value { data: dtable, ..table }, chosen.data, into);
@@ -343,6 +357,9 @@ impl Structure {
             (Structure::MatMul, &[a, b], [da, db]) => {
                 product::adjoint([a, b], dout, da.as_deref_mut(), db.as_deref_mut());
             }
+            (Structure::Select, &[condition, a, b], [_, da, db]) => {
+                select::adjoint([condition, a, b], dout, da.as_deref_mut(), db.as_deref_mut());
+            }
             (Structure::Lookup, &[table, chosen], [Some(dtable), _]) => {
                 lookup::adjoint(table.dims, chosen.data, dout, dtable);
             }
@@ -369,7 +386,11 @@ impl Structure {
             Structure::Transpose { order } => transpose::adjoint(order, x.dims, dout, dx),
             Structure::Reshape { .. } => dx.iter_mut().zip(dout).for_each(|(dx, d)| *dx += d),
             Structure::Expand { dims } => expand::adjoint(*dims, x.dims, dout, dx),
-            Structure::Binary(_) | Structure::MatMul | Structure::Lookup | Structure::Concat { .. } => {}
+            Structure::Binary(_)
+            | Structure::Select
+            | Structure::MatMul
+            | Structure::Lookup
+            | Structure::Concat { .. } => {}
         }
     }
 }

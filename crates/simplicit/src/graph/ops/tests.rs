@@ -80,7 +80,12 @@ fn reference(structure: &Structure, inputs: &[Exact], out: &[usize]) -> Vec<f64>
                 Binary::Power => a.powf(b),
                 Binary::Maximum => a.max(b),
                 Binary::Minimum => a.min(b),
+                Binary::Greater => f64::from(a > b),
             }
+        }),
+        Structure::Select => each(&|index| {
+            let chosen = if x.repeated_at(index) != 0.0 { &inputs[1] } else { &inputs[2] };
+            chosen.repeated_at(index)
         }),
         Structure::MatMul => {
             let (mut a, mut b) = (x.clone(), inputs[1].clone());
@@ -291,6 +296,7 @@ impl Cases {
             Binary::Power,
             Binary::Maximum,
             Binary::Minimum,
+            Binary::Greater,
         ];
         let reductions = [Reduction::Sum, Reduction::Mean, Reduction::Maximum, Reduction::Minimum];
         let sizes = self.sizes(1, 4);
@@ -380,6 +386,13 @@ impl Cases {
                 other.insert(self.0.below(other.len()), 1);
                 (Structure::Reshape { dims: Dims::new(&other).unwrap() }, vec![self.normal(&sizes)])
             }
+            14 => {
+                let [a, b] = self.broadcast(&sizes);
+                let [_, condition] = self.broadcast(&sizes);
+                let mut truth = self.normal(&condition);
+                truth.data.iter_mut().for_each(|v| *v = f64::from(*v > 0.0));
+                (Structure::Select, vec![truth, self.normal(&a), self.normal(&b)])
+            }
             _ => {
                 let [_, x] = self.broadcast(&sizes);
                 (Structure::Expand { dims: Dims::new(&sizes).unwrap() }, vec![self.normal(&x)])
@@ -388,7 +401,12 @@ impl Cases {
     }
 }
 
-const KINDS: usize = 15;
+const KINDS: usize = 16;
+
+/// What chooses rows of a table or one of two values has no derivative.
+fn has_derivative(structure: &Structure, input: usize) -> bool {
+    !matches!((structure, input), (Structure::Lookup, 1) | (Structure::Select, 0))
+}
 
 fn singles(exact: &Exact) -> Vec<f32> {
     exact.data.iter().map(|&v| v as f32).collect()
@@ -436,10 +454,9 @@ fn every_adjoint_adds_the_derivative() {
         let data: Vec<Vec<f32>> = inputs.iter().map(singles).collect();
         let all: Vec<Dims> = inputs.iter().map(|x| Dims::new(&x.sizes).unwrap()).collect();
         let values: Vec<Value<'_>> = all.iter().zip(&data).map(|(&dims, data)| Value { dims, data }).collect();
-        // What chooses rows of a table has no derivative; and now and then an input is not asked for.
-        let asked: Vec<bool> = (0..inputs.len())
-            .map(|k| !(matches!(structure, Structure::Lookup) && k == 1) && cases.0.below(5) > 0)
-            .collect();
+        // Now and then an input is not asked for.
+        let asked: Vec<bool> =
+            (0..inputs.len()).map(|k| has_derivative(&structure, k) && cases.0.below(5) > 0).collect();
         let mut after = before.clone();
         let mut into: Vec<Option<&mut [f32]>> =
             after.iter_mut().zip(&asked).map(|(a, asked)| asked.then_some(a.as_mut_slice())).collect();
@@ -482,10 +499,7 @@ fn every_tangent_is_the_transpose_of_the_adjoint() {
         let (dims, out) = run(&structure, &inputs);
         let dout = singles(&cases.normal(dims.sizes()));
         let mut d: Vec<Vec<f32>> = inputs.iter().map(|x| singles(&cases.normal(&x.sizes))).collect();
-        // What chooses rows of a table has no derivative.
-        if matches!(structure, Structure::Lookup) {
-            d[1].fill(0.0);
-        }
+        (0..d.len()).filter(|&k| !has_derivative(&structure, k)).for_each(|k| d[k].fill(0.0));
         let data: Vec<Vec<f32>> = inputs.iter().map(singles).collect();
         let all: Vec<Dims> = inputs.iter().map(|x| Dims::new(&x.sizes).unwrap()).collect();
         let values: Vec<Value<'_>> = all.iter().zip(&data).map(|(&dims, data)| Value { dims, data }).collect();

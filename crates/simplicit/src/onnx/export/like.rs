@@ -9,7 +9,7 @@ use crate::files::write_bytes_atomically;
 use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::{Term, Weights};
-use crate::onnx::constant::Constant;
+use crate::onnx::constant::{Constant, Tensor};
 use crate::onnx::export::writer::{self, integer, integers};
 use crate::onnx::origin::{Origin, Traced};
 use crate::onnx::proto::{GraphProto, NodeProto, TensorProto, data_type};
@@ -71,9 +71,10 @@ pub fn export_onnx_like(
             return Err(refuse("weights that are read with and without a scale behind a reshape"));
         }
         let phases = phases(graph, origin)?;
-        if phases.as_ref().is_some_and(|phases| !has_form(phases, opset)) {
+        let groups = graph.node.get(origin.node).map_or(1, |node| node.int("group", 1));
+        if phases.as_ref().is_some_and(|phases| groups != 1 || !has_form(phases, opset)) {
             return Err(refuse(
-                "a transposed convolution of one axis, with two strides, or cut in an operator set before 10",
+                "a transposed convolution of one axis, with groups or two strides, or cut in an operator set before 10",
             ));
         }
         write(graph, origin, weights, phases.as_ref()).ok_or_else(|| refuse("weights in another type than float"))?;
@@ -146,10 +147,10 @@ fn is_of(block: &TapBlock, term: &Term, old: &Matrix<f32>) -> bool {
 
 /// The ordinary convolution in the place of a transposed one, if the node is one.
 fn phases(graph: &GraphProto, origin: &Origin) -> Result<Option<Phases>> {
-    let node = graph.node.get(origin.node).filter(|node| node.op_type == "ConvTranspose");
-    let Some((node, name)) = node.and_then(|node| Some((node, node.input.get(1)?))) else { return Ok(None) };
-    let dims: Vec<usize> = stored(graph, name).map(|s| s.0).unwrap_or_default().iter().map(|&d| d as usize).collect();
-    Phases::of(node, &dims).map(Some)
+    match graph.node.get(origin.node).filter(|node| node.op_type == "ConvTranspose") {
+        Some(node) => Phases::of(node, &origin.weights).map(Some),
+        None => Ok(None),
+    }
 }
 
 /// Whether it can be written: a 2-D convolution, its channels dealt out to blocks, and a cut.
@@ -162,7 +163,7 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
     let mut node = graph.node.get(origin.node)?.clone();
     let (rows, cols) = (new.weights.rows(), new.weights.cols());
     let name = node.input.get(1).cloned()?;
-    let (dims, kind) = stored(graph, &name).unwrap_or((Vec::new(), data_type::FLOAT));
+    let kind = stored_type(graph, &name).unwrap_or(data_type::FLOAT);
     let weights = match node.op_type.as_str() {
         "ConvTranspose" => {
             let [height, width] = phases?.window().kernel;
@@ -171,8 +172,17 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
             tensor::write(kind, &fresh(graph, &name), &dims, new.weights.as_slice())?
         }
         "Conv" => {
-            let dims = Some(dims).filter(|d| d.iter().product::<i64>() == (rows * cols) as i64)?;
+            let dims: Vec<i64> = origin.weights.iter().map(|&d| d as i64).collect();
             tensor::write(kind, &fresh(graph, &name), &dims, new.weights.as_slice())?
+        }
+        "Einsum" => {
+            let order = origin.turned.as_ref()?;
+            let dims = order.iter().map(|&axis| origin.weights.get(axis).copied()).collect::<Option<Vec<_>>>()?;
+            let back: Vec<usize> = (0..order.len()).filter_map(|axis| order.iter().position(|o| *o == axis)).collect();
+            let units_first = Tensor { dims, values: new.weights.as_slice().to_vec() };
+            let own = units_first.transposed(&back).ok()?;
+            let dims: Vec<i64> = own.dims.iter().map(|&d| d as i64).collect();
+            tensor::write(kind, &fresh(graph, &name), &dims, &own.values)?
         }
         "Gemm" if node.int("transB", 0) != 0 => {
             tensor::write(kind, &fresh(graph, &name), &[rows as i64, cols as i64], new.weights.as_slice())?
@@ -202,7 +212,7 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
             added.extend(dealt_out(graph, node, phases?, &name));
         }
         (None, _) => added.push(node),
-        (Some(bias), "MatMul") => {
+        (Some(bias), "MatMul" | "Einsum") => {
             let product = format!("{}_product", bias.name);
             node.output = vec![product.clone()];
             let sum = NodeProto {
@@ -271,24 +281,20 @@ fn dealt_out(graph: &mut GraphProto, mut node: NodeProto, phases: &Phases, name:
     out
 }
 
-/// Dimensions of stored weights and the type in which a node reads them, from an initialiser or a constant node.
-fn stored(graph: &GraphProto, name: &str) -> Option<(Vec<i64>, i32)> {
-    let (mut name, mut kind) = (name, None);
+/// The type in which a node reads weights, from an initialiser or a constant node that they are computed from: operators on
+/// weights keep the type of their first input.
+fn stored_type(graph: &GraphProto, name: &str) -> Option<i32> {
+    let mut name = name;
     for _ in 0..=graph.node.len() {
-        let found = graph.initializer.iter().find(|t| t.name == *name);
-        let producer = graph.node.iter().find(|n| n.output.first().is_some_and(|o| o == name));
-        let tensor = found.or_else(|| match producer {
-            Some(node) if node.op_type == "Constant" => node.attribute.iter().find_map(|a| a.t.as_ref()),
-            _ => None,
-        });
-        if let Some(tensor) = tensor {
-            return Some((tensor.dims.clone(), kind.or(tensor.data_type)?));
+        if let Some(tensor) = graph.initializer.iter().find(|t| t.name == *name) {
+            return tensor.data_type;
         }
-        let node = producer.filter(|node| matches!(node.op_type.as_str(), "Identity" | "Cast"))?;
-        if node.op_type == "Cast" {
-            kind = kind.or(i32::try_from(node.int("to", 1)).ok());
+        let producer = graph.node.iter().find(|n| n.output.first().is_some_and(|o| o == name))?;
+        match producer.op_type.as_str() {
+            "Constant" => return producer.attribute.iter().find_map(|a| a.t.as_ref())?.data_type,
+            "Cast" => return i32::try_from(producer.int("to", 1)).ok(),
+            _ => name = producer.input.first()?,
         }
-        name = node.input.first()?;
     }
     None
 }

@@ -3,7 +3,7 @@
 
 use super::layers::Value;
 use super::writer::{Writer, constant_ints, float, floats, integer, integers};
-use crate::graph::{Pooling, Reduction, Structure};
+use crate::graph::{Binary, Pooling, Reduction, Structure};
 use crate::onnx::nodes::{binary_name, reduction_name, unary_name};
 use crate::onnx::proto::data_type;
 use crate::{Error, Result};
@@ -22,7 +22,7 @@ fn batch_axis(structure: &Structure, operands: &[Value], dims: &[usize]) -> Opti
     let kept = |apart: bool| apart.then_some(axis);
     let found = match structure {
         Structure::Unary(_) => Some(axis),
-        Structure::Binary(_) | Structure::Expand { .. } => aligned(),
+        Structure::Binary(_) | Structure::Select | Structure::Expand { .. } => aligned(),
         // The rows of the first may be samples; what is summed over may not.
         Structure::MatMul => {
             let rows = from_the_right == 2 && operands[1].batch.is_none();
@@ -70,7 +70,17 @@ impl Writer {
         let n = |part: &str| format!("{name}_{part}");
         match structure {
             Structure::Unary(unary) => self.make(unary_name(*unary), &tensors, name, vec![]),
+            Structure::Binary(Binary::Greater) => {
+                let truth = n("truth");
+                self.make(binary_name(Binary::Greater), &tensors, &truth, vec![]);
+                self.make("Cast", &[&truth], name, vec![integer("to", i64::from(data_type::FLOAT))]);
+            }
             Structure::Binary(binary) => self.make(binary_name(*binary), &tensors, name, vec![]),
+            Structure::Select => {
+                let truth = n("truth");
+                self.make("Cast", &[tensors[0]], &truth, vec![integer("to", i64::from(data_type::BOOL))]);
+                self.make("Where", &[&truth, tensors[1], tensors[2]], name, vec![]);
+            }
             Structure::MatMul => self.make("MatMul", &tensors, name, vec![]),
             Structure::Softmax { axis: a } => self.make("Softmax", &tensors, name, axis(a)),
             Structure::Normalise { axis: a, epsilon } => {

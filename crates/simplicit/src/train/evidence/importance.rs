@@ -151,8 +151,13 @@ impl OwnWeights {
     }
 }
 
-/// Adds p(1 − p) of every output and sample, once a draw.
+/// Adds p(1 − p) of every output and sample, once a draw. One output is no distribution over classes but a number, whose error
+/// counts as it is.
 fn add_outputs(sums: &mut [f64], probabilities: &Matrix<f32>, draws: usize) {
+    if probabilities.cols() == 1 {
+        sums.iter_mut().for_each(|sum| *sum += (draws * probabilities.rows()) as f64);
+        return;
+    }
     for i in 0..probabilities.rows() {
         for (sum, &p) in sums.iter_mut().zip(probabilities.row(i)) {
             *sum += draws as f64 * f64::from(p) * (1.0 - f64::from(p));
@@ -256,6 +261,11 @@ pub(in crate::train) fn words_of(outputs: usize) -> usize {
 /// the gradient e_y − p for one y drawn from p. Drawing y would see the other classes hardly ever where one is nearly
 /// certain, as on images that a network was trained on, and the weights of rows would come from a few samples.
 fn mix_classes(row: &mut [f32], scale: f32, random: &mut Random) {
+    if let [only] = row {
+        // One output has no classes: a number of variance one, as for the mean of a normal distribution.
+        *only = if random.bits() & 1 == 0 { scale } else { -scale };
+        return;
+    }
     let mut sum = 0.0;
     let mut signs = 0;
     for (k, p) in row.iter_mut().enumerate() {
@@ -277,6 +287,23 @@ mod tests {
     use super::*;
     use crate::layout::Activation;
     use crate::network::Shape;
+
+    #[test]
+    fn one_output_is_a_number_whose_error_counts() {
+        // y = v·relu(u) of positive u: (∂y/∂z)² = v², and the error of y itself counts once.
+        let v = [0.5f32, -2.0];
+        let network = Network::builder(Shape::Vector(2))
+            .and_then(|b| b.linear(Matrix::from_fn(2, 2, |i, j| f32::from(u8::from(i == j))), None))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.linear(Matrix::from_fn(1, 2, |_, j| v[j]), None))
+            .and_then(|b| b.build())
+            .unwrap();
+        let u = Matrix::from_fn(50, 2, |i, j| 0.5 + ((i * 7 + j * 3) % 11) as f32);
+        let got = importance(&network, &u, 3, 7, Threads::new(1), &Cancel::new()).unwrap();
+        for (got, exact) in got.iter().zip([0.25, 4.0, 1.0]) {
+            assert!((got - exact).abs() < 1e-6, "{got} against {exact}");
+        }
+    }
 
     #[test]
     fn matches_the_definition_on_a_linear_softmax() {
