@@ -26,7 +26,7 @@ pub use clock::thread_seconds;
 pub use cost::{Choice, Cost, register_peak};
 pub use grid::{Borders, Finish, Grid, GridWeights, Residual};
 pub use pool::{Crew, together, with_crew};
-pub use slices::{FEW, RowWeights};
+pub use slices::{FEW, RowWeights, Samples};
 pub use turn::turn_squares;
 
 /// A set of vector instructions.
