@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings, Prepared, SampleDiagnostics};
 use simplicit::kernels::{
-    Aligned, Choice, Cost, FEW, Finish, Grid, GridWeights, Instructions, RowWeights, thread_seconds,
+    Aligned, Choice, Cost, FEW, Finish, Grid, GridWeights, Instructions, RowWeights, Samples, thread_seconds,
 };
 use simplicit::layout::{Activation, Layer, Layout, MapShape};
 use simplicit::linalg::{Csr, Matrix};
@@ -364,9 +364,11 @@ fn product(rows: usize, columns: usize, lanes: usize, density: f64, choice: Opti
     let weights = random_rows(rows, columns, density);
     let work = nonzeros(&weights) * lanes as f64;
     let few = match choice {
-        None => RowWeights::new(&weights, columns, lanes, instructions),
-        Some(Choice::Dense) if lanes <= FEW => Some(RowWeights::only(&weights, columns, lanes, instructions, true)),
-        Some(Choice::Sparse) if lanes == 1 => Some(RowWeights::only(&weights, columns, 1, instructions, false)),
+        None => RowWeights::new(&weights, columns, Samples::Apart(lanes), instructions),
+        Some(choice) if lanes <= FEW => {
+            let dense = choice == Choice::Dense;
+            Some(RowWeights::only(&weights, columns, Samples::Apart(lanes), instructions, dense))
+        }
         _ => None,
     };
     if let Some(packed) = few {

@@ -1,7 +1,7 @@
 //! What a multiply-add costs in each kernel, and so which kernel a block gets.
 //!
-//! Measured by `cargo bench -p simplicit --bench inference -- calibrate` on two machines with AVX-512: cores with one
-//! multiply-add of 16 numbers in a cycle (AMD EPYC, family 25) and with two (Intel Xeon, model 207). Sparse rows load an operand
+//! Measured by `cargo bench -p simplicit --bench inference -- calibrate` on three machines with AVX-512: cores with one
+//! multiply-add of 16 numbers in a cycle (AMD EPYC, family 25) and with two (Intel Xeon, model 207; AMD EPYC, family 26). Sparse rows load an operand
 //! for every multiply-add, so what is twice as fast for dense panels is less than twice as fast for them.
 
 use super::Instructions;
@@ -72,8 +72,22 @@ fn two_wide(instructions: Instructions) -> bool {
     instructions == Instructions::Avx512 && Core::own().two_wide
 }
 
-/// Time of one sample through dense panels over that through slices of so many weights, filling included.
-pub(super) fn dense_over_slices(instructions: Instructions, rows: usize, columns: usize, sparse: usize) -> f64 {
+/// Inputs of a window of slices: one register where the permutation of one takes half as long as that of two.
+pub(super) fn window(instructions: Instructions, samples: usize) -> usize {
+    if Core::own().quick_permutation && instructions == Instructions::Avx512 && samples > 1 { 16 } else { 32 }
+}
+
+/// Time of so many samples, each apart, through dense panels over that through slices of so many weights, filling included.
+pub(super) fn dense_over_slices(
+    instructions: Instructions,
+    samples: usize,
+    rows: usize,
+    columns: usize,
+    sparse: usize,
+) -> f64 {
+    if samples > 1 {
+        return few_dense_over_slices(instructions, samples.min(8), rows, columns, sparse);
+    }
     // In units of a vector of 16 dense weights from the second-level cache.
     let cached = rows.next_multiple_of(16) * columns * size_of::<f32>() <= 24 << 10;
     let (each, start, wait) = match instructions {
@@ -84,6 +98,38 @@ pub(super) fn dense_over_slices(instructions: Instructions, rows: usize, columns
     };
     let dense = panels(rows, columns, if cached { 0.8 } else { 1.0 }, wait);
     dense / (each * sparse as f64 / 16.0 + start * rows.div_ceil(64) as f64).max(1e-9)
+}
+
+/// The same of two to eight samples.
+fn few_dense_over_slices(
+    instructions: Instructions,
+    samples: usize,
+    rows: usize,
+    columns: usize,
+    sparse: usize,
+) -> f64 {
+    // Nanoseconds of a vector of 16 weights, for all samples, from the first or second cache.
+    let dense = [0.32, 0.32, 0.325, 0.354, 0.466, 0.62, 0.7, 0.81, 0.93][samples];
+    let slices = match instructions {
+        Instructions::Avx512 if Core::own().quick_permutation => {
+            [0.47, 0.47, 0.571, 0.664, 0.766, 1.016, 1.078, 1.198, 1.372][samples]
+        }
+        // Counted, not measured: a permutation of two registers a cycle beside two dense multiply-adds, or one.
+        Instructions::Avx512 => dense * if two_wide(instructions) { 2.2 } else { 1.8 },
+        // A gather takes its numbers one by one.
+        Instructions::Avx2 | Instructions::Portable => 8.6 * dense,
+    };
+    // Weights that do not stay in the second-level cache are waited for, the less the more there is to do with each.
+    let far = |weights: usize| match samples {
+        _ if weights * size_of::<f32>() <= 1 << 20 => 0.0,
+        ..=2 => 0.18,
+        3 => 0.12,
+        _ => 0.09,
+    };
+    let wide = rows.next_multiple_of(16) * columns;
+    let all = panels(rows, columns, dense + far(wide), 0.7);
+    let left = (slices + far(sparse)) * sparse as f64 / 16.0 + (20 * samples * rows.div_ceil(64)) as f64;
+    all / left.max(1e-9)
 }
 
 /// Time of two to eight samples through dense panels over that of sparse bundles.
@@ -141,9 +187,10 @@ impl Cost {
         };
         // Beside one another, sparse rows load an operand for every multiply-add, and along a row of the map operands straddle
         // cache lines.
-        let two_wide = two_wide(instructions);
+        let (two_wide, quick) = (two_wide(instructions), Core::own().quick_permutation);
         let pick = |one: f64, two: f64| if two_wide { two } else { one };
         let ratio = match (instructions, positions, lanes) {
+            (Instructions::Avx512, 1, ..=16) if quick => 1.95,
             (Instructions::Avx512, 1, ..=16) => pick(2.15, 2.25),
             (Instructions::Avx512, 1, ..=32) => pick(1.54, 1.88),
             (Instructions::Avx512, 1, ..=64) => pick(1.42, 1.6),
@@ -153,7 +200,8 @@ impl Cost {
             (_, 1, ..=32) => 1.5,
             (_, 1, _) => 1.3,
             (_, _, 8) => pick(1.38, 2.45),
-            (_, _, lanes) if lanes.is_multiple_of(16) => pick(1.38, 1.42),
+            // Without what dense panels leave out at borders, see `Borders::inside`.
+            (_, _, lanes) if lanes.is_multiple_of(16) => pick(1.27, 1.3),
             (_, _, 4) => pick(1.53, 2.55),
             (_, _, 2 | 6) => pick(1.75, 3.1),
             _ => pick(1.8, 3.2),

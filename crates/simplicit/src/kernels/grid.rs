@@ -122,6 +122,18 @@ pub struct Borders {
 }
 
 impl Borders {
+    /// The share of the taps of a dense panel that read the map and not its padding, which panels leave out of blocks of four positions
+    /// of 16 samples.
+    pub fn inside(&self, instructions: Instructions, grid: &Grid) -> f64 {
+        if instructions != Instructions::Avx512 || grid.lanes != 16 || grid.width < 4 {
+            return 1.0;
+        }
+        let share = |results: usize, kernel: usize, [before, after]: [usize; 2]| {
+            1.0 - (before + after).min(kernel) as f64 / (results * kernel).max(1) as f64
+        };
+        share(grid.height, self.kernel[0], self.rows) * share(grid.width, self.kernel[1], self.columns)
+    }
+
     fn of(&self, column: usize) -> u8 {
         let [kh, kw] = self.kernel;
         let (dy, dx) = (column / kw % kh, column % kw);

@@ -28,7 +28,7 @@ pub use cost::{Choice, Cost, register_peak};
 pub use grid::{Borders, Finish, Grid, GridWeights, Residual};
 pub use pool::{Crew, together, with_crew};
 pub use products::{Pair, Products, ROW, Run, TILE};
-pub use slices::{FEW, RowWeights};
+pub use slices::{FEW, RowWeights, Samples};
 pub use turn::turn_squares;
 
 /// A set of vector instructions.

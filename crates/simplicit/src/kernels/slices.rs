@@ -1,9 +1,9 @@
 //! A few samples: rows of weights side by side in lanes, so that no sum crosses a register.
 //!
 //! Dense panels hold 64 rows (the last one 16, 32 or 48) column by column; every column is multiplied by the broadcast input of every sample, so
-//! that weights are read once for all of them. Sparse slices are for one sample and hold
-//! 32 rows: in every step a window of 32 inputs lies in registers, every row takes its next weight if it lies in the
-//! window, and a permutation of registers picks each row's input. The window starts where the row that is furthest behind
+//! that weights are read once for all of them. Sparse slices hold
+//! 32 rows: in every step a window of inputs lies in registers, every row takes its next weight if it lies in the
+//! window, and a permutation of registers picks each row's input, for one sample after the other. The window starts where the row that is furthest behind
 //! reads next; rows that are too far ahead take a zero. Every step is the same, so nothing is left to guess for the
 //! processor. Two slices take their steps together, so that neither waits for its own sums.
 
@@ -13,7 +13,7 @@ use super::{Aligned, Instructions};
 
 /// Rows of a slice.
 const ROWS: usize = 32;
-/// Inputs of a window.
+/// Inputs of the widest window: two registers.
 const WINDOW: usize = 32;
 /// Most samples whose sums stay in registers beside weights.
 pub const FEW: usize = 8;
@@ -23,11 +23,38 @@ pub const FEW: usize = 8;
 pub struct RowWeights {
     rows: usize,
     columns: usize,
-    samples: usize,
+    samples: Samples,
     instructions: Instructions,
     layout: Layout,
     /// Time of the dense layout over that of the sparse one, as the costs say.
     dense_over_sparse: f64,
+}
+
+/// How many samples there are and how their values lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Samples {
+    /// Every value of all samples side by side.
+    Beside(usize),
+    /// All values of a sample, then those of the next one.
+    Apart(usize),
+}
+
+impl Samples {
+    /// How many.
+    pub fn count(self) -> usize {
+        let (Samples::Beside(count) | Samples::Apart(count)) = self;
+        count
+    }
+
+    /// Whether all values of a sample lie side by side, as those of one always do.
+    fn are_apart(self) -> bool {
+        matches!(self, Samples::Apart(_) | Samples::Beside(1))
+    }
+
+    /// From a sample's value to that of the next sample and to its own next value, where a sample has so many.
+    fn strides(self, values: usize) -> [usize; 2] {
+        if self.are_apart() { [values, 1] } else { [1, self.count()] }
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -40,6 +67,8 @@ enum Layout {
 /// Sparse rows, 32 at a time, the slices of a panel of 64 rows side by side.
 #[derive(Debug, Clone)]
 struct Slices {
+    /// Inputs of a window: 16 or [`WINDOW`].
+    window: usize,
     /// Where the steps of every panel end.
     ends: Vec<u32>,
     /// Where the windows of a step start, one for each slice.
@@ -62,16 +91,17 @@ struct Order {
 }
 
 impl Order {
-    fn new(rows: &[Vec<(usize, f32)>], columns: usize) -> Self {
+    fn new(rows: &[Vec<(usize, f32)>], columns: usize, window: usize) -> Self {
         let mut out = Self::default();
         let mut next = [0usize; ROWS];
         let of = |lane: usize, next: &[usize; ROWS]| rows.get(lane).and_then(|row| row.get(next[lane])).copied();
         while let Some(behind) = (0..ROWS).filter_map(|lane| of(lane, &next)).map(|(j, _)| j).min() {
-            // From a whole vector on, unless the inputs end before the window does.
-            let start = (behind / 16 * 16).min(columns.saturating_sub(WINDOW));
+            // A wide window starts at a whole vector, unless the inputs end before it does.
+            let start = if window == WINDOW { behind / 16 * 16 } else { behind };
+            let start = start.min(columns.saturating_sub(window));
             out.windows.push(start as u32);
             for lane in 0..ROWS {
-                let entry = of(lane, &next).filter(|(j, _)| *j < start + WINDOW);
+                let entry = of(lane, &next).filter(|(j, _)| *j < start + window);
                 out.entries.push(entry.map_or((0.0, 0), |(j, v)| (v, (j - start) as u32)));
                 next[lane] += usize::from(entry.is_some());
             }
@@ -81,10 +111,10 @@ impl Order {
 }
 
 impl Slices {
-    fn new(rows: &[Vec<(usize, f32)>], columns: usize) -> Self {
+    fn new(rows: &[Vec<(usize, f32)>], columns: usize, window: usize) -> Self {
         let (mut ends, mut windows, mut values, mut places) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for panel in rows.chunks(2 * ROWS) {
-            let slices: Vec<Order> = panel.chunks(ROWS).map(|slice| Order::new(slice, columns)).collect();
+            let slices: Vec<Order> = panel.chunks(ROWS).map(|slice| Order::new(slice, columns, window)).collect();
             for step in 0..slices.iter().map(|s| s.windows.len()).max().unwrap_or(0) {
                 let mut words = [0u32; 16];
                 let mut starts = [0u32; 2];
@@ -102,7 +132,7 @@ impl Slices {
             }
             ends.push(windows.len() as u32);
         }
-        Self { ends, windows, values: Aligned::from(&values[..]), places: Aligned::from(&places[..]) }
+        Self { window, ends, windows, values: Aligned::from(&values[..]), places: Aligned::from(&places[..]) }
     }
 
     /// The steps of a panel of so many rows.
@@ -129,41 +159,49 @@ struct Steps<'a> {
 }
 
 impl RowWeights {
-    /// Lays out rows of (column, weight), columns ascending, for so many samples side by side: in the faster of both ways for
-    /// one sample, as dense panels for more. None where [`super::GridWeights`] is faster, which leaves zeros out, and with
-    /// more than [`FEW`] samples.
-    pub fn new(rows: &[Vec<(usize, f32)>], columns: usize, samples: usize, instructions: Instructions) -> Option<Self> {
-        if samples == 1 {
-            let slices = Slices::new(rows, columns);
-            let over = cost::dense_over_slices(instructions, rows.len(), columns, slices.values.len());
-            return Some(Self::with(rows, columns, 1, instructions, (over > 1.0).then_some(slices), over));
+    /// Lays out rows of (column, weight), columns ascending, for at most [`FEW`] samples: in the faster of both ways where all values of
+    /// a sample lie side by side, as dense panels else. None where [`super::GridWeights`] is faster, which leaves zeros out of samples
+    /// that lie beside one another, and with more samples.
+    pub fn new(
+        rows: &[Vec<(usize, f32)>],
+        columns: usize,
+        samples: Samples,
+        instructions: Instructions,
+    ) -> Option<Self> {
+        let count = samples.count();
+        if !(1..=FEW).contains(&count) {
+            return None;
+        }
+        if samples.are_apart() {
+            let slices = Slices::new(rows, columns, cost::window(instructions, count));
+            let over = cost::dense_over_slices(instructions, count, rows.len(), columns, slices.values.len());
+            return Some(Self::with(rows, columns, samples, instructions, (over > 1.0).then_some(slices), over));
         }
         let nonzeros = rows.iter().map(Vec::len).sum();
-        let over = cost::dense_over_bundles(instructions, samples, rows.len(), columns, nonzeros);
-        ((2..=FEW).contains(&samples) && over <= 1.0)
-            .then(|| Self::with(rows, columns, samples, instructions, None, over))
+        let over = cost::dense_over_bundles(instructions, count, rows.len(), columns, nonzeros);
+        (over <= 1.0).then(|| Self::with(rows, columns, samples, instructions, None, over))
     }
 
-    /// Dense panels, or sparse slices for one sample: to measure, and to test.
+    /// Dense panels, or sparse slices where all values of a sample lie side by side: to measure, and to test.
     ///
     /// # Panics
-    /// With no sample, with more than [`FEW`], and with more than one for slices.
+    /// With no sample, with more than [`FEW`], and for slices with samples beside one another.
     pub fn only(
         rows: &[Vec<(usize, f32)>],
         columns: usize,
-        samples: usize,
+        samples: Samples,
         instructions: Instructions,
         dense: bool,
     ) -> Self {
-        assert!((1..=if dense { FEW } else { 1 }).contains(&samples));
-        let slices = (!dense).then(|| Slices::new(rows, columns));
+        assert!((1..=FEW).contains(&samples.count()) && (dense || samples.are_apart()));
+        let slices = (!dense).then(|| Slices::new(rows, columns, cost::window(instructions, samples.count())));
         Self::with(rows, columns, samples, instructions, slices, 1.0)
     }
 
     fn with(
         rows: &[Vec<(usize, f32)>],
         columns: usize,
-        samples: usize,
+        samples: Samples,
         instructions: Instructions,
         slices: Option<Slices>,
         over: f64,
@@ -209,7 +247,7 @@ impl RowWeights {
         }
     }
 
-    /// `out = bias + W x` (or `out += W x`), negative results 0 with `relu`; samples lie side by side in `x` and `out`.
+    /// `out = bias + W x` (or `out += W x`), negative results 0 with `relu`, for all samples, which lie in `x` and `out` as was said.
     ///
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
@@ -222,18 +260,18 @@ impl RowWeights {
     /// # Panics
     /// If a slice is too short; sizes are the caller's own arithmetic, never data.
     pub fn run_on(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32], bias: Option<&[f32]>, relu: bool) {
-        let samples = self.samples;
+        let samples = self.samples.count();
         assert!(x.len() >= self.columns * samples && out.len() >= self.rows * samples);
         assert!(bias.is_none_or(|b| b.len() >= self.rows));
-        let (x, out) = (&x[..self.columns * samples], &mut out[..self.rows * samples]);
+        let mut inputs = Inputs { x: &x[..self.columns * samples], strides: self.samples.strides(self.columns) };
         // A window never ends behind the inputs.
-        let mut few = [0.0f32; WINDOW];
-        let x = if x.len() < WINDOW && matches!(self.layout, Layout::Sparse(_)) {
-            few[..x.len()].copy_from_slice(x);
-            &few[..]
-        } else {
-            x
-        };
+        let mut few = [0.0f32; WINDOW * FEW];
+        if self.columns < WINDOW && matches!(self.layout, Layout::Sparse(_)) {
+            for (few, x) in few.chunks_exact_mut(WINDOW).zip(inputs.x.chunks_exact(self.columns.max(1))) {
+                few[..x.len()].copy_from_slice(x);
+            }
+            inputs = Inputs { x: &few, strides: [WINDOW, 1] };
+        }
         let panels = self.rows.div_ceil(64);
         let parts = (self.weights() / WORTH_A_PART).min(crew.threads()).min(panels).max(1);
         let to = Results(out.as_mut_ptr());
@@ -241,8 +279,6 @@ impl RowWeights {
             let mut sums = [0.0f32; 64 * FEW];
             for panel in panels * k / parts..panels * (k + 1) / parts {
                 let rows = panel * 64..(panel * 64 + 64).min(self.rows);
-                // SAFETY: panels have no row in common and all rows lie in `out`.
-                let own = unsafe { std::slice::from_raw_parts_mut(to.at(rows.start * samples), rows.len() * samples) };
                 // Sums are a sample after the other, 64 rows each.
                 match bias {
                     Some(bias) => {
@@ -250,49 +286,90 @@ impl RowWeights {
                             sums[..rows.len()].copy_from_slice(&bias[rows.clone()]);
                         }
                     }
-                    None => turned(own, samples, |k, out| sums[k] = *out),
+                    // SAFETY: panels have no row in common and all rows of all samples lie in `out`.
+                    None => unsafe { self.each(&to, &rows, &mut sums, |sum, out| *sum = *out) },
                 }
                 match &self.layout {
-                    Layout::Dense(values) => self.dense(values, &rows, x, &mut sums),
-                    Layout::Sparse(slices) => self.sparse(slices.steps(panel, rows.len()), x, &mut sums),
+                    Layout::Dense(values) => self.dense(values, &rows, inputs, &mut sums),
+                    Layout::Sparse(slices) => {
+                        self.sparse(slices.window, slices.steps(panel, rows.len()), inputs, &mut sums);
+                    }
                 }
-                turned(own, samples, |k, out| *out = if !relu || sums[k] > 0.0 { sums[k] } else { 0.0 });
+                let finish = |sum: &mut f32, out: &mut f32| *out = if !relu || *sum > 0.0 { *sum } else { 0.0 };
+                // SAFETY: as above.
+                unsafe { self.each(&to, &rows, &mut sums, finish) };
             }
         });
     }
 
-    fn dense(&self, values: &[f32], rows: &std::ops::Range<usize>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
-        let width = rows.len().next_multiple_of(16);
-        let panel = &values[rows.start * self.columns..][..width * self.columns];
-        // SAFETY: the panel has `width` weights per column, `x` the samples of every column, and the instructions were found.
-        unsafe {
-            match self.instructions {
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 => x86::panel_avx512(panel, width, x, self.samples, sums),
-                #[cfg(target_arch = "x86_64")]
-                Instructions::Avx2 => x86::panel_avx2(panel, width, x, self.samples, sums),
-                _ => self::panel::<super::vector::Portable>(panel, width, x, self.samples, sums),
+    /// Visits the sums of some rows with their results.
+    ///
+    /// # Safety
+    /// All rows of all samples lie behind `to`, and nobody else reads or writes these.
+    #[inline(always)]
+    unsafe fn each(
+        &self,
+        to: &Results,
+        rows: &std::ops::Range<usize>,
+        sums: &mut [f32; 64 * FEW],
+        visit: impl Fn(&mut f32, &mut f32),
+    ) {
+        let samples = self.samples.count();
+        if self.samples.are_apart() {
+            for (s, sums) in sums.chunks_exact_mut(64).take(samples).enumerate() {
+                // SAFETY: the caller's rows.
+                let own = unsafe { std::slice::from_raw_parts_mut(to.at(s * self.rows + rows.start), rows.len()) };
+                // Places in order: several at a time.
+                sums.iter_mut().zip(own).for_each(|(sum, out)| visit(sum, out));
+            }
+            return;
+        }
+        // SAFETY: the caller's rows.
+        let own = unsafe { std::slice::from_raw_parts_mut(to.at(rows.start * samples), rows.len() * samples) };
+        for (row, out) in own.chunks_exact_mut(samples).enumerate() {
+            for (sample, out) in out.iter_mut().enumerate() {
+                visit(&mut sums[sample * 64 + row], out);
             }
         }
     }
 
-    fn sparse(&self, steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
-        // SAFETY: there are 32 values per slice and sixteen words of places for every step, places lie inside the window and
-        // windows inside the inputs by construction (`x` has the columns they were made for), and the instructions were found.
+    fn dense(&self, values: &[f32], rows: &std::ops::Range<usize>, x: Inputs<'_>, sums: &mut [f32; 64 * FEW]) {
+        let width = rows.len().next_multiple_of(16);
+        let panel = &values[rows.start * self.columns..][..width * self.columns];
+        let samples = self.samples.count();
+        // SAFETY: the panel has `width` weights per column, `x` the samples of every column, and the instructions were found.
         unsafe {
-            match (self.instructions, steps.slices) {
+            match self.instructions {
                 #[cfg(target_arch = "x86_64")]
-                (Instructions::Avx512, 1) => x86::slices_avx512::<1>(steps, x, sums),
+                Instructions::Avx512 => x86::panel_avx512(panel, width, x, samples, sums),
                 #[cfg(target_arch = "x86_64")]
-                (Instructions::Avx512, _) => x86::slices_avx512::<2>(steps, x, sums),
-                #[cfg(target_arch = "x86_64")]
-                (Instructions::Avx2, 1) => x86::slices_avx2::<1>(steps, x, sums),
-                #[cfg(target_arch = "x86_64")]
-                (Instructions::Avx2, _) => x86::slices_avx2::<2>(steps, x, sums),
-                _ => plain_slices(steps, x, sums),
+                Instructions::Avx2 => x86::panel_avx2(panel, width, x, samples, sums),
+                _ => self::panel::<super::vector::Portable>(panel, width, x, samples, sums),
             }
         }
     }
+
+    fn sparse(&self, window: usize, steps: Steps<'_>, x: Inputs<'_>, sums: &mut [f32; 64 * FEW]) {
+        let samples = self.samples.count();
+        // SAFETY: there are 32 values per slice and sixteen words of places for every step, places lie inside the window and
+        // windows inside the inputs by construction (`x` has the columns they were made for), and the instructions were found.
+        unsafe {
+            match self.instructions {
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx512 => x86::slices_avx512(window, steps, x, samples, sums),
+                #[cfg(target_arch = "x86_64")]
+                Instructions::Avx2 => x86::slices_avx2(steps, x, samples, sums),
+                _ => plain_slices(steps, x, samples, sums),
+            }
+        }
+    }
+}
+
+/// Inputs of all samples: from a sample's to that of the next one, and to its own next one.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    x: &'a [f32],
+    strides: [usize; 2],
 }
 
 /// Weights that are worth a part of their own.
@@ -310,29 +387,15 @@ impl Results {
     }
 }
 
-/// Visits results, samples side by side, with their place among the sums, a sample after the other.
-#[inline(always)]
-fn turned(out: &mut [f32], samples: usize, mut visit: impl FnMut(usize, &mut f32)) {
-    if samples == 1 {
-        // Places in order: several at a time.
-        return out.iter_mut().take(64).enumerate().for_each(|(row, out)| visit(row, out));
-    }
-    for (row, out) in out.chunks_exact_mut(samples).enumerate() {
-        for (sample, out) in out.iter_mut().enumerate() {
-            visit(sample * 64 + row, out);
-        }
-    }
-}
-
 /// All rows of a panel for some samples.
 ///
 /// # Safety
-/// `weights` has `width` (16, 32, 48 or 64) per input, `x` that many samples of each, and the instructions of `T` are there.
+/// `weights` has `width` (16, 32, 48 or 64) per input, `x` so many samples of each, and the instructions of `T` are there.
 #[inline(always)]
 unsafe fn panel<T: super::vector::Vector>(
     weights: &[f32],
     width: usize,
-    x: &[f32],
+    x: Inputs<'_>,
     samples: usize,
     sums: &mut [f32; 64 * FEW],
 ) {
@@ -359,7 +422,7 @@ unsafe fn panel<T: super::vector::Vector>(
 unsafe fn strips<T: super::vector::Vector, const S: usize>(
     weights: &[f32],
     width: usize,
-    x: &[f32],
+    x: Inputs<'_>,
     sums: &mut [f32; 64 * FEW],
 ) {
     let most = match (T::SUMS, S) {
@@ -392,7 +455,7 @@ unsafe fn strips<T: super::vector::Vector, const S: usize>(
 unsafe fn strip<T: super::vector::Vector, const N: usize, const S: usize>(
     panel: &[f32],
     width: usize,
-    x: &[f32],
+    x: Inputs<'_>,
     sums: &mut [f32; 64 * FEW],
 ) {
     for first in (0..width).step_by(N * T::LEN) {
@@ -405,19 +468,20 @@ unsafe fn strip<T: super::vector::Vector, const N: usize, const S: usize>(
                 }
             }
             let mut weights = panel.as_ptr().add(first);
-            for x in x.as_chunks::<S>().0 {
+            let (mut input, [sample, step]) = (x.x.as_ptr(), x.strides);
+            for _ in 0..panel.len() / width {
                 let mut column = [T::splat(0.0); N];
                 for v in 0..N {
                     column[v] = T::load(weights.add(v * T::LEN));
                 }
                 for s in 0..S {
-                    let x = T::splat(x[s]);
+                    let x = T::splat(*input.add(s * sample));
                     for v in 0..N {
                         sum[s][v] = sum[s][v].multiply_add(column[v], x);
                     }
                 }
                 // Past the end of the panel after the last column, where nothing is read any more.
-                weights = weights.wrapping_add(width);
+                (weights, input) = (weights.wrapping_add(width), input.wrapping_add(step));
             }
             for s in 0..S {
                 for v in 0..N {
@@ -428,18 +492,21 @@ unsafe fn strip<T: super::vector::Vector, const N: usize, const S: usize>(
     }
 }
 
-fn plain_slices(steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
+fn plain_slices(steps: Steps<'_>, x: Inputs<'_>, samples: usize, sums: &mut [f32; 64 * FEW]) {
     let width = steps.slices * ROWS;
-    let each = steps.values.chunks_exact(width).zip(steps.places.as_chunks::<16>().0);
-    for (windows, (values, places)) in steps.windows.iter().zip(each) {
-        for (lane, (sum, value)) in sums.iter_mut().zip(values).enumerate() {
-            let place = places[lane % 16] >> (BITS * (lane / 16)) & (WINDOW as u32 - 1);
-            let x = x[(windows[lane / ROWS] + place) as usize];
-            *sum = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
-                value.mul_add(x, *sum)
-            } else {
-                value * x + *sum
-            };
+    for (s, sums) in sums.chunks_exact_mut(64).take(samples).enumerate() {
+        let x = &x.x[s * x.strides[0]..];
+        let each = steps.values.chunks_exact(width).zip(steps.places.as_chunks::<16>().0);
+        for (windows, (values, places)) in steps.windows.iter().zip(each) {
+            for (lane, (sum, value)) in sums.iter_mut().zip(values).enumerate() {
+                let place = places[lane % 16] >> (BITS * (lane / 16)) & (WINDOW as u32 - 1);
+                let x = x[(windows[lane / ROWS] + place) as usize];
+                *sum = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
+                    value.mul_add(x, *sum)
+                } else {
+                    value * x + *sum
+                };
+            }
         }
     }
 }
@@ -447,7 +514,7 @@ fn plain_slices(steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::vector::{Avx2, Avx512};
-    use super::{BITS, FEW, ROWS, Steps, WINDOW, panel};
+    use super::{BITS, FEW, Inputs, ROWS, Steps, WINDOW, panel};
     use std::arch::x86_64::*;
 
     /// # Safety
@@ -456,7 +523,7 @@ mod x86 {
     pub(super) unsafe fn panel_avx512(
         weights: &[f32],
         width: usize,
-        x: &[f32],
+        x: Inputs<'_>,
         samples: usize,
         sums: &mut [f32; 64 * FEW],
     ) {
@@ -470,7 +537,7 @@ mod x86 {
     pub(super) unsafe fn panel_avx2(
         weights: &[f32],
         width: usize,
-        x: &[f32],
+        x: Inputs<'_>,
         samples: usize,
         sums: &mut [f32; 64 * FEW],
     ) {
@@ -478,38 +545,107 @@ mod x86 {
         unsafe { panel::<Avx2>(weights, width, x, samples, sums) }
     }
 
-    /// All steps of `S` slices.
+    /// All steps of the slices of a panel.
     ///
     /// # Safety
-    /// There are S·32 values and sixteen words of places for every step; windows lie inside `x`, places inside the window.
+    /// There are 32 values for every slice and sixteen words of places for every step; windows lie inside every sample of `x`, places
+    /// inside the window.
     #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
-    pub(super) unsafe fn slices_avx512<const S: usize>(steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
+    pub(super) unsafe fn slices_avx512(
+        window: usize,
+        steps: Steps<'_>,
+        x: Inputs<'_>,
+        samples: usize,
+        sums: &mut [f32; 64 * FEW],
+    ) {
         // SAFETY: the caller's sizes.
         unsafe {
-            let mut sum = [[_mm512_setzero_ps(); 2]; S];
-            for k in 0..S {
-                for v in 0..2 {
-                    sum[k][v] = _mm512_loadu_ps(sums.as_ptr().add(ROWS * k + 16 * v));
-                }
+            match (samples, window == WINDOW) {
+                (1, true) => slices_of::<1, true>(steps, x, sums),
+                (1, _) => slices_of::<1, false>(steps, x, sums),
+                (2, true) => slices_of::<2, true>(steps, x, sums),
+                (2, _) => slices_of::<2, false>(steps, x, sums),
+                (3, true) => slices_of::<3, true>(steps, x, sums),
+                (3, _) => slices_of::<3, false>(steps, x, sums),
+                (4, true) => slices_of::<4, true>(steps, x, sums),
+                (4, _) => slices_of::<4, false>(steps, x, sums),
+                (5, true) => slices_of::<5, true>(steps, x, sums),
+                (5, _) => slices_of::<5, false>(steps, x, sums),
+                (6, true) => slices_of::<6, true>(steps, x, sums),
+                (6, _) => slices_of::<6, false>(steps, x, sums),
+                (7, true) => slices_of::<7, true>(steps, x, sums),
+                (7, _) => slices_of::<7, false>(steps, x, sums),
+                (_, true) => slices_of::<8, true>(steps, x, sums),
+                _ => slices_of::<8, false>(steps, x, sums),
             }
-            let (mut values, mut places) = (steps.values.as_ptr(), steps.places.as_ptr());
-            for windows in steps.windows {
-                let words = _mm512_loadu_si512(places.cast());
-                for k in 0..S {
-                    let from = x.as_ptr().add(windows[k] as usize);
-                    let (first, second) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
+        }
+    }
+
+    /// `S` samples; `WIDE`: a window is two registers. As many slices at a time as have room for their sums.
+    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+    unsafe fn slices_of<const S: usize, const WIDE: bool>(steps: Steps<'_>, x: Inputs<'_>, sums: &mut [f32; 64 * FEW]) {
+        // SAFETY: the caller's sizes.
+        unsafe {
+            if steps.slices == 2 && S <= 4 {
+                return some_slices::<S, 2, WIDE>(0, steps, x, sums);
+            }
+            for first in 0..steps.slices {
+                some_slices::<S, 1, WIDE>(first, steps, x, sums);
+            }
+        }
+    }
+
+    /// `K` slices of a panel, from the `first` on.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
+    unsafe fn some_slices<const S: usize, const K: usize, const WIDE: bool>(
+        first: usize,
+        steps: Steps<'_>,
+        x: Inputs<'_>,
+        sums: &mut [f32; 64 * FEW],
+    ) {
+        // SAFETY: the caller's sizes.
+        unsafe {
+            let mut sum = [[[_mm512_setzero_ps(); 2]; S]; K];
+            for k in 0..K {
+                for s in 0..S {
                     for v in 0..2 {
-                        // A permutation takes the lowest bits of a word.
-                        let at = _mm512_srlv_epi32(words, _mm512_set1_epi32((BITS * (2 * k + v)) as i32));
-                        let value = _mm512_loadu_ps(values.add(ROWS * k + 16 * v));
-                        sum[k][v] = _mm512_fmadd_ps(value, _mm512_permutex2var_ps(first, at, second), sum[k][v]);
+                        sum[k][s][v] = _mm512_loadu_ps(sums.as_ptr().add(64 * s + ROWS * (first + k) + 16 * v));
                     }
                 }
-                (values, places) = (values.add(ROWS * S), places.add(16));
             }
-            for k in 0..S {
-                for v in 0..2 {
-                    _mm512_storeu_ps(sums.as_mut_ptr().add(ROWS * k + 16 * v), sum[k][v]);
+            let (mut values, mut places) = (steps.values.as_ptr().add(ROWS * first), steps.places.as_ptr());
+            let shifts: [[__m512i; 2]; K] = std::array::from_fn(|k| {
+                std::array::from_fn(|v| _mm512_set1_epi32((BITS * (2 * (first + k) + v)) as i32))
+            });
+            for windows in steps.windows {
+                let words = _mm512_loadu_si512(places.cast());
+                for k in 0..K {
+                    // A permutation takes the lowest bits of a word.
+                    let at: [__m512i; 2] = std::array::from_fn(|v| _mm512_srlv_epi32(words, shifts[k][v]));
+                    let value: [__m512; 2] = std::array::from_fn(|v| _mm512_loadu_ps(values.add(ROWS * k + 16 * v)));
+                    let from = x.x.as_ptr().add(windows[first + k] as usize);
+                    for s in 0..S {
+                        let from = from.add(s * x.strides[0]);
+                        let low = _mm512_loadu_ps(from);
+                        let high = if WIDE { _mm512_loadu_ps(from.add(16)) } else { low };
+                        for v in 0..2 {
+                            let picked = if WIDE {
+                                _mm512_permutex2var_ps(low, at[v], high)
+                            } else {
+                                _mm512_permutexvar_ps(at[v], low)
+                            };
+                            sum[k][s][v] = _mm512_fmadd_ps(value[v], picked, sum[k][s][v]);
+                        }
+                    }
+                }
+                (values, places) = (values.add(ROWS * steps.slices), places.add(16));
+            }
+            for k in 0..K {
+                for s in 0..S {
+                    for v in 0..2 {
+                        _mm512_storeu_ps(sums.as_mut_ptr().add(64 * s + ROWS * (first + k) + 16 * v), sum[k][s][v]);
+                    }
                 }
             }
         }
@@ -520,7 +656,25 @@ mod x86 {
     /// # Safety
     /// As [`slices_avx512`].
     #[target_feature(enable = "avx2,fma")]
-    pub(super) unsafe fn slices_avx2<const S: usize>(steps: Steps<'_>, x: &[f32], sums: &mut [f32; 64 * FEW]) {
+    pub(super) unsafe fn slices_avx2(steps: Steps<'_>, x: Inputs<'_>, samples: usize, sums: &mut [f32; 64 * FEW]) {
+        for (s, sums) in sums.chunks_exact_mut(64).take(samples).enumerate() {
+            let x = &x.x[s * x.strides[0]..];
+            // SAFETY: the caller's sizes.
+            unsafe {
+                match steps.slices {
+                    1 => gathered::<1>(steps, x, sums),
+                    _ => gathered::<2>(steps, x, sums),
+                }
+            }
+        }
+    }
+
+    /// `S` slices for one sample.
+    ///
+    /// # Safety
+    /// As [`slices_avx512`].
+    #[target_feature(enable = "avx2,fma")]
+    unsafe fn gathered<const S: usize>(steps: Steps<'_>, x: &[f32], sums: &mut [f32]) {
         // SAFETY: the caller's sizes; a gather reads inside the window.
         unsafe {
             let mut sum = [[_mm256_setzero_ps(); ROWS / 8]; S];

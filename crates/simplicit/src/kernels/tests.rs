@@ -147,7 +147,7 @@ fn parts_of_a_large_call_give_the_same_bits() {
             if (side, lanes) == (1, 1) {
                 let x: Vec<f32> = offsets.iter().map(|o| source[*o]).collect();
                 for dense in [false, true] {
-                    let packed = RowWeights::only(&weights, x.len(), 1, instructions, dense);
+                    let packed = RowWeights::only(&weights, x.len(), Samples::Beside(1), instructions, dense);
                     for threads in [1, 2, 7] {
                         let mut shared = vec![0.0; rows];
                         with_crew(threads, |crew| packed.run_on(crew, &x, &mut shared, Some(&bias), true));
@@ -292,7 +292,8 @@ fn single_samples_match_the_definition_and_a_grid_of_one_lane() {
                 let mut results = Vec::new();
                 for dense in [false, true] {
                     let mut out = start.clone();
-                    RowWeights::only(&weights, columns, 1, instructions, dense).run(&x, &mut out, bias, relu);
+                    RowWeights::only(&weights, columns, Samples::Beside(1), instructions, dense)
+                        .run(&x, &mut out, bias, relu);
                     for (i, row) in weights.iter().enumerate() {
                         let first = f64::from(bias.map_or(start[i], |b| b[i]));
                         let terms = row.iter().map(|&(j, w)| f64::from(w) * f64::from(x[j]));
@@ -339,7 +340,7 @@ fn few_samples_give_the_bits_of_one_at_a_time() {
         for &instructions in Instructions::available() {
             for (has_bias, relu) in [(true, false), (true, true), (false, false)] {
                 let bias = has_bias.then_some(&bias[..]);
-                let few = RowWeights::only(&weights, columns, samples, instructions, true);
+                let few = RowWeights::only(&weights, columns, Samples::Beside(samples), instructions, true);
                 let mut together = start.clone();
                 few.run(&x, &mut together, bias, relu);
                 let mut shared = start.clone();
@@ -347,13 +348,21 @@ fn few_samples_give_the_bits_of_one_at_a_time() {
                 assert_eq!(bits(&together), bits(&shared));
                 for s in 0..samples {
                     let mut alone = one(&start, s);
-                    RowWeights::only(&weights, columns, 1, instructions, false).run(
+                    RowWeights::only(&weights, columns, Samples::Beside(1), instructions, false).run(
                         &one(&x, s),
                         &mut alone,
                         bias,
                         relu,
                     );
                     assert_eq!(bits(&alone), bits(&one(&together, s)), "{k} {instructions:?} {samples}");
+                }
+                // All values of a sample, then those of the next one.
+                let apart = |all: &[f32]| (0..samples).flat_map(|s| one(all, s)).collect::<Vec<_>>();
+                for dense in [false, true] {
+                    let few = RowWeights::only(&weights, columns, Samples::Apart(samples), instructions, dense);
+                    let mut out = apart(&start);
+                    with_crew(3, |crew| few.run_on(crew, &apart(&x), &mut out, bias, relu));
+                    assert_eq!(bits(&out), bits(&apart(&together)), "{k} {instructions:?} {samples} {dense}");
                 }
                 let cost = Cost { bundles: true, ..Cost::default().only(Choice::Sparse) };
                 let mut bundles = start.clone();

@@ -9,6 +9,19 @@ use crate::linalg::lanes::MAX_LANES;
 use crate::model::Target;
 use crate::network::Source;
 
+/// Raises `found`, one number per lane, to the largest magnitude of a map.
+fn largest(found: &mut [f64], room: &Room, view: View, lanes: usize) {
+    let values = &room.values[view.origin * lanes..][..view.extent() * lanes];
+    if view.apart {
+        for (found, sample) in found.iter_mut().zip(values.chunks_exact(view.extent().max(1))) {
+            sizes(std::slice::from_mut(found), Norm::Max, sample, 1);
+        }
+        return;
+    }
+    // Margins are zeros and do not matter to a maximum.
+    sizes(found, Norm::Max, values, lanes);
+}
+
 /// Largest magnitudes and errors of every layer, by layer and lane.
 #[derive(Debug)]
 pub(super) struct Bounds {
@@ -24,16 +37,13 @@ impl Bounds {
 
     pub(super) fn begin(&mut self, room: &Room, input: View, lanes: usize) {
         self.inputs.fill(0.0);
-        let at = input.origin * lanes;
-        sizes(&mut self.inputs, Norm::Max, &room.values[at..at + input.extent() * lanes], lanes);
+        largest(&mut self.inputs, room, input, lanes);
     }
 
     /// The error of a layer's values, which `room` holds.
     pub(super) fn add(&mut self, step: &Step, room: &Room, samples: &mut [SampleDiagnostics], lanes: usize) {
         let mut own = [0.0; MAX_LANES];
-        let at = step.view.origin * lanes;
-        // Margins are zeros and do not matter to a maximum.
-        sizes(&mut own[..lanes], Norm::Max, &room.values[at..at + step.view.extent() * lanes], lanes);
+        largest(&mut own[..lanes], room, step.view, lanes);
         let bound = &step.bound;
         for (lane, sample) in samples.iter_mut().enumerate() {
             let (mut carried, mut size) = (0.0, bound.largest_bias);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::operand::Operand;
 use super::plan::{Laid, View, Way, lay_out, margin};
-use crate::kernels::{Choice, FEW, RowWeights};
+use crate::kernels::{Choice, FEW, RowWeights, Samples};
 use crate::layout::{Activation, Layout, MapShape, Operator};
 use crate::linalg::Csr;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
@@ -72,6 +72,19 @@ impl Sum {
     pub(crate) fn sources(&self) -> impl Iterator<Item = Source> {
         let operands = self.operator.iter().flat_map(|o| o.operands());
         self.blocks.iter().map(|b| b.source).chain(operands.map(|o| o.source))
+    }
+
+    /// Whether it is sums over vectors and nothing else.
+    pub(super) fn is_plain(&self) -> bool {
+        let plain = |b: &TapBlock| {
+            matches!(b.weights, TapWeights::Taps(_))
+                && b.maps.is_empty()
+                && b.window.area() == 1
+                && b.groups == 1
+                && b.input.positions() == 1
+                && b.output == self.map
+        };
+        self.operator.is_none() && !self.blocks.is_empty() && self.blocks.iter().all(plain)
     }
 
     /// The shape of its own value.
@@ -310,11 +323,12 @@ impl Step {
 
 /// The kernels of a few samples, where they are the faster ones.
 fn few_samples(rows: &[Vec<(usize, f32)>], columns: usize, way: Way) -> Option<RowWeights> {
-    let Way { lanes, instructions, only } = way;
+    let Way { lanes, apart, instructions, only } = way;
+    let samples = if apart { Samples::Apart(lanes) } else { Samples::Beside(lanes) };
     match only {
-        None => RowWeights::new(rows, columns, lanes, instructions),
-        Some(Choice::Sparse) if lanes > 1 => None,
-        Some(choice) => Some(RowWeights::only(rows, columns, lanes, instructions, choice == Choice::Dense)),
+        None => RowWeights::new(rows, columns, samples, instructions),
+        Some(Choice::Sparse) if lanes > 1 && !apart => None,
+        Some(choice) => Some(RowWeights::only(rows, columns, samples, instructions, choice == Choice::Dense)),
     }
 }
 

@@ -42,7 +42,7 @@ impl LayerSum {
     pub(crate) fn of(layout: &Layout, sum: &Sum) -> Self {
         let only = || std::iter::once(sum);
         let instructions = Instructions::detect();
-        let mut places = Places::new(LANES);
+        let mut places = Places::new(LANES, false);
         let mut sources: Vec<(Source, View)> = Vec::new();
         let operands = || sum.operator.iter().flat_map(|o| o.operands());
         for source in sum.sources() {
@@ -55,7 +55,7 @@ impl LayerSum {
         let view = places.take(sum.map(), [0; 4]);
         // Every source of the sum has a place.
         let of = |source: Source| sources.iter().find(|(known, _)| *known == source).map_or(view, |(_, view)| *view);
-        let way = Way { lanes: LANES, instructions, only: None };
+        let way = Way { lanes: LANES, apart: false, instructions, only: None };
         let step = Step::new(sum, view, of, false, way, &mut Vec::new());
         Self { step, sources, positions: places.end(), instructions }
     }

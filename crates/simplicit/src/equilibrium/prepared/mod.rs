@@ -21,7 +21,7 @@ pub use layer_sum::LayerSum;
 use std::sync::Mutex;
 
 use super::run::SampleDiagnostics;
-use crate::kernels::{Choice, Crew, Instructions, thread_seconds, with_crew};
+use crate::kernels::{Choice, Crew, FEW, Instructions, thread_seconds, with_crew};
 use crate::linalg::Matrix;
 use crate::linalg::lanes::MAX_LANES;
 use crate::model::{ImplicitModel, TapWeights, Target};
@@ -152,7 +152,10 @@ impl Prepared {
         let lanes = lanes_for(batch, blocks().any(|b| b.output.positions() > 1));
         // How a value lies is decided by its readers. Values that nobody reads any more give their place to one of the same
         // shape; margins then stay zero.
-        let mut places = Places::new(lanes);
+        // A few samples of a model of vectors alone: all values of a sample side by side, where its kernels leave zeros out best.
+        let apart =
+            (2..=FEW).contains(&lanes) && instructions == Instructions::Avx512 && sums.iter().all(Sum::is_plain);
+        let mut places = Places::new(lanes, apart);
         let take = |places: &mut Places, source: Source| {
             let map = own_map(layout, inputs, source, sums.iter());
             places.take(map, own_margin(source, map, sums.iter()))
@@ -173,7 +176,7 @@ impl Prepared {
                 Source::Input => input,
                 Source::Layer(k) => views[k].unwrap_or(input),
             };
-            steps.push(Step::new(sum, view, view_of, !states, Way { lanes, instructions, only }, &mut kernels));
+            steps.push(Step::new(sum, view, view_of, !states, Way { lanes, apart, instructions, only }, &mut kernels));
             if let Target::Layer(k) = sum.target {
                 views[k] = Some(view);
             }

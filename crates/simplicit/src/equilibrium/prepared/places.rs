@@ -8,6 +8,7 @@ use crate::network::Source;
 #[derive(Default)]
 pub(super) struct Places {
     lanes: usize,
+    apart: bool,
     end: usize,
     free: Vec<(MapShape, [usize; 4], View)>,
     taken: Vec<(MapShape, [usize; 4], View)>,
@@ -15,8 +16,9 @@ pub(super) struct Places {
 }
 
 impl Places {
-    pub(super) fn new(lanes: usize) -> Self {
-        Self { lanes, ..Default::default() }
+    /// For so many samples, all values of each side by side where they are `apart`.
+    pub(super) fn new(lanes: usize, apart: bool) -> Self {
+        Self { lanes, apart, ..Default::default() }
     }
 
     /// Positions given out so far.
@@ -31,7 +33,7 @@ impl Places {
             None => {
                 // Whole cache lines whatever the lanes.
                 let start = self.end.next_multiple_of(16);
-                let view = View::new(map, margin, start, self.lanes);
+                let view = View { apart: self.apart, ..View::new(map, margin, start, self.lanes) };
                 self.end = start + view.channel * map.channels.max(1) + 16;
                 (map, margin, view)
             }

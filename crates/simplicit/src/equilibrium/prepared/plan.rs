@@ -15,6 +15,8 @@ pub(super) struct View {
     pub(super) origin: usize,
     pub(super) row: usize,
     pub(super) channel: usize,
+    /// All values of a sample lie side by side, a sample after the other; else those of a position, for all samples.
+    pub(super) apart: bool,
 }
 
 impl View {
@@ -26,12 +28,12 @@ impl View {
         if map.channels > 4 && (channel * lanes * 4).is_multiple_of(1024) && channel > 1 {
             channel += 1 + 15 / lanes;
         }
-        Self { map, origin: start + margin[0] * row + margin[1], row, channel }
+        Self { map, origin: start + margin[0] * row + margin[1], row, channel, apart: false }
     }
 
     /// Without margin or gaps.
     pub(super) fn compact(map: MapShape) -> Self {
-        Self { map, origin: 0, row: map.width, channel: map.positions() }
+        Self { map, origin: 0, row: map.width, channel: map.positions(), apart: false }
     }
 
     pub(super) fn is_compact(&self) -> bool {
@@ -71,6 +73,15 @@ impl View {
         (lanes, count): (usize, usize),
     ) -> bool {
         let mut finite = true;
+        if self.apart {
+            for (s, into) in
+                values[self.origin * lanes..].chunks_exact_mut(self.map.size().max(1)).take(count).enumerate()
+            {
+                into.copy_from_slice(&rows[s * stride..][..self.map.size()]);
+                finite &= all_finite(into);
+            }
+            return finite;
+        }
         for (unit, place, run) in self.runs() {
             let into = &mut values[place * lanes..(place + run) * lanes];
             finite &= match lanes {
@@ -86,6 +97,13 @@ impl View {
 
     /// Writes the map of `count` samples out, one a row, rows `stride` apart.
     pub(super) fn write_rows(&self, values: &[f32], rows: &mut [f32], stride: usize, (lanes, count): (usize, usize)) {
+        if self.apart {
+            for (s, from) in values[self.origin * lanes..].chunks_exact(self.map.size().max(1)).take(count).enumerate()
+            {
+                rows[s * stride..][..self.map.size()].copy_from_slice(from);
+            }
+            return;
+        }
         for (unit, place, run) in self.runs() {
             let from = &values[place * lanes..(place + run) * lanes];
             match lanes {
@@ -129,6 +147,8 @@ pub(super) fn margin(window: Window, input: MapShape, output: MapShape) -> [usiz
 pub(super) struct Way {
     /// Samples side by side.
     pub(super) lanes: usize,
+    /// All values of a sample lie side by side: see [`View::apart`].
+    pub(super) apart: bool,
     pub(super) instructions: Instructions,
     /// What every row gets, whatever it costs.
     pub(super) only: Option<Choice>,
@@ -326,7 +346,7 @@ pub(super) fn lay_out(
     view: &View,
     phases: Option<&Phases>,
     out: &View,
-    Way { lanes, instructions, only }: Way,
+    Way { lanes, instructions, only, .. }: Way,
 ) -> Laid {
     let window = block.window;
     let [kh, kw] = window.kernel;
@@ -381,8 +401,9 @@ pub(super) fn lay_out(
     let wasted = if run <= 8 { Cost::vectors_in_a_cycle(instructions) / filled } else { 1.0 };
     let direct = || {
         let mut cost = cost(if flat { 16 * lanes } else { lanes }, block.output.positions());
-        cost.ratio /= filled * wasted;
-        GridWeights::new(&rows, &offsets, kh * kw, footprint, Some(borders(block)), cost)
+        let borders = borders(block);
+        cost.ratio /= filled * wasted * borders.inside(instructions, &grid);
+        GridWeights::new(&rows, &offsets, kh * kw, footprint, Some(borders), cost)
     };
     let Some(tile) = tile(&grid, taps.rows(), kh * kw) else {
         return Laid { weights: direct(), grid, start, unfold: None };
