@@ -45,9 +45,10 @@ def table(runs):
         drops, agreements = [r["drop"] for r in here], [100 * r["agreement"] for r in here]
         mean, half = sum(drops) / len(drops), (max(drops) - min(drops)) / 2
         spread = f" ± {half:.2f}" if len(here) > 1 else ""
-        seconds = sum(r["seconds"] for r in here) / len(here)
+        timed = [r["seconds"] for r in here if "seconds" in r]
+        seconds = f"{sum(timed) / len(timed):.0f}" if timed else "–"
         each = ", ".join(f"{d:+.2f}" for d in drops)
-        row = f"| {100 * level:g} | **{mean:+.2f}**{spread} | {each} | {min(agreements):.1f}–{max(agreements):.1f} | {seconds:.0f} |"
+        row = f"| {100 * level:g} | **{mean:+.2f}**{spread} | {each} | {min(agreements):.1f}–{max(agreements):.1f} | {seconds} |"
         lines.append(row.replace("-", "−"))
     return "\n".join(lines)
 
