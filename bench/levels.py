@@ -42,13 +42,14 @@ def table(runs):
     lines = ["| sparsity % | accuracy, points | draws | agreement with the network % | seconds a run |", "|---|---|---|---|---|"]
     for level in sorted({r["level"] for r in runs}):
         here = [r for r in runs if r["level"] == level]
-        drops, agreements = [r["drop"] for r in here], [100 * r["agreement"] for r in here]
+        drops, agreements = [r["drop"] for r in here], [100 * r["agreement"] for r in here if "agreement" in r]
         mean, half = sum(drops) / len(drops), (max(drops) - min(drops)) / 2
         spread = f" ± {half:.2f}" if len(here) > 1 else ""
         timed = [r["seconds"] for r in here if "seconds" in r]
         seconds = f"{sum(timed) / len(timed):.0f}" if timed else "–"
         each = ", ".join(f"{d:+.2f}" for d in drops)
-        row = f"| {100 * level:g} | **{mean:+.2f}**{spread} | {each} | {min(agreements):.1f}–{max(agreements):.1f} | {seconds} |"
+        agree = f"{min(agreements):.1f}–{max(agreements):.1f}" if agreements else "–"
+        row = f"| {100 * level:g} | **{mean:+.2f}**{spread} | {each} | {agree} | {seconds} |"
         lines.append(row.replace("-", "−"))
     return "\n".join(lines)
 
@@ -67,7 +68,7 @@ def figure(runs, beside, path):
     axes.axhline(0, color="#999", linewidth=0.8)
     axes.plot([100 * level for level in levels], means, color="#1b6ca8", label="simplicit (no labels)")
     axes.plot([100 * r["sparsity"] for r in runs], [r["drop"] for r in runs], "o", color="#1b6ca8", markersize=3.5)
-    for text, colour in zip(beside, ["#c8553d", "#588157", "#7b4b94"], strict=False):
+    for text, colour in zip(beside, ["#c8553d", "#588157", "#7b4b94", "#b08900"], strict=False):
         name, points = text.split("=")
         pairs = [tuple(map(float, point.split(":"))) for point in points.split(",")]
         axes.plot([100 * x for x, _ in pairs], [y for _, y in pairs], "s--", color=colour, markersize=4, label=name)
