@@ -8,11 +8,8 @@ divergence is the mean over the test images of KL(network ‖ model) of softmax 
 the same runs. `--from FILE` reads such a JSON instead of running anything; `--figure FILE.svg` draws it (with matplotlib).
 """
 
-import argparse
-import json
 import pathlib
 import subprocess
-import sys
 import tempfile
 
 import levels
@@ -91,28 +88,12 @@ def figure(runs, path):
 
 
 def main():
-    arguments = sys.argv[1:]
-    cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default="target/release/simplicit")
-    parser.add_argument("--network")
-    parser.add_argument("--inputs")
-    parser.add_argument("--test", help="test inputs that are their own labels (CIFAR's binary format)")
-    parser.add_argument("--samples", dest="counts", default="500,1000,2000,5000")
-    parser.add_argument("--level", type=float, default=0.6)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json")
-    parser.add_argument("--from", dest="source", help="a file that --json wrote, instead of runs")
-    parser.add_argument("--figure")
-    given = parser.parse_args(arguments[:cut])
-    given.rest = arguments[cut + 1 :]
-    runs = json.loads(pathlib.Path(given.source).read_text()) if given.source else run_all(given)
-    if not runs:
-        sys.exit("no run succeeded")
-    if given.json:
-        pathlib.Path(given.json).write_text(json.dumps(runs, indent=1) + "\n")
+    given = levels.parsed(
+        __doc__,
+        samples={"dest": "counts", "default": "500,1000,2000,5000"},
+        level={"type": float, "default": 0.6},
+    )
+    runs = levels.found(given, run_all)
     print(table(runs))
     if given.figure:
         figure(runs, given.figure)

@@ -33,8 +33,16 @@ def run(given, level, seed, folder):
     drop = 100 * (results["accuracy"] - results["baseline_accuracy"])
     seconds = results["seconds"]["total"]
     print(f"level {level} seed {seed}: {results['sparsity']:.4f} {drop:+.2f} in {seconds:.0f} s", flush=True)
-    return {"level": level, "seed": seed, "drop": drop, "agreement": results["agreement"], "sparsity": results["sparsity"],
-            "accuracy": results["accuracy"], "baseline_accuracy": results["baseline_accuracy"], "seconds": seconds}
+    return {
+        "level": level,
+        "seed": seed,
+        "drop": drop,
+        "agreement": results["agreement"],
+        "sparsity": results["sparsity"],
+        "accuracy": results["accuracy"],
+        "baseline_accuracy": results["baseline_accuracy"],
+        "seconds": seconds,
+    }
 
 
 def table(runs):
@@ -80,36 +88,49 @@ def figure(runs, beside, path):
     fig.savefig(path, metadata={"Date": None})
 
 
-def main():
+def parsed(text, **own):
+    """The flags of such a script, those of its own by name, and in `rest` what goes to `simplicit train`."""
     arguments = sys.argv[1:]
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="target/release/simplicit")
     parser.add_argument("--network")
     parser.add_argument("--inputs")
     parser.add_argument("--test", help="test inputs that are their own labels (CIFAR's binary format)")
-    parser.add_argument("--samples", type=int, default=5000)
-    parser.add_argument("--levels", default="0.5")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=2, help="of each run")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json")
     parser.add_argument("--from", dest="source", help="a file that --json wrote, instead of runs")
     parser.add_argument("--figure")
-    parser.add_argument("--beside", action="append", default=[], help="NAME=LEVEL:DROP,LEVEL:DROP for the figure")
+    for name, how in own.items():
+        parser.add_argument(f"--{name}", **how)
     given = parser.parse_args(arguments[:cut])
     given.rest = arguments[cut + 1 :]
-    if given.source:
-        runs = json.loads(pathlib.Path(given.source).read_text())
-    elif not (given.network and given.inputs and given.test):
+    if not given.source and not (given.network and given.inputs and given.test):
         parser.error("--network, --inputs and --test, or --from")
-    else:
-        runs = run_all(given)
+    return given
+
+
+def found(given, run_all):
+    """What the runs said, from a file or by running them; written where that is asked for."""
+    runs = json.loads(pathlib.Path(given.source).read_text()) if given.source else run_all(given)
     if given.json:
         pathlib.Path(given.json).write_text(json.dumps(runs, indent=1) + "\n")
     if not runs:
         sys.exit("no run succeeded")
+    return runs
+
+
+def main():
+    given = parsed(
+        __doc__,
+        samples={"type": int, "default": 5000},
+        levels={"default": "0.5"},
+        jobs={"type": int, "default": 1, "help": "runs at a time"},
+        beside={"action": "append", "default": [], "help": "NAME=LEVEL:DROP,LEVEL:DROP for the figure"},
+    )
+    runs = found(given, run_all)
     print(f"\nBaseline {100 * runs[0]['baseline_accuracy']:.2f} %.\n")
     print(table(runs))
     if given.figure:

@@ -1,4 +1,4 @@
-"""Modules made sparse by simplicit, by magnitude, by Wanda- and SparseGPT-style masks, by magnitude with a refit and by ADMM as ALPS.
+"""Modules made sparse by simplicit, by magnitude with and without a refit, by Wanda- and SparseGPT-style masks and by ADMM (ALPS).
 
     python bench/torch_table.py resnet18 --model resnet18_cifar100.onnx --data cifar100 --samples 1000 --targets 0.75,0.85
     python bench/torch_table.py vit --model vit_cifar100.onnx --data cifar100 --samples 1000 --targets 0.4,0.5
@@ -227,7 +227,8 @@ def least_squares(gram, cross, kept, ridge=1e-6):
     order = sizes.argsort()
     first = 0
     while first < len(order):
-        rows = order[first : first + max(1, int(1e8) // int(sizes[order[min(first + 127, len(order) - 1)]].clamp(min=1)) ** 2)][:128]
+        largest = int(sizes[order[min(first + 127, len(order) - 1)]].clamp(min=1))
+        rows = order[first : first + max(1, min(128, int(1e8) // largest**2))]
         first += len(rows)
         most = int(sizes[rows].max())
         if most == 0:
@@ -323,8 +324,8 @@ def chosen_of_four(support_of, original, loader, held_out, target, copies):
         source.begin(blocks, source.samples(), own)
         while source.step() is not None:
             pass
-        results = source.finish()
-        return [Rows(s, source.weights(b), source.constant(b) is not None, device) for s, b in zip(results, (source.trained[k] for k in blocks), strict=True)]
+        pairs = zip(source.finish(), (source.trained[k] for k in blocks), strict=True)
+        return [Rows(s, source.weights(b), source.constant(b) is not None, device) for s, b in pairs]
 
     flat = source_of(copies())
     blocks = list(range(len(flat.trained)))
@@ -376,7 +377,8 @@ def flips_and_shifts(x):
     padded = nn.functional.pad(x, (4, 4, 4, 4))
     top, left = torch.randint(0, 9, (2, samples, 1), device=device)
     rows, columns = (first + torch.arange(32, device=device) for first in (top, left))
-    return padded[torch.arange(samples, device=device)[:, None, None, None], torch.arange(3, device=device)[:, None, None], rows[:, None, :, None], columns[:, None, None, :]]
+    sample, channel = torch.arange(samples, device=device)[:, None, None, None], torch.arange(3, device=device)[:, None, None]
+    return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def to_sparsity(method, original, loader, target, copies):
@@ -431,7 +433,7 @@ def main():
 
     def write():
         if given.json:
-            results = {"network": given.network, "baseline": before, "test": len(y), "samples": given.samples, "seed": given.seed, "lines": lines}
+            results = {"baseline": before, "test": len(y), "samples": given.samples, "seed": given.seed, "lines": lines}
             pathlib.Path(given.json).write_text(json.dumps(results, indent=1))
 
     def fresh():
@@ -454,7 +456,16 @@ def main():
             continue
         begin = time.time()
         cascade = None if given.cascade == "none" else given.cascade
-        compressed = st.compress(module, loader, target_sparsity=target, cascade=cascade, bounds="off", progress="none", device=given.device, seed=given.seed or 0)
+        compressed = st.compress(
+            module,
+            loader,
+            target_sparsity=target,
+            cascade=cascade,
+            bounds="off",
+            progress="none",
+            device=given.device,
+            seed=given.seed or 0,
+        )
         ours = compressed.module
         lines.append(("simplicit", sparsity(ours, module), accuracy(ours, x, y) - before, time.time() - begin, ""))
         print(*lines[-1], flush=True)
