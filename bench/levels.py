@@ -33,8 +33,16 @@ def run(given, level, seed, folder):
     drop = 100 * (results["accuracy"] - results["baseline_accuracy"])
     seconds = results["seconds"]["total"]
     print(f"level {level} seed {seed}: {results['sparsity']:.4f} {drop:+.2f} in {seconds:.0f} s", flush=True)
-    return {"level": level, "seed": seed, "drop": drop, "agreement": results["agreement"], "sparsity": results["sparsity"],
-            "accuracy": results["accuracy"], "baseline_accuracy": results["baseline_accuracy"], "seconds": seconds}
+    return {
+        "level": level,
+        "seed": seed,
+        "drop": drop,
+        "agreement": results["agreement"],
+        "sparsity": results["sparsity"],
+        "accuracy": results["accuracy"],
+        "baseline_accuracy": results["baseline_accuracy"],
+        "seconds": seconds,
+    }
 
 
 def table(runs):
@@ -42,12 +50,14 @@ def table(runs):
     lines = ["| sparsity % | accuracy, points | draws | agreement with the network % | seconds a run |", "|---|---|---|---|---|"]
     for level in sorted({r["level"] for r in runs}):
         here = [r for r in runs if r["level"] == level]
-        drops, agreements = [r["drop"] for r in here], [100 * r["agreement"] for r in here]
+        drops, agreements = [r["drop"] for r in here], [100 * r["agreement"] for r in here if "agreement" in r]
         mean, half = sum(drops) / len(drops), (max(drops) - min(drops)) / 2
         spread = f" ± {half:.2f}" if len(here) > 1 else ""
-        seconds = sum(r["seconds"] for r in here) / len(here)
+        timed = [r["seconds"] for r in here if "seconds" in r]
+        seconds = f"{sum(timed) / len(timed):.0f}" if timed else "–"
         each = ", ".join(f"{d:+.2f}" for d in drops)
-        row = f"| {100 * level:g} | **{mean:+.2f}**{spread} | {each} | {min(agreements):.1f}–{max(agreements):.1f} | {seconds:.0f} |"
+        agree = f"{min(agreements):.1f}–{max(agreements):.1f}" if agreements else "–"
+        row = f"| {100 * level:g} | **{mean:+.2f}**{spread} | {each} | {agree} | {seconds} |"
         lines.append(row.replace("-", "−"))
     return "\n".join(lines)
 
@@ -66,7 +76,7 @@ def figure(runs, beside, path):
     axes.axhline(0, color="#999", linewidth=0.8)
     axes.plot([100 * level for level in levels], means, color="#1b6ca8", label="simplicit (no labels)")
     axes.plot([100 * r["sparsity"] for r in runs], [r["drop"] for r in runs], "o", color="#1b6ca8", markersize=3.5)
-    for text, colour in zip(beside, ["#c8553d", "#588157", "#7b4b94"], strict=False):
+    for text, colour in zip(beside, ["#c8553d", "#588157", "#7b4b94", "#b08900"], strict=False):
         name, points = text.split("=")
         pairs = [tuple(map(float, point.split(":"))) for point in points.split(",")]
         axes.plot([100 * x for x, _ in pairs], [y for _, y in pairs], "s--", color=colour, markersize=4, label=name)
@@ -78,36 +88,49 @@ def figure(runs, beside, path):
     fig.savefig(path, metadata={"Date": None})
 
 
-def main():
+def parsed(text, **own):
+    """The flags of such a script, those of its own by name, and in `rest` what goes to `simplicit train`."""
     arguments = sys.argv[1:]
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--program", default="target/release/simplicit")
     parser.add_argument("--network")
     parser.add_argument("--inputs")
     parser.add_argument("--test", help="test inputs that are their own labels (CIFAR's binary format)")
-    parser.add_argument("--samples", type=int, default=5000)
-    parser.add_argument("--levels", default="0.5")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--threads", type=int, default=2, help="of each run")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json")
     parser.add_argument("--from", dest="source", help="a file that --json wrote, instead of runs")
     parser.add_argument("--figure")
-    parser.add_argument("--beside", action="append", default=[], help="NAME=LEVEL:DROP,LEVEL:DROP for the figure")
+    for name, how in own.items():
+        parser.add_argument(f"--{name}", **how)
     given = parser.parse_args(arguments[:cut])
     given.rest = arguments[cut + 1 :]
-    if given.source:
-        runs = json.loads(pathlib.Path(given.source).read_text())
-    elif not (given.network and given.inputs and given.test):
+    if not given.source and not (given.network and given.inputs and given.test):
         parser.error("--network, --inputs and --test, or --from")
-    else:
-        runs = run_all(given)
+    return given
+
+
+def found(given, run_all):
+    """What the runs said, from a file or by running them; written where that is asked for."""
+    runs = json.loads(pathlib.Path(given.source).read_text()) if given.source else run_all(given)
     if given.json:
         pathlib.Path(given.json).write_text(json.dumps(runs, indent=1) + "\n")
     if not runs:
         sys.exit("no run succeeded")
+    return runs
+
+
+def main():
+    given = parsed(
+        __doc__,
+        samples={"type": int, "default": 5000},
+        levels={"default": "0.5"},
+        jobs={"type": int, "default": 1, "help": "runs at a time"},
+        beside={"action": "append", "default": [], "help": "NAME=LEVEL:DROP,LEVEL:DROP for the figure"},
+    )
+    runs = found(given, run_all)
     print(f"\nBaseline {100 * runs[0]['baseline_accuracy']:.2f} %.\n")
     print(table(runs))
     if given.figure:

@@ -1,11 +1,14 @@
-"""The table of docs/pytorch.md: modules made sparse by simplicit, by magnitude, and by Wanda- and SparseGPT-style masks.
+"""Modules made sparse by simplicit, by magnitude with and without a refit, by Wanda- and SparseGPT-style masks and by ADMM (ALPS).
 
     python bench/torch_table.py resnet18 --model resnet18_cifar100.onnx --data cifar100 --samples 1000 --targets 0.75,0.85
     python bench/torch_table.py vit --model vit_cifar100.onnx --data cifar100 --samples 1000 --targets 0.4,0.5
+    python bench/torch_table.py resnet20 --model resnet20_cifar100.onnx --data cifar100 --samples 10000 --rivals "" --epochs 30 --augment
 
 `--data` is a folder with `train.bin.gz` and `test.bin.gz` in the binary format of CIFAR-100. The module is written here in
 plain PyTorch, gets the weights of the ONNX file, and is checked against ONNX Runtime where that is installed. All methods
-see the same images without labels and are counted alike, over all parameters; drops are of test accuracy, in points.
+see the same images without labels and are counted alike, over all parameters; drops are of test accuracy, in points. The last
+two rivals are tried with equal shares of all layers and with one criterion for all of them, on the original's states and on
+their own (cascade); 2,000 further images choose among the four by agreement with the original, labels play no part in it.
 """
 
 import argparse
@@ -41,15 +44,15 @@ class Basic(nn.Module):
         return torch.relu(self.conv2(torch.relu(self.conv1(x))) + self.shortcut(x))
 
 
-class ResNet18(nn.Module):
+class ResNet(nn.Module):
     """For images of 32 × 32; batch norms are in the convolutions already."""
 
-    def __init__(self):
+    def __init__(self, sizes):
         super().__init__()
-        self.conv = nn.Conv2d(3, 64, 3, 1, 1)
-        sizes = [64, 64, 64, 128, 128, 256, 256, 512, 512]
+        self.sizes = sizes
+        self.conv = nn.Conv2d(3, sizes[0], 3, 1, 1)
         self.blocks = nn.Sequential(*(Basic(a, b, 1 if a == b else 2) for a, b in zip(sizes, sizes[1:], strict=False)))
-        self.linear = nn.Linear(512, 100)
+        self.linear = nn.Linear(sizes[-1], 100)
 
     def forward(self, x):
         return self.linear(self.blocks(torch.relu(self.conv(x))).mean((2, 3)))
@@ -64,6 +67,14 @@ class ResNet18(nn.Module):
             for node, layer in zip(nodes, layers, strict=True):
                 layer.weight.copy_(values[node.input[1]])
                 layer.bias.copy_(values[node.input[2]])
+
+
+def resnet18():
+    return ResNet([64, 64, 64, 128, 128, 256, 256, 512, 512])
+
+
+def resnet20():
+    return ResNet([16, 16, 16, 16, 32, 32, 32, 64, 64, 64])
 
 
 class Attention(nn.Module):
@@ -122,9 +133,15 @@ class ViT(nn.Module):
         self.load_state_dict(state)
 
 
-def images(path, count):
+NETWORKS = {"resnet18": resnet18, "resnet20": resnet20, "vit": ViT}
+
+
+def images(path, count=0, seed=None):
+    """The first images of a file, or a draw of them."""
     with gzip.open(path) as file:
-        raw = np.frombuffer(file.read(count * 3074 if count else -1), np.uint8).reshape(-1, 3074)
+        raw = np.frombuffer(file.read(), np.uint8).reshape(-1, 3074)
+    order = np.arange(len(raw)) if seed is None else np.random.default_rng(seed).permutation(len(raw))
+    raw = raw[order[: count or len(raw)]]
     x = torch.from_numpy(raw[:, 2:].copy()).reshape(-1, 3, 32, 32).float() / 255
     return (x - MEAN[:, None, None]) / STD[:, None, None], torch.from_numpy(raw[:, 1].astype(np.int64))
 
@@ -203,7 +220,165 @@ def by_layers(rows):
     return method
 
 
+def least_squares(gram, cross, kept, ridge=1e-6):
+    """Every row's least squares on its own support; rows with supports of like size at once."""
+    out = torch.zeros_like(cross)
+    sizes = kept.sum(1)
+    order = sizes.argsort()
+    first = 0
+    while first < len(order):
+        largest = int(sizes[order[min(first + 127, len(order) - 1)]].clamp(min=1))
+        rows = order[first : first + max(1, min(128, int(1e8) // largest**2))]
+        first += len(rows)
+        most = int(sizes[rows].max())
+        if most == 0:
+            continue
+        # Places of the non-zeros, filled up with others that the system holds at zero.
+        places = kept[rows].to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        real = kept[rows].gather(1, places)
+        system = gram[places[:, :, None], places[:, None, :]] * (real[:, :, None] & real[:, None, :])
+        system.diagonal(dim1=1, dim2=2).mul_(1 + ridge).add_((~real).double())
+        right = torch.where(real, cross[rows].gather(1, places), 0)
+        answer = torch.cholesky_solve(right[:, :, None], torch.linalg.cholesky_ex(system).L)[:, :, 0]
+        out[rows[:, None], places] = torch.where(real, answer, 0)
+    return out
+
+
+class Rows:
+    """One layer's least-squares problem: G, H, the original rows, and whether the last feature is the constant, which stays."""
+
+    def __init__(self, statistics, weights, constant, device):
+        samples, gram, cross, energy = statistics
+        if samples is None:
+            raise SystemExit("rivals that fit: expected more samples than 0.41 times the features of every layer")
+        self.gram, self.cross = (torch.from_numpy(part[0]).to(device) / samples for part in (gram, cross))
+        self.energy = float(energy.sum()) / samples
+        # A feature that is always zero has no weight and no equation.
+        size = self.gram.diagonal()
+        self.gram.diagonal().add_((size <= 0).double())
+        self.constant = constant
+        self.weights = weights.double().to(device)
+        if constant:
+            self.weights = torch.cat([self.weights, torch.zeros_like(self.weights[:, :1])], 1)
+        self.free = (size > 0) & (self.weights != 0)
+        self.held = torch.zeros_like(self.free)
+        if constant:
+            self.held[:, -1] = True
+
+    def largest(self, score, count):
+        """The support of the largest scores of a layer, constants beside it."""
+        score = torch.where(self.free, score, -1)
+        kept = torch.zeros_like(self.free)
+        kept.view(-1)[score.flatten().topk(min(count, int(self.free.sum()))).indices] = True
+        return kept | self.held
+
+    def above(self, score, least):
+        """The support of the scores from the least on."""
+        return (self.free & (score >= least)) | self.held
+
+    def count(self, kept):
+        return int(kept.sum()) - (len(kept) if self.constant else 0)
+
+
+def magnitude_support(rows, count=None, price=None):
+    """The largest weights: a number of them, or those above a threshold."""
+    size = rows.weights.abs()
+    return rows.above(size, price) if count is None else rows.largest(size, count)
+
+
+def admm_support(rows, count=None, price=None, steps=300, look=3):
+    """Cardinality by ADMM as ALPS does it: unit-norm features, a projection of the whole layer, ρ by the support's change."""
+    scale = rows.gram.diagonal().sqrt()
+    gram, cross, v = rows.gram / (scale[:, None] * scale), rows.cross / scale, rows.weights * scale
+    dual, rho, support, inverse = torch.zeros_like(v), 0.1, v != 0, None
+    eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    for step in range(steps):
+        if inverse is None:
+            inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram + rho * eye))
+        m = (cross + rho * (v - dual)) @ inverse + dual
+        least = None if price is None else (2 * price * rows.energy / rho) ** 0.5
+        kept = rows.largest(m.abs(), count) if least is None else rows.above(m.abs(), least)
+        v = torch.where(kept, m, 0)
+        dual = m - v
+        if step % look == look - 1:
+            changed = int((kept != support).sum()) / max(1, int(kept.sum()))
+            support = kept
+            if changed == 0:
+                break
+            growth = 1.3 if changed >= 0.1 else 1.2 if changed >= 0.005 else 1.1
+            rho, dual, inverse = rho * growth, dual / growth, None
+    return support
+
+
+def chosen_of_four(support_of, original, loader, held_out, target, copies):
+    """Equal shares and one criterion for all layers, each on the original's states and on its own."""
+    batches = Batches(loader, original, None, None, None)
+    found = find(original, batches)
+    choose(original, found, None, None)
+    device = next(original.parameters()).device
+
+    def source_of(module):
+        return Source(original, module, found, batches, positions=64, seed=0)
+
+    def statistics(source, blocks, own):
+        source.begin(blocks, source.samples(), own)
+        while source.step() is not None:
+            pass
+        pairs = zip(source.finish(), (source.trained[k] for k in blocks), strict=True)
+        return [Rows(s, source.weights(b), source.constant(b) is not None, device) for s, b in pairs]
+
+    flat = source_of(copies())
+    blocks = list(range(len(flat.trained)))
+    layers = statistics(flat, blocks, False)
+    sizes = [int((flat.weights(b) != 0).sum()) for b in flat.trained]
+    total = sum(int(p.count_nonzero()) for p in original.parameters())
+    stays = sum(sizes) - round(target * total)
+    uniform = [round(stays * size / sum(sizes)) for size in sizes]
+    # One criterion for all layers: its price by bisection on the logarithm.
+    low, high = -14.0, 1.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        counts = [rows.count(support_of(rows, price=10**middle)) for rows in layers]
+        low, high = (middle, high) if sum(counts) > stays else (low, middle)
+        if abs(sum(counts) - stays) < 1e-3 * total:
+            break
+    excess = sum(counts) - stays
+    shared = [max(1, round(c - excess * c / max(1, sum(counts)))) for c in counts]
+    with torch.no_grad():
+        wanted = torch.cat([original(x.to(device)).argmax(1) for x in held_out.split(500)])
+    tried = []
+    for name, counts in (("uniform", uniform), ("global", shared)):
+        for own in (False, True):
+            module = copies()
+            source = source_of(module)
+            for k in blocks:
+                rows = statistics(source, [k], True)[0] if own else layers[k]
+                new = least_squares(rows.gram, rows.cross, support_of(rows, count=counts[k]))
+                constant = new[:, -1] if rows.constant else None
+                new = new[:, :-1] if rows.constant else new
+                source.install(k, new.float().cpu().numpy(), None if constant is None else constant.float().cpu().numpy())
+            with torch.no_grad():
+                got = torch.cat([module(x.to(device)).argmax(1) for x in held_out.split(500)])
+            agreement = float((got == wanted).double().mean())
+            tried.append((agreement, name + (", cascade" if own else ""), module))
+    agreement, name, module = max(tried, key=lambda t: t[0])
+    return module, f"{name}, agrees on {100 * agreement:.2f} %"
+
+
 METHODS = {"magnitude": magnitude, "Wanda style": by_layers(wanda_rows), "SparseGPT style": by_layers(sparsegpt_rows)}
+FITTED = {"magnitude + refit": magnitude_support, "cardinality by ADMM (ALPS)": admm_support}
+HELD_OUT = 2000
+
+
+def flips_and_shifts(x):
+    """Every image mirrored or not and moved by up to four pixels, with zeros around it."""
+    samples, device = len(x), x.device
+    x = torch.where(torch.rand(samples, 1, 1, 1, device=device) < 0.5, x.flip(3), x)
+    padded = nn.functional.pad(x, (4, 4, 4, 4))
+    top, left = torch.randint(0, 9, (2, samples, 1), device=device)
+    rows, columns = (first + torch.arange(32, device=device) for first in (top, left))
+    sample, channel = torch.arange(samples, device=device)[:, None, None, None], torch.arange(3, device=device)[:, None, None]
+    return padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def to_sparsity(method, original, loader, target, copies):
@@ -217,7 +392,7 @@ def to_sparsity(method, original, loader, target, copies):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("network", choices=["resnet18", "vit"])
+    parser.add_argument("network", choices=list(NETWORKS))
     parser.add_argument("--model", required=True)
     parser.add_argument("--data", required=True, type=pathlib.Path)
     parser.add_argument("--samples", type=int, default=1000)
@@ -226,14 +401,20 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--cascade", default="layer")
     parser.add_argument("--epochs", type=int, default=0, help="of polish, which is fine-tuning without labels")
+    parser.add_argument("--augment", action="store_true", help="polish on flips and shifts")
+    parser.add_argument("--batch", type=int, default=100)
+    parser.add_argument("--seed", type=int, help="of a draw of the images, and of polish; without it the first images")
     parser.add_argument("--rivals", default=",".join(METHODS))
+    parser.add_argument("--ours", choices=["on", "off"], default="on")
     parser.add_argument("--json")
     given = parser.parse_args()
-    module = {"resnet18": ResNet18, "vit": ViT}[given.network]()
+    module = NETWORKS[given.network]()
     graph = onnx.load(given.model).graph
     module.load(graph)
     module.eval().to(given.device)
-    train, _ = images(given.data / "train.bin.gz", given.samples)
+    train, _ = images(given.data / "train.bin.gz", given.samples + HELD_OUT, given.seed)
+    train, held_out = train[: given.samples], train[given.samples :]
+    torch.manual_seed(given.seed or 0)
     x, y = images(given.data / "test.bin.gz", given.test)
     try:
         import onnxruntime
@@ -245,37 +426,57 @@ def main():
         assert np.abs(got - expected).max() < 1e-2 * np.abs(expected).max(), "the module is not the network of the file"
     except ImportError:
         pass
-    loader = list(train.split(100))
+    loader = list(train.to(given.device).split(given.batch))
     before = accuracy(module, x, y)
     print(f"baseline {before:.2f} % on {len(y)} test images", flush=True)
     lines = []
 
+    def write():
+        if given.json:
+            results = {"baseline": before, "test": len(y), "samples": given.samples, "seed": given.seed, "lines": lines}
+            pathlib.Path(given.json).write_text(json.dumps(results, indent=1))
+
     def fresh():
-        out = type(module)()
+        out = NETWORKS[given.network]()
         out.load(graph)
         return out.eval().to(given.device)
 
     for target in map(float, given.targets.split(",")):
         for name in filter(None, given.rivals.split(",")):
             begin = time.time()
-            sparse = to_sparsity(METHODS[name], module, loader, target, fresh)
-            lines.append((name, sparsity(sparse, module), accuracy(sparse, x, y) - before, time.time() - begin))
+            choice = ""
+            if name in FITTED:
+                sparse, choice = chosen_of_four(FITTED[name], module, loader, held_out, target, fresh)
+            else:
+                sparse = to_sparsity(METHODS[name], module, loader, target, fresh)
+            lines.append((name, sparsity(sparse, module), accuracy(sparse, x, y) - before, time.time() - begin, choice))
             print(*lines[-1], flush=True)
+            write()
+        if given.ours == "off":
+            continue
         begin = time.time()
         cascade = None if given.cascade == "none" else given.cascade
-        compressed = st.compress(module, loader, target_sparsity=target, cascade=cascade, bounds="off", progress="none")
+        compressed = st.compress(
+            module,
+            loader,
+            target_sparsity=target,
+            cascade=cascade,
+            bounds="off",
+            progress="none",
+            device=given.device,
+            seed=given.seed or 0,
+        )
         ours = compressed.module
-        lines.append(("simplicit", sparsity(ours, module), accuracy(ours, x, y) - before, time.time() - begin))
+        lines.append(("simplicit", sparsity(ours, module), accuracy(ours, x, y) - before, time.time() - begin, ""))
         print(*lines[-1], flush=True)
         if given.epochs:
             begin = time.time()
-            polished = st.polish(compressed, loader, epochs=given.epochs, progress="none")
+            augment = flips_and_shifts if given.augment else None
+            polished = st.polish(compressed, loader, epochs=given.epochs, augment=augment, progress="none")
             print(polished)
-            lines.append(("simplicit, fine-tuned (polish)", sparsity(ours, module), accuracy(ours, x, y) - before, time.time() - begin))
+            lines.append(("simplicit, fine-tuned (polish)", sparsity(ours, module), accuracy(ours, x, y) - before, time.time() - begin, ""))
             print(*lines[-1], flush=True)
-    if given.json:
-        results = {"baseline": before, "test": len(y), "samples": given.samples, "lines": lines}
-        pathlib.Path(given.json).write_text(json.dumps(results, indent=1))
+    write()
 
 
 if __name__ == "__main__":

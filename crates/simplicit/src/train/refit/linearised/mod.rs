@@ -320,7 +320,7 @@ impl Linearised {
         }
     }
 
-    /// The gradient of Σ v·y + c·z over the samples, one number per non-zero.
+    /// The gradient of Σ v·y + c·z over the samples, one number per non-zero whose weight changes.
     pub(in crate::train) fn backward(
         &self,
         weights: &Weights,
@@ -398,10 +398,15 @@ impl Linearised {
         }
     }
 
-    /// r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ at the non-zeros.
+    /// r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ at the non-zeros whose weights change, one after the other.
     pub(in crate::train) fn outer(&self, r: &Matrix<f32>, v: &Matrix<f32>, at: &Samples) -> Vec<f64> {
-        let mut dense = self.dense(&[]);
+        // A segment is a small part of a large model: matrices of the others are neither made nor read.
+        let mut dense: Weights = vec![Matrix::default(); self.shapes.len()];
         for sum in self.moved_sums() {
+            for number in sum.blocks.iter().map(|(number, _)| *number).chain([sum.constants]) {
+                let (rows, cols) = self.shapes[number];
+                dense[number] = Matrix::zeros(rows, cols);
+            }
             let cotangent = self.cotangent(sum, v, r);
             for (number, block) in &sum.blocks {
                 if !dense[*number].as_slice().is_empty() {
@@ -414,7 +419,21 @@ impl Linearised {
                 constants.zip(channels).for_each(|(total, units)| *total += units.iter().sum::<f32>());
             }
         }
-        self.entries.iter().map(|entry| f64::from(dense[entry.matrix].as_slice()[entry.at])).collect()
+        let entries = self.targets().into_iter().flat_map(|target| &self.entries[target.entries]);
+        entries.map(|entry| f64::from(dense[entry.matrix].as_slice()[entry.at])).collect()
+    }
+
+    /// Numbers of non-zeros whose weights change in the places that they have among all, zero between them.
+    pub(in crate::train) fn spread(&self, changing: &[f64]) -> Vec<f64> {
+        let mut out = vec![0.0; self.entries.len()];
+        let places = self.targets().into_iter().flat_map(|target| target.entries);
+        places.zip(changing).for_each(|(place, v)| out[place] = *v);
+        out
+    }
+
+    /// Number of non-zeros whose weights change.
+    pub(in crate::train) fn changing(&self) -> usize {
+        self.targets().iter().map(|target| target.entries.len()).sum()
     }
 
     /// Adds derivatives by the magnitudes of weights to those by the weights; constants have no magnitude here.

@@ -80,7 +80,7 @@ fn transposes(support: &Linearised, w: &[f64], at: &Samples, random: &mut Random
     let (dz, dy) = support.forward(&m, &support.dense(&change), at);
     let v = Matrix::from_fn(dy.rows(), dy.cols(), |_, _| random.normal() as f32);
     let c = Matrix::from_fn(dz.rows(), dz.cols(), |_, _| random.normal() as f32);
-    let gradient = support.backward(&m, &v, &c, at);
+    let gradient = support.spread(&support.backward(&m, &v, &c, at));
     let pairs = || v.as_slice().iter().zip(dy.as_slice()).chain(c.as_slice().iter().zip(dz.as_slice()));
     let expected: f64 = pairs().map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     let got: f64 = gradient.iter().zip(&change).map(|(g, c)| g * c).sum();

@@ -409,7 +409,7 @@ impl<'a> Problem<'a> {
     /// Minus the gradient of the objective of fitted samples.
     pub(super) fn descent(&self, at: &At, support: &Linearised, weights: &Weights) -> Result<Vec<f64>> {
         let (fitted, _) = self.counts();
-        let mut out = vec![0.0; support.entries().len()];
+        let mut out = vec![0.0; support.changing()];
         let work = |k: usize| {
             let (point, chunk) = (self.point(at, k)?, self.chunk(k)?);
             let (x, y) = (self.fitted_rows(k, &chunk.x), self.fitted_rows(k, &chunk.y));
@@ -429,7 +429,7 @@ impl<'a> Problem<'a> {
             Ok(support.backward(weights, &v, &c, &point.samples()))
         };
         self.sum(work, |part| out.iter_mut().zip(part).for_each(|(o, g)| *o -= g / fitted as f64))?;
-        Ok(out)
+        Ok(support.spread(&out))
     }
 
     /// The Gauss–Newton curvature of the objective of fitted samples times a direction.
@@ -442,7 +442,7 @@ impl<'a> Problem<'a> {
     ) -> Result<Vec<f64>> {
         let (fitted, _) = self.counts();
         let change = support.dense(direction);
-        let mut out = vec![0.0; direction.len()];
+        let mut out = vec![0.0; support.changing()];
         let work = |k: usize| {
             let point = self.point(at, k)?;
             let (dz, mut dy) = support.forward(weights, &change, &point.samples());
@@ -460,6 +460,6 @@ impl<'a> Problem<'a> {
             Ok(support.backward(weights, &dy, &c, &point.samples()))
         };
         self.sum(work, |part| out.iter_mut().zip(part).for_each(|(o, p)| *o += p / fitted as f64))?;
-        Ok(out)
+        Ok(support.spread(&out))
     }
 }
