@@ -202,7 +202,8 @@ impl ImplicitModel {
         Self::new(parts)
     }
 
-    /// As [`ImplicitModel::from_layers_scaled`] for a network that is a plain chain of linear layers and activations.
+    /// The model of a network that is a plain chain of linear layers and activations, after the paper's layered scaling: every W_ℓ is
+    /// divided by g = γ·max_ℓ ‖W_ℓ‖∞ and the bias of layer k (from 1) by gᵏ.
     pub fn from_network_scaled(network: &Network, gamma: f64) -> Result<Self> {
         let count = network.pre_activations().len();
         let layer = |k: usize, sum: &crate::network::PreActivation, name: &str, activation| {
