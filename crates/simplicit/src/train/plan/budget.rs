@@ -28,7 +28,7 @@ const MODEL_ENTRY: u64 = 12;
 
 /// Bytes of every weight of models that are ready to run, forwards and back: the blocks and their kernels, of the baseline and of a
 /// rough model beside it; and of every weight of the largest layer while it is laid out.
-const PREPARED: u64 = 24;
+const PREPARED: u64 = 32;
 const PREPARING: u64 = 40;
 /// Bytes of a state while row weights are computed: before and after its activation, its cotangent and a copy.
 const WEIGHED_STATE: u64 = 16;
