@@ -216,14 +216,7 @@ def export(name, sizes, more, exporter, path):
 
     torch.manual_seed(0)
     network = made(name).eval()
-    for module in network.modules():
-        if isinstance(module, (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)) and module.weight is not None:
-            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
-            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
-            torch.nn.init.uniform_(module.bias, -0.2, 0.2)
-        if isinstance(module, torch.nn.Linear) and not module.weight.any():
-            torch.nn.init.normal_(module.weight, std=0.05)
+    program.with_random_norms(network)
     count = 2 if exporter == "dynamo" else 1
     sample = torch.randint(1, more["tokens"], (count, *sizes)) if "tokens" in more else torch.zeros(count, *sizes)
     with torch.no_grad():
