@@ -59,15 +59,7 @@ def export(name, side, exporter, path):
     torch.backends.mha.set_fastpath_enabled(False)
     extra = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
     network = getattr(torchvision.models, name)(weights=None, **extra).eval()
-    for module in network.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
-            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
-            torch.nn.init.uniform_(module.bias, -0.2, 0.2)
-        if isinstance(module, torch.nn.Linear) and not module.weight.any():
-            # A head that starts at zero would make every output zero.
-            torch.nn.init.normal_(module.weight, std=0.05)
+    program.with_random_norms(network)
     sample = torch.zeros(1, 3, side, side)
     with torch.no_grad():
         if exporter == "dynamo":

@@ -71,6 +71,21 @@ def difference(ours, theirs):
     return float(abs(ours - theirs.reshape(ours.shape)).max() / abs(theirs).max())
 
 
+def with_random_norms(network):
+    """Random statistics and scales of batch norms, which start as identities; no layer that starts at zero."""
+    import torch
+
+    for module in network.modules():
+        if isinstance(module, (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)) and module.weight is not None:
+            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
+            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
+            torch.nn.init.uniform_(module.bias, -0.2, 0.2)
+        if isinstance(module, torch.nn.Linear) and not module.weight.any():
+            # A head that starts at zero would make every output zero.
+            torch.nn.init.normal_(module.weight, std=0.05)
+
+
 def choices(sizes, more):
     """What the file leaves open, as flags."""
     flags = []

@@ -30,36 +30,8 @@ TIMM = {
     "lcnet_050": (64, True),
     "tinynet_e": (64, True),
     "hardcorenas_a": (64, False),
-    "rexnet_100": (64, False),
-    "fbnetc_100": (64, False),
-    "mixnet_s": (64, False),
-    "repvgg_a0": (64, False),
-    "resnest14d": (64, False),
-    "skresnet18": (64, False),
-    "ecaresnet26t": (64, False),
-    "res2net50_14w_8s": (64, False),
-    "hrnet_w18_small": (64, False),
-    "dla46_c": (64, True),
-    "ese_vovnet19b_dw": (64, False),
-    "nf_regnet_b0": (64, False),
-    "inception_v4": (96, False),
-    "pnasnet5large": (64, False),
-    "convnextv2_atto": (64, False),
-    "poolformer_s12": (64, False),
-    "edgenext_xx_small": (64, True),
-    "mobilevit_xxs": (64, True),
     "efficientvit_b0": (64, True),
     "xcit_nano_12_p16_224": (64, True),
-    "crossvit_9_240": (64, False),
-    "cait_xxs24_224": (224, False),
-    "coat_tiny": (224, False),
-    "levit_128s": (224, False),
-    "mvitv2_tiny": (64, False),
-    "gcvit_xxtiny": (224, False),
-    "maxvit_pico_rw_256": (256, False),
-    "swinv2_tiny_window8_256": (256, False),
-    "gmlp_ti16_224": (224, False),
-    "resmlp_12_224": (224, False),
 }
 SMALL = {"vocab_size": 200, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64,
          "max_position_embeddings": 40, "num_labels": 3}
@@ -220,14 +192,7 @@ def export(name, sizes, more, exporter, path):
 
     torch.manual_seed(0)
     network = made(name).eval()
-    for module in network.modules():
-        if isinstance(module, (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)) and module.weight is not None:
-            torch.nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            torch.nn.init.uniform_(module.running_var, 0.5, 1.5)
-            torch.nn.init.uniform_(module.weight, 0.5, 1.5)
-            torch.nn.init.uniform_(module.bias, -0.2, 0.2)
-        if isinstance(module, torch.nn.Linear) and not module.weight.any():
-            torch.nn.init.normal_(module.weight, std=0.05)
+    program.with_random_norms(network)
     count = 2 if exporter == "dynamo" else 1
     sample = torch.randint(1, more["tokens"], (count, *sizes)) if "tokens" in more else torch.zeros(count, *sizes)
     with torch.no_grad():

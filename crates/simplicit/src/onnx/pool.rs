@@ -68,7 +68,7 @@ impl Importer<'_> {
         let sizes = &dims[2..];
         let global = node.op_type.starts_with("Global");
         let windows = if global { node.whole(sizes) } else { node.windows(&node.kernel(spatial)?, sizes)? };
-        self.pool_windows(node, value, windows)
+        self.pool_windows(node, value, windows, true)
     }
 
     /// A pooling of more than two axes, of which those that it does not move over become one with their neighbours. Nothing
@@ -78,7 +78,7 @@ impl Importer<'_> {
         if node.op_type.starts_with("Global") {
             let line = [sizes.iter().product()];
             let flat = self.reshape(value, &[samples, channels, line[0]])?;
-            let result = self.pool_windows(node, &flat, node.whole(&line))?;
+            let result = self.pool_windows(node, &flat, node.whole(&line), false)?;
             let ones = vec![1; sizes.len()];
             return self.reshape(&result, &[&[samples, channels], &ones[..]].concat()).map(Some);
         }
@@ -105,7 +105,7 @@ impl Importer<'_> {
             return Ok(None);
         }
         let flat = self.reshape(value, &shape)?;
-        let result = self.pool_windows(node, &flat, merged)?;
+        let result = self.pool_windows(node, &flat, merged, false)?;
         let mut out = dims.to_vec();
         for (k, size) in out[2..].iter_mut().enumerate().filter(|(k, _)| moves(*k)) {
             let padded = *size + windows.padding[k][0] + windows.padding[k][1] + windows.beyond[k];
@@ -115,13 +115,15 @@ impl Importer<'_> {
         self.reshape(&result, &out).map(Some)
     }
 
-    fn pool_windows(&mut self, node: &NodeProto, value: &Value, windows: Windows) -> Result<Value> {
+    /// `of_map` says that the axes are those of a feature map; merged ones are not, and a pooling of maps would take them for it.
+    fn pool_windows(&mut self, node: &NodeProto, value: &Value, windows: Windows, of_map: bool) -> Result<Value> {
         let dims = self.dims(value);
         let (sizes, spatial) = (&dims[2..], windows.kernel.len());
         let global = node.op_type.starts_with("Global");
         let maximum = node.op_type.ends_with("MaxPool");
         let count_padding = node.int("count_include_pad", 0) != 0;
-        let plain = dims[0] == 1
+        let plain = of_map
+            && dims[0] == 1
             && matches!(value, Value::Node(_))
             && windows.dilation.iter().all(|&d| d == 1)
             && windows.beyond.iter().all(|&b| b == 0)
