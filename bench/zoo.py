@@ -239,7 +239,8 @@ def table(rows):
         found = [row[exporter].get("error") or shown(row[exporter], "difference", "{:.1e}") for exporter in EXPORTERS]
         first = next((row[exporter] for exporter in EXPORTERS if "parameters" in row[exporter]), {})
         exported = [program.refused(row.get(f"{kind}_error")) or shown(row, f"{kind}_difference", "{:.1e}") for kind in ("export", "plain")]
-        lines.append([name, " × ".join(map(str, row["sizes"])), shown(first, "parameters", "{:,}"), *found, program.trained(row), *exported])
+        sizes = " × ".join(map(str, row["sizes"]))
+        lines.append([name, sizes, shown(first, "parameters", "{:,}"), *found, program.trained(row), *exported])
     return page.table(head, lines)
 
 
