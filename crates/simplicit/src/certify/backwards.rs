@@ -440,7 +440,7 @@ mod tests {
     fn coefficients_are_those_of_the_definition() {
         let mut r = Random::new(23);
         let (mut dense, mut sparse, mut grouped) = (0, 0, 0);
-        for round in 0..60 {
+        for round in 0..90 {
             let side = 4 + r.below(4);
             let input = MapShape { channels: 1 + r.below(12), height: side, width: side + 1 };
             let window = Window {
