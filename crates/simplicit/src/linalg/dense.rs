@@ -78,13 +78,13 @@ pub fn gemm<T: Scalar + ComplexField>(
 }
 
 /// Adds FᵀF to the lower triangle of the d × d matrix `gram` (the rest is left alone), F having d columns.
-pub(crate) fn gram_lower(gram: &mut Matrix, f: &Matrix) {
-    let d = f.cols();
+pub(crate) fn gram_lower<T: Scalar>(gram: &mut Matrix<T>, f: View<'_, T>) {
+    let d = f.cols;
     assert_eq!((gram.rows(), gram.cols()), (d, d));
-    if d == 0 || f.rows() == 0 {
+    if f.is_empty() {
         return;
     }
-    let f = faer_view(f.view());
+    let f = faer_view(f);
     triangular::matmul(
         MatMut::from_row_major_slice_mut(gram.as_mut_slice(), d, d),
         triangular::BlockStructure::TriangularLower,
@@ -93,7 +93,7 @@ pub(crate) fn gram_lower(gram: &mut Matrix, f: &Matrix) {
         triangular::BlockStructure::Rectangular,
         f,
         triangular::BlockStructure::Rectangular,
-        1.0,
+        T::from_f64(1.0),
         Par::Seq,
     );
 }
@@ -306,7 +306,7 @@ mod tests {
     fn gram_cholesky_and_eigen_agree() {
         let f = random(60, 40, 3);
         let mut g = Matrix::zeros(40, 40);
-        gram_lower(&mut g, &f);
+        gram_lower(&mut g, f.view());
         let mut chol = Cholesky::with_capacity(10);
         let full = Matrix::from_fn(40, 40, |i, j| g[(i.max(j), i.min(j))]);
         assert!(chol.factor(40, |a| a.copy_from_slice(full.as_slice())));

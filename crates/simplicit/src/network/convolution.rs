@@ -4,7 +4,7 @@ use super::phases::Phases;
 use super::shape::Window;
 use crate::kernels::{Cost, Finish, Grid, GridWeights, Instructions};
 use crate::layout::MapShape;
-use crate::linalg::{Matrix, View, gemm};
+use crate::linalg::{Matrix, Scalar, View, gemm};
 
 /// Values in a block of columns, where windows are copied: small enough for the second-level cache.
 const BLOCK: usize = 1 << 16;
@@ -75,7 +75,7 @@ impl Convolution {
     }
 
     /// The column of one output position: every tap's value, zero on the padding.
-    pub(crate) fn window_at(self, x: &[f32], position: usize, out: &mut [f64]) {
+    pub(crate) fn window_at<T: Scalar>(self, x: &[f32], position: usize, out: &mut [T]) {
         let Self { input, output, window } = self;
         let [kernel_height, kernel_width] = window.kernel;
         let top = position / output.width * window.stride[0];
@@ -89,7 +89,7 @@ impl Convolution {
         let rows = inside(top, window.padding[0], input.height, kernel_height, down);
         let columns = inside(left, window.padding[1], input.width, kernel_width, right);
         if rows.len() < kernel_height || columns.len() < kernel_width {
-            out.fill(0.0);
+            out.fill(T::default());
         }
         if rows.is_empty() || columns.is_empty() {
             return;
@@ -101,7 +101,7 @@ impl Convolution {
                 let from = (c * input.height + iy) * input.width + ix;
                 let to = (c * kernel_height + dy) * kernel_width + columns.start;
                 for (out, x) in out[to..to + columns.len()].iter_mut().zip(x[from..].iter().step_by(right)) {
-                    *out = f64::from(*x);
+                    *out = T::from_f64(f64::from(*x));
                 }
             }
         }

@@ -20,6 +20,7 @@
 //! smaller, and solving with it costs less than with a d × d one. G is then computed when it is first asked for.
 
 mod bytes;
+mod single;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ use crate::backend::cuda::Sums;
 use crate::linalg::{Matrix, gemm, gram_lower};
 use crate::{Error, Result};
 
+pub(crate) use single::SINGLE;
 pub use stream::Tree;
 pub(crate) use stream::features_and_targets;
 pub(crate) use wide::{WIDE, bytes as wide_bytes};
@@ -109,7 +111,7 @@ fn shifted(range: std::ops::Range<usize>, by: usize) -> std::ops::Range<usize> {
 fn gram_of(features: &Matrix) -> Matrix {
     let d = features.cols();
     let mut gram = Matrix::zeros(d, d);
-    gram_lower(&mut gram, features);
+    gram_lower(&mut gram, features.view());
     mirror(&mut gram);
     gram
 }

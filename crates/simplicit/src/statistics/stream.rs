@@ -43,6 +43,22 @@ impl Statistics {
         threads: Threads,
         cancel: &Cancel,
         read: impl Fn(Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
+        progress: impl FnMut(usize),
+    ) -> Result<Self> {
+        let leaf = |range| {
+            let (features, targets) = read(range)?;
+            if are_few(all, features.cols()) { Self::of_few(features, &targets) } else { Self::of(&features, &targets) }
+        };
+        Self::stream_leaves(samples, piece, threads, cancel, leaf, progress)
+    }
+
+    /// The same from the statistics of every block of samples.
+    pub(crate) fn stream_leaves(
+        samples: usize,
+        piece: usize,
+        threads: Threads,
+        cancel: &Cancel,
+        leaf: impl Fn(Range<usize>) -> Result<Self> + Sync,
         mut progress: impl FnMut(usize),
     ) -> Result<Self> {
         let leaves: Vec<Vec<Range<usize>>> = cuts(samples, piece)
@@ -56,12 +72,7 @@ impl Statistics {
             leaves.len(),
             |k| {
                 cancel.check()?;
-                let (features, targets) = read(leaves[k].clone())?;
-                if are_few(all, features.cols()) {
-                    Self::of_few(features, &targets)
-                } else {
-                    Self::of(&features, &targets)
-                }
+                leaf(leaves[k].clone())
             },
             |k, leaf| {
                 let end = leaves[k].end;

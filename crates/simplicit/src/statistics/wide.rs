@@ -1,13 +1,13 @@
 //! Sums of products over many features, in one d × d matrix whatever the number of samples, on all threads at once.
 //!
 //! The matrix is cut into tiles, and every tile adds its blocks of samples in order: the bits do not depend on the number
-//! of threads. Features are single-precision values; their products are summed in single precision over [`CHUNK`]
-//! samples and in double precision from there on, which costs half of double precision throughout. An entry is then off by
-//! some 1e-7 of √(G_ii·G_jj) at most, far below the ridge of every problem that reads it.
+//! of threads. Products are summed in single precision over [`CHUNK`] samples and in double precision from there on
+//! ([`super::single`]).
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use super::single::{CHUNK, squares};
 use super::{Form, Statistics, Tree, shifted};
 use crate::linalg::{Matrix, View, gemm};
 use crate::parallel::{self, Cancel, Threads};
@@ -15,8 +15,6 @@ use crate::{Error, Result};
 
 /// Rows and columns of a tile.
 const TILE: usize = 384;
-/// Samples whose products are summed in single precision.
-const CHUNK: usize = 256;
 /// Chunks that are read before their products are added: one for every thread of most machines.
 const CHUNKS: usize = 8;
 
@@ -84,7 +82,7 @@ impl Statistics {
         shape: [usize; 2],
         threads: Threads,
         cancel: &Cancel,
-        read: impl Fn(Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
+        read: impl Fn(Range<usize>) -> Result<(Matrix<f32>, Matrix)> + Sync,
         mut progress: impl FnMut(usize),
     ) -> Result<Self> {
         let mut tree = Tree::default();
@@ -101,7 +99,7 @@ impl Statistics {
         [features, targets]: [usize; 2],
         threads: Threads,
         cancel: &Cancel,
-        read: impl Fn(Range<usize>) -> Result<(Matrix, Matrix)> + Sync,
+        read: impl Fn(Range<usize>) -> Result<(Matrix<f32>, Matrix)> + Sync,
         mut progress: impl FnMut(usize),
     ) -> Result<Self> {
         let tiles = tiles(features, targets);
@@ -117,11 +115,8 @@ impl Statistics {
                 }
                 f.require_finite("features", 0)?;
                 t.require_finite("targets", 0)?;
-                let mut squares = vec![0.0; targets];
-                for i in 0..t.rows() {
-                    squares.iter_mut().zip(t.row(i)).for_each(|(e, t)| *e += t * t);
-                }
-                Ok((f.cast::<f32>(), t.cast::<f32>(), squares))
+                let squares = squares(&t);
+                Ok((f, t.cast::<f32>(), squares))
             })?;
             let mut pairs = Vec::with_capacity(chunks.len());
             for (f, t, squares) in chunks {
@@ -169,7 +164,7 @@ mod tests {
         let rows =
             |m: &Matrix, range: Range<usize>| Matrix::from_fn(range.len(), m.cols(), |i, j| m[(range.start + i, j)]);
         let wide = |threads, piece| {
-            let read = |range: Range<usize>| Ok((rows(&f, range.clone()), rows(&t, range)));
+            let read = |range: Range<usize>| Ok((rows(&f, range.clone()).cast(), rows(&t, range)));
             let cancel = Cancel::new();
             Statistics::stream_wide(m, piece, [d, r], Threads::new(threads), &cancel, read, |_| {}).unwrap()
         };
@@ -178,29 +173,15 @@ mod tests {
         // Pieces on their own, in pairs as a worker has them.
         let mut tree = Tree::default();
         for first in (0..m).step_by(2000) {
-            let read =
-                |range: Range<usize>| Ok((rows(&f, shifted(range.clone(), first)), rows(&t, shifted(range, first))));
+            let read = |range: Range<usize>| {
+                Ok((rows(&f, shifted(range.clone(), first)).cast(), rows(&t, shifted(range, first))))
+            };
             let (count, cancel) = (2000.min(m - first), Cancel::new());
             tree.push(Statistics::stream_wide(count, 1000, [d, r], Threads::one(), &cancel, read, |_| {}).unwrap())
                 .unwrap();
         }
         assert_eq!(got, tree.finish().unwrap());
-        let exact = Statistics::of(&f, &t).unwrap();
-        assert_eq!(got.samples(), m);
-        for i in 0..d {
-            for j in 0..d {
-                let size = (exact.gram()[(i, i)] * exact.gram()[(j, j)]).sqrt();
-                let off = (got.gram()[(i, j)] - exact.gram()[(i, j)]).abs();
-                assert!(off <= 2e-7 * size, "{i}, {j}: off by {off:e} of {size}");
-            }
-        }
-        for k in 0..r {
-            assert!((got.energy(k) - exact.energy(k)).abs() <= 1e-12 * exact.energy(k));
-            for j in 0..d {
-                let size = (exact.energy(k) * exact.gram()[(j, j)]).sqrt();
-                assert!((got.cross(k)[j] - exact.cross(k)[j]).abs() <= 2e-7 * size);
-            }
-        }
+        super::super::single::tests::assert_close(&got, &Statistics::of(&f, &t).unwrap());
         let wrong = |_: Range<usize>| Ok((Matrix::zeros(1, 2), Matrix::zeros(1, 1)));
         assert!(Statistics::stream_wide(1, 1, [3, 1], Threads::one(), &Cancel::new(), wrong, |_| {}).is_err());
     }

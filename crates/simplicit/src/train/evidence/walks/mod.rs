@@ -3,19 +3,20 @@
 
 mod device;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
 use crate::backend;
 use crate::equilibrium::{LayerSum, Sum};
 use crate::layout::{Layout, MapShape};
-use crate::linalg::Matrix;
+use crate::linalg::{Matrix, Scalar};
 use crate::memory::{Block, Pile, Room};
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
 use crate::parallel;
 use crate::states::StateSource;
-use crate::statistics::{BLOCK, Statistics, WIDE, are_few};
+use crate::statistics::{BLOCK, SINGLE, Statistics, WIDE, are_few};
 use crate::train::evidence::device_walk::{Chunks, Gpu};
 use crate::train::evidence::positions::{Chosen, per_sample};
 use crate::train::evidence::walk::{Layers, Reader, SAMPLES, Walk, activated, operand};
@@ -292,77 +293,47 @@ impl<'a> Walks<'a> {
     }
 
     fn statistics_on_cpu(&self, settings: &TrainSettings, group: &Group, run: &mut Run) -> Result<Statistics> {
+        let Targets::Host(known) = &self.targets else {
+            return Err(crate::Error::shape("targets", "on the host", "on the device"));
+        };
         let walk = self.own.as_ref().unwrap_or(&self.baseline);
-        let (d, rows) = (group.features(), group.rows.len());
         let chosen = Chosen::new(settings, group, self.all, self.seed, self.layers_done);
         let total = walk.samples() * chosen.per_sample;
         let (all, piece) = (self.all * chosen.per_sample, PIECE * chosen.per_sample);
-        let residuals = self.residuals(group);
-        let Targets::Host(known_targets) = &self.targets else {
-            return Err(crate::Error::shape("targets", "on the host", "on the device"));
-        };
-        let read = |range: std::ops::Range<usize>| {
-            let mut features = Matrix::zeros(range.len(), d);
-            let mut targets = Matrix::zeros(range.len(), rows);
-            let mut room = Vec::new();
-            let images = range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample);
-            let mut values = walk.reader(images.clone());
-            let mut known: Option<(usize, Block)> = None;
-            for image in images {
-                let first = image * chosen.per_sample;
-                let positions = chosen.of(self.first + image);
-                let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
-                let here = &positions[span.start - first..span.end - first];
-                let at = span.start - range.start;
-                self.fill_features(&mut values, group, image, here, at, &mut features, &mut room)?;
-                let block = image / SAMPLES;
-                let known = match &mut known {
-                    Some((number, found)) if *number == block => found,
-                    other => &mut other.insert((block, known_targets.get(block)?)).1,
-                };
-                let start = (image % SAMPLES) * chosen.per_sample + span.start - first;
-                for k in 0..here.len() {
-                    let row = targets.row_mut(at + k).iter_mut();
-                    row.zip(&known.row(start + k)[group.first_row..]).for_each(|(t, z)| *t = f64::from(*z));
-                }
-                for block in &residuals {
-                    let x = operand(values.sample(block.source, image)?, &block.maps, &mut room);
-                    for (k, position) in here.iter().enumerate() {
-                        let row = targets.row_mut(at + k).iter_mut().enumerate();
-                        row.for_each(|(c, t)| {
-                            let unit = (group.first_row + c) * group.positions + position;
-                            *t -= f64::from(block.unit_factor(unit) * x[unit]);
-                        });
-                    }
-                }
-            }
-            Ok((features, targets))
-        };
+        let (d, rows) = (group.features(), group.rows.len());
+        let gather = Gather { walks: self, walk, group, chosen, known, residuals: self.residuals(group) };
         let (threads, cancel) = (run.threads, run.cancel);
         let mut progress = |done| (run.progress)(Progress::Samples { group: group.name.clone(), done, total });
         let few = are_few(all, d);
         if !few && let Some(cuda) = backend::gpu(settings.work.device, BLOCK as f64 * (d * d) as f64)? {
-            let sums = Statistics::stream_on(cuda, total, threads, cancel, read, &mut progress);
+            let sums = Statistics::stream_on(cuda, total, threads, cancel, |range| gather.read(range), &mut progress);
             if let Some(statistics) = backend::or_cpu(settings.work.device, sums)? {
                 return Ok(statistics);
             }
         }
-        if d >= WIDE && !few {
-            return Statistics::stream_wide(total, piece, [d, rows], threads, cancel, read, progress);
+        if few || d < SINGLE {
+            return Statistics::stream_pieces(total, piece, all, threads, cancel, |range| gather.read(range), progress);
         }
-        Statistics::stream_pieces(total, piece, all, threads, cancel, read, progress)
+        if d >= WIDE {
+            return Statistics::stream_wide(total, piece, [d, rows], threads, cancel, |r| gather.read(r), progress);
+        }
+        let leaf = |range| {
+            let (features, targets) = gather.read(range)?;
+            Statistics::of_single(&features, &targets)
+        };
+        Statistics::stream_leaves(total, piece, threads, cancel, leaf, progress)
     }
 
     /// The features of some positions of an image into rows `at..` of the block.
     #[allow(clippy::too_many_arguments)]
-    fn fill_features(
+    fn fill_features<T: Scalar>(
         &self,
         values: &mut Reader,
         group: &Group,
         image: usize,
         positions: &[usize],
         at: usize,
-        features: &mut Matrix,
+        features: &mut Matrix<T>,
         room: &mut Vec<f32>,
     ) -> Result<()> {
         let layout = layout(self.input);
@@ -374,7 +345,7 @@ impl<'a> Walks<'a> {
                     let mut slots = features.row_mut(at)[first..].iter_mut();
                     for (source, units) in by_source(layout, columns) {
                         let x = values.sample(source, image)?;
-                        slots.by_ref().zip(units).for_each(|(slot, unit)| *slot = f64::from(x[unit]));
+                        slots.by_ref().zip(units).for_each(|(slot, unit)| *slot = T::from_f64(f64::from(x[unit])));
                     }
                     first += columns.len();
                 }
@@ -391,7 +362,7 @@ impl<'a> Walks<'a> {
                     first += columns;
                 }
                 Segment::Constant => {
-                    (0..positions.len()).for_each(|k| features[(at + k, first)] = 1.0);
+                    (0..positions.len()).for_each(|k| features[(at + k, first)] = T::from_f64(1.0));
                     first += 1;
                 }
             }
@@ -433,6 +404,60 @@ impl<'a> Walks<'a> {
         self.layers_done += 1;
         self.entered = None;
         Ok(())
+    }
+}
+
+/// Features and targets of one group at the chosen positions.
+struct Gather<'a, 'w> {
+    walks: &'a Walks<'w>,
+    walk: &'a Walk<'w>,
+    group: &'a Group,
+    chosen: Chosen,
+    /// The baseline's pre-activations at the chosen positions.
+    known: &'a Pile,
+    /// What a target leaves out: the residual sums of the layer, which have no weights.
+    residuals: Vec<&'w TapBlock>,
+}
+
+impl Gather<'_, '_> {
+    /// Of some samples (positions of an image one after the other), one a row.
+    fn read<T: Scalar>(&self, range: Range<usize>) -> Result<(Matrix<T>, Matrix)> {
+        let Self { walks, walk, group, chosen, .. } = self;
+        let mut features = Matrix::zeros(range.len(), group.features());
+        let mut targets = Matrix::zeros(range.len(), group.rows.len());
+        let mut room = Vec::new();
+        let images = range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample);
+        let mut values = walk.reader(images.clone());
+        let mut known: Option<(usize, Block)> = None;
+        for image in images {
+            let first = image * chosen.per_sample;
+            let positions = chosen.of(walks.first + image);
+            let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
+            let here = &positions[span.start - first..span.end - first];
+            let at = span.start - range.start;
+            walks.fill_features(&mut values, group, image, here, at, &mut features, &mut room)?;
+            let block = image / SAMPLES;
+            let known = match &mut known {
+                Some((number, found)) if *number == block => found,
+                other => &mut other.insert((block, self.known.get(block)?)).1,
+            };
+            let start = (image % SAMPLES) * chosen.per_sample + span.start - first;
+            for k in 0..here.len() {
+                let row = targets.row_mut(at + k).iter_mut();
+                row.zip(&known.row(start + k)[group.first_row..]).for_each(|(t, z)| *t = f64::from(*z));
+            }
+            for block in &self.residuals {
+                let x = operand(values.sample(block.source, image)?, &block.maps, &mut room);
+                for (k, position) in here.iter().enumerate() {
+                    let row = targets.row_mut(at + k).iter_mut().enumerate();
+                    row.for_each(|(c, t)| {
+                        let unit = (group.first_row + c) * group.positions + position;
+                        *t -= f64::from(block.unit_factor(unit) * x[unit]);
+                    });
+                }
+            }
+        }
+        Ok((features, targets))
     }
 }
 
