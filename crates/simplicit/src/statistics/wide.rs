@@ -181,7 +181,7 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(got, tree.finish().unwrap());
-        super::super::single::tests::assert_close(&got, &Statistics::of(&f, &t).unwrap());
+        super::super::single::tests::assert_close(&got, &Statistics::of(&f, &t).unwrap(), 2e-7);
         let wrong = |_: Range<usize>| Ok((Matrix::zeros(1, 2), Matrix::zeros(1, 1)));
         assert!(Statistics::stream_wide(1, 1, [3, 1], Threads::one(), &Cancel::new(), wrong, |_| {}).is_err());
     }
