@@ -32,7 +32,7 @@ use crate::backend::cuda::Sums;
 use crate::linalg::{Matrix, gemm, gram_lower};
 use crate::{Error, Result};
 
-pub(crate) use single::SINGLE;
+pub(crate) use single::are_single;
 pub use stream::Tree;
 pub(crate) use stream::features_and_targets;
 pub(crate) use wide::{WIDE, bytes as wide_bytes};

@@ -9,10 +9,17 @@ use super::{Form, Statistics, mirror};
 use crate::linalg::{Matrix, View, gemm, gram_lower};
 use crate::{Error, Result};
 
-/// Features from which on this is the way to sum; with fewer the products are not what costs time.
-pub(crate) const SINGLE: usize = 128;
+/// Features from which on this is the way to sum, and samples for each of them: with fewer of either the sums are not what
+/// costs time, and with few samples G is nearly singular, so that its last digits are read.
+const FEATURES: usize = 128;
+const SAMPLES_PER_FEATURE: usize = 4;
 /// Samples whose products are summed in single precision.
 pub(super) const CHUNK: usize = 256;
+
+/// Whether products of so many samples and features are summed this way.
+pub(crate) fn are_single(samples: usize, features: usize) -> bool {
+    features >= FEATURES && samples >= SAMPLES_PER_FEATURE * features
+}
 
 /// Σ t² of every target, one sample a row.
 pub(super) fn squares(targets: &Matrix) -> Vec<f64> {

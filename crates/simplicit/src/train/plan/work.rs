@@ -1,7 +1,7 @@
 //! What a pass over all groups costs, in multiply-adds of single precision: for an estimate of what is left.
 
 use crate::solver::CardinalitySettings;
-use crate::statistics::{SINGLE, are_few};
+use crate::statistics::{WIDE, are_few, are_single};
 use crate::train::evidence::positions::samples_of;
 use crate::train::plan::{Group, Plan, Segment};
 use crate::train::rows::group::SURVEY_STRATA;
@@ -38,7 +38,8 @@ fn of_group(group: &Group, images: usize, settings: &TrainSettings, kind: Kind) 
     // Baseline and model run through the layer; the model's weights are fewer.
     let walk = 1.5 * images as f64 * group.positions as f64 * r * d;
     // Double precision counts twice.
-    let single = group.features() >= SINGLE && group.segments.iter().any(|s| matches!(s, Segment::Taps { .. }));
+    let taps = group.segments.iter().any(|s| matches!(s, Segment::Taps { .. }));
+    let single = group.features() >= WIDE || taps && are_single(samples, group.features());
     let sums = if few { 0.0 } else { m * d * (d / 2.0 + r) * if single { 1.0 } else { 2.0 } };
     let kept = few.then_some(m);
     let splitting = |rows: f64| splitting(d, rows, kept, &settings.rows.cardinality);

@@ -16,7 +16,7 @@ use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
 use crate::parallel;
 use crate::states::StateSource;
-use crate::statistics::{BLOCK, SINGLE, Statistics, WIDE, are_few};
+use crate::statistics::{BLOCK, Statistics, WIDE, are_few, are_single};
 use crate::train::evidence::device_walk::{Chunks, Gpu};
 use crate::train::evidence::positions::{Chosen, per_sample};
 use crate::train::evidence::walk::{Layers, Reader, SAMPLES, Walk, activated, operand};
@@ -311,11 +311,11 @@ impl<'a> Walks<'a> {
                 return Ok(statistics);
             }
         }
-        if few || d < SINGLE {
-            return Statistics::stream_pieces(total, piece, all, threads, cancel, |range| gather.read(range), progress);
-        }
-        if d >= WIDE {
+        if d >= WIDE && !few {
             return Statistics::stream_wide(total, piece, [d, rows], threads, cancel, |r| gather.read(r), progress);
+        }
+        if !are_single(all, d) {
+            return Statistics::stream_pieces(total, piece, all, threads, cancel, |range| gather.read(range), progress);
         }
         let leaf = |range| {
             let (features, targets) = gather.read(range)?;
