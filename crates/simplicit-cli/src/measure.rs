@@ -18,9 +18,9 @@ use crate::progress::Watcher;
 const CHUNK: usize = 4096;
 /// Samples a thread of a network takes at a time.
 const BLOCK: usize = 256;
-/// Samples that are timed, how often, and when it is enough.
-const TIMED: usize = 10_000;
-const TURNS: usize = 5;
+/// Samples that are timed, at least and at most; how often, at least and at most; and the time after which it is enough.
+const TIMED: [usize; 2] = [64, 10_000];
+const TURNS: [usize; 2] = [3, 5];
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The outputs of all samples, one a row, in the units of the network that everything started from.
@@ -140,22 +140,23 @@ impl<'a> Runner<'a> {
             let model = ImplicitModel::from_network(network)?;
             return Runner::of_model(&model, *threads)?.milliseconds(inputs, cancel);
         }
-        let few = inputs.rows(0..inputs.samples().min(BLOCK))?;
+        let few = inputs.rows(0..inputs.samples().min(TIMED[0]))?;
         let start = Instant::now();
         self.batch(&few)?;
-        // A few hundred samples are enough, and one turn must not take longer than the time there is: a convolution is slow.
+        // So many samples that several turns fit into the time there is: other work on the machine spoils a single one.
         let each = start.elapsed().as_secs_f64() / few.rows().max(1) as f64;
-        let enough = ((PATIENCE.as_secs_f64() / each.max(1e-9)) as usize).max(BLOCK);
-        let u = inputs.rows(0..inputs.samples().min(TIMED).min(enough))?;
+        let turn = PATIENCE.as_secs_f64() / TURNS[1] as f64;
+        let enough = ((turn / each.max(1e-9)) as usize).clamp(TIMED[0], TIMED[1]);
+        let u = inputs.rows(0..inputs.samples().min(enough))?;
         let begin = Instant::now();
         self.batch(&u)?;
         let mut best = f64::INFINITY;
-        for _ in 0..TURNS {
+        for done in 1..=TURNS[1] {
             cancel.check()?;
             let start = Instant::now();
             self.batch(&u)?;
             best = best.min(start.elapsed().as_secs_f64());
-            if begin.elapsed() > PATIENCE {
+            if done >= TURNS[0] && begin.elapsed() > PATIENCE {
                 break;
             }
         }
