@@ -6,34 +6,35 @@ use super::svg::{Axis, Plot, Point};
 use super::text::{escape, fixed, percent};
 use super::{Input, figure as framed};
 
-/// Accuracies over ε, from `attack --json` and `certify --json`. Lists belong to `epsilon` in order.
+/// Accuracies over ε, from `attack --json` and `certify --json`. Each list has one value per ε, in the order of
+/// `epsilon`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Robustness {
-    /// Share of samples right without any change.
+    /// Share of samples that are classified correctly without any change.
     pub clean: f64,
-    /// Curves in the order they are to be explained.
+    /// The curves, in the order in which the page explains them.
     pub curves: Vec<RobustnessCurve>,
     /// How ε is measured.
     pub norm: Norm,
 }
 
-/// One curve.
+/// One curve: accuracies over ε.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RobustnessCurve {
-    /// Which.
+    /// What the curve shows.
     pub kind: RobustnessKind,
-    /// (ε in raw·scale units, accuracy).
+    /// Pairs of ε (in raw·scale units) and accuracy.
     pub points: Vec<(f64, f64)>,
 }
 
-/// What a curve shows.
+/// The attack or bound that a curve belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RobustnessKind {
     /// Attacks along the baseline's gradient.
     Transfer,
     /// Attacks along the model's own gradient, and everything weaker.
     WhiteBox,
-    /// Proved.
+    /// Accuracy that is proved.
     Certified,
 }
 
