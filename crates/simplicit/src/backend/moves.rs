@@ -82,7 +82,7 @@ impl Inverse {
         Some(Self { set, rows, weights })
     }
 
-    /// What it costs to be without the entry at a place of the set.
+    /// How much the cost rises if the entry at a place of the set leaves.
     fn cost(&self, at: usize) -> f64 {
         0.5 * self.weights[at] * self.weights[at] / self.rows[at][at]
     }
