@@ -89,7 +89,7 @@ impl Importer<'_> {
         self.mixed(weights, values, rank)
     }
 
-    /// Values under the weights of attention, in the form in which the queries came.
+    /// The values, averaged with the weights of attention, in the form in which the queries were given.
     fn mixed(&mut self, weights: Value, values: Value, rank: usize) -> Result<Value> {
         let out = self.structure(Structure::MatMul, &[weights, values])?;
         if rank == 4 {

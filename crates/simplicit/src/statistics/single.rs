@@ -1,6 +1,6 @@
-//! Sums of products of single-precision features: in single precision over [`CHUNK`] samples, in double precision from there
-//! on. That costs half of double precision throughout, and an entry is off by some 1e-7 of √(G_ii·G_jj) at most, far below the
-//! ridge of every problem that reads it.
+//! Sums of products of single-precision features: in single precision within [`CHUNK`] samples, in double precision
+//! between these chunks. That costs half as much as double precision throughout, and the error of an entry is at most
+//! about 1e-7·√(G_ii·G_jj), far below the ridge of every problem that reads it.
 
 use std::ops::Range;
 
@@ -8,12 +8,13 @@ use super::{Form, Statistics, mirror};
 use crate::linalg::{Matrix, View, gemm, gram_lower};
 use crate::{Error, Result};
 
-/// Features from which on this is the way to sum; with fewer the products are not what costs time.
+/// From this many features on, sums are computed in this way; with fewer features the products take little of the
+/// time.
 pub(crate) const SINGLE: usize = 128;
 /// Samples whose products are summed in single precision.
 pub(super) const CHUNK: usize = 256;
 
-/// Σ t² of every target, one sample a row.
+/// Σ t² of every target; `targets` has one sample per row.
 pub(super) fn squares(targets: &Matrix) -> Vec<f64> {
     let mut out = vec![0.0; targets.cols()];
     for i in 0..targets.rows() {
@@ -28,7 +29,7 @@ fn part<'a>(m: &'a Matrix<f32>, rows: &Range<usize>) -> View<'a, f32> {
 }
 
 impl Statistics {
-    /// Of some samples: features and targets with one sample a row.
+    /// The statistics of some samples: features and targets with one sample per row.
     pub(crate) fn of_single(features: &Matrix<f32>, targets: &Matrix) -> Result<Self> {
         let (d, r, samples) = (features.cols(), targets.cols(), features.rows());
         if targets.rows() != samples {
@@ -59,7 +60,7 @@ pub(super) mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Sums of single-precision features beside those in double precision throughout.
+    /// Compares sums of single-precision features with those in double precision throughout.
     pub(in super::super) fn assert_close(got: &Statistics, exact: &Statistics) {
         let (d, r) = (exact.features(), exact.targets());
         assert_eq!((got.samples(), got.features(), got.targets()), (exact.samples(), d, r));
@@ -83,7 +84,7 @@ pub(super) mod tests {
     fn sums_of_single_precision_are_the_exact_ones_within_it() {
         let mut random = Random::new(5);
         for (m, d, r) in [(3 * CHUNK + 77, 150, 4), (CHUNK, 1, 1), (5, 40, 2)] {
-            // Not centred, as states behind a ReLU are not.
+            // Features whose mean is not zero, as after a ReLU.
             let f = Matrix::from_fn(m, d, |_, _| random.normal().max(0.0) as f32);
             let t = Matrix::from_fn(m, r, |i, k| f64::from(f[(i, k % d)]) + 0.1 * random.normal());
             assert_close(&Statistics::of_single(&f, &t).unwrap(), &Statistics::of(&f.cast(), &t).unwrap());
