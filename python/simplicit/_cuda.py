@@ -1,4 +1,4 @@
-"""Where CUDA's libraries are: PyTorch and others install them as ``nvidia`` packages, which no system loader searches."""
+"""Finds CUDA's libraries: PyTorch and others install them as ``nvidia`` packages, which no system loader searches."""
 
 from __future__ import annotations
 

@@ -81,13 +81,16 @@ impl<'py> Tensor<'py> {
             return Err(PyErr::fetch(object.py()));
         }
         // SAFETY: the protocol puts a `DLTensor` first behind this name, alive as long as the capsule is.
-        let told = unsafe { &*at.cast::<Described>() };
-        let axes = usize::try_from(told.axes).unwrap_or(0);
+        let described = unsafe { &*at.cast::<Described>() };
+        let axes = usize::try_from(described.axes).unwrap_or(0);
         // SAFETY: the protocol gives one number per axis; null strides mean row-major.
         let (shape, strides) = unsafe {
             let list =
                 |from: *const i64| (0..axes).map(|k| usize::try_from(*from.add(k)).ok()).collect::<Option<Vec<_>>>();
-            (list(told.shape), if told.strides.is_null() { Some(Vec::new()) } else { list(told.strides) })
+            (
+                list(described.shape),
+                if described.strides.is_null() { Some(Vec::new()) } else { list(described.strides) },
+            )
         };
         let (Some(shape), Some(mut strides)) = (shape, strides) else {
             return refused("sizes and strides that are not negative", "negative ones".into());
@@ -95,12 +98,20 @@ impl<'py> Tensor<'py> {
         if strides.is_empty() {
             strides = row_major(&shape);
         }
-        if told.device != [kind, number] || told.lanes != 1 {
-            let got = format!("device {:?} and {} lanes", told.device, told.lanes);
+        if described.device != [kind, number] || described.lanes != 1 {
+            let got = format!("device {:?} and {} lanes", described.device, described.lanes);
             return refused("a capsule as its object describes it", got);
         }
-        let at = told.data as usize + told.byte_offset as usize;
-        Ok(Some(Self { at, device: told.device, code: told.code, bits: told.bits, _capsule: capsule, shape, strides }))
+        let at = described.data as usize + described.byte_offset as usize;
+        Ok(Some(Self {
+            at,
+            device: described.device,
+            code: described.code,
+            bits: described.bits,
+            _capsule: capsule,
+            shape,
+            strides,
+        }))
     }
 
     fn is_on_gpu(&self) -> bool {

@@ -76,7 +76,7 @@ fn figure(robustness: &Robustness) -> String {
     let mut plot = Plot::new(Axis::linear(0.0, widest, axis), Axis::linear(0.0, 1.0, "accuracy"));
     plot.level(robustness.clean, "clean");
     let mut key = String::from("<ul class=\"key\">");
-    let mut told = Vec::new();
+    let mut parts = Vec::new();
     for curve in &robustness.curves {
         let (name, class) = (curve.kind.name(), curve.kind.class());
         let mut at: Vec<(f64, f64)> = curve.points.iter().filter(|p| known(p)).map(|(e, a)| (255.0 * e, *a)).collect();
@@ -94,7 +94,7 @@ fn figure(robustness: &Robustness) -> String {
         plot.points(&points);
         key += &format!("<li><i class=\"stroke {class}\"></i>{}</li>", escape(name));
         if let Some(&(e, a)) = at.first() {
-            told.push(format!("{name} {} at {}/255", percent(a, 2), fixed(e, 2)));
+            parts.push(format!("{name} {} at {}/255", percent(a, 2), fixed(e, 2)));
         }
     }
     key += "</ul>";
@@ -102,7 +102,7 @@ fn figure(robustness: &Robustness) -> String {
         "Share of the samples still right when {change} and values stay in [0, 1]. What attacks leave is an \
          upper bound on what is safe, what is certified a lower bound. Without a change {}; {}.",
         percent(robustness.clean, 2),
-        told.join(", ")
+        parts.join(", ")
     );
     framed(TITLE, &(key + &plot.finish("Accuracy over the size of the perturbation, one line per kind.")), &caption)
 }

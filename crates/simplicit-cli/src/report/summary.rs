@@ -197,11 +197,11 @@ pub(super) fn provenance(input: &Input) -> String {
     let metadata = input.model.metadata();
     let mut facts: Vec<(String, String)> =
         input.settings.iter().map(|(key, value)| (escape(key), escape(value))).collect();
-    let told: Vec<&str> = input.settings.iter().map(|(key, _)| key.as_str()).collect();
-    if let Some(kappa) = metadata.kappa.filter(|_| !told.contains(&"kappa")) {
+    let shown: Vec<&str> = input.settings.iter().map(|(key, _)| key.as_str()).collect();
+    if let Some(kappa) = metadata.kappa.filter(|_| !shown.contains(&"kappa")) {
         facts.push(("kappa".into(), kappa.to_string()));
     }
-    for (key, value) in metadata.provenance.iter().filter(|(key, _)| !told.contains(&key.as_str())) {
+    for (key, value) in metadata.provenance.iter().filter(|(key, _)| !shown.contains(&key.as_str())) {
         facts.push((escape(key), escape(value)));
     }
     let mut out = String::from("<div class=\"grid small\">\n");

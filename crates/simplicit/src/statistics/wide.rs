@@ -89,8 +89,8 @@ impl Statistics {
         let mut tree = Tree::default();
         for piece in super::cuts(samples, piece) {
             let read = |range| read(shifted(range, piece.start));
-            let told = |done| progress(piece.start + done);
-            tree.push(Self::wide_piece(piece.len(), shape, threads, cancel, read, told)?)?;
+            let report = |done| progress(piece.start + done);
+            tree.push(Self::wide_piece(piece.len(), shape, threads, cancel, read, report)?)?;
         }
         tree.finish()
     }

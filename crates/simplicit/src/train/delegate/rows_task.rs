@@ -56,8 +56,9 @@ impl RowsTask {
             let expected = format!("{} rows of {} weights", problems.len(), design.features());
             return Err(Error::shape("answers to bound", expected, "others"));
         }
-        let told = &mut |_| {};
-        let bounds = solve::bound_here(design, &settings, first.strength, &problems, &answers, threads, cancel, told)?;
+        let silent = &mut |_| {};
+        let bounds =
+            solve::bound_here(design, &settings, first.strength, &problems, &answers, threads, cancel, silent)?;
         let mut bounds = bounds.into_iter();
         let numbers = |count: usize| {
             let rows = bounds.by_ref().take(count);

@@ -40,9 +40,9 @@ pub(in crate::train) fn bound(
 ) -> Result<Vec<CardinalityBound>> {
     let Rows { name, statistics, design, .. } = *rows;
     let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
-    let mut told = |done: usize| (run.progress)(Progress::Rows { group: format!("bounds of {name}"), done, total });
+    let mut report = |done: usize| (run.progress)(Progress::Rows { group: format!("bounds of {name}"), done, total });
     let Some(elsewhere) = keep.delegate() else {
-        return bound_here(design, settings, strength, problems, answers, threads, cancel, &mut told);
+        return bound_here(design, settings, strength, problems, answers, threads, cancel, &mut report);
     };
     let task = |(problem, answer): (&RowProblem, &Vec<f64>)| RowsTask {
         strength,
@@ -58,7 +58,7 @@ pub(in crate::train) fn bound(
             return Err(Error::shape("bound of a row", BOUND_NUMBERS, numbers.len()));
         };
         out.push(CardinalityBound { value, bound, proven: proven != 0.0 });
-        told(out.len());
+        report(out.len());
         Ok(())
     })?;
     Ok(out)
@@ -73,11 +73,11 @@ pub(in crate::train) fn bound_here(
     answers: &[Vec<f64>],
     threads: Threads,
     cancel: &Cancel,
-    told: &mut dyn FnMut(usize),
+    report: &mut dyn FnMut(usize),
 ) -> Result<Vec<CardinalityBound>> {
     let prove = settings.rows.prove.map(|seconds| ProveSettings { seconds, ..ProveSettings::default() });
     let how = &settings.rows.cardinality;
-    solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, told)
+    solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, report)
 }
 
 /// Weights of cardinality rows over a group's statistics, in blocks of `block` rows; they are neither kept nor
@@ -92,15 +92,15 @@ pub(in crate::train) fn cardinality(
 ) -> Result<Vec<Vec<f64>>> {
     let Rows { name, statistics, design, .. } = *rows;
     let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
-    let mut told = |done| (run.progress)(Progress::Rows { group: name.to_string(), done, total });
+    let mut report = |done| (run.progress)(Progress::Rows { group: name.to_string(), done, total });
     let mut solved = match keep.delegate() {
-        None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut told)?.0,
+        None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut report)?.0,
         Some(elsewhere) => {
             let mut out = Vec::with_capacity(total);
             let tasks = row_tasks(statistics, settings, strength, problems.chunks(block));
             elsewhere.rows(statistics, &tasks, &mut |_, rows| {
                 out.extend(rows.chunks_exact(design.features() + ROW_EXTRAS).map(<[f64]>::to_vec));
-                told(out.len());
+                report(out.len());
                 Ok(())
             })?;
             out
@@ -157,17 +157,17 @@ pub(in crate::train) fn solve(
     if whole || keep.delegate().is_some() {
         kept = (0..blocks.len()).map(|b| keep::find(keep, &key.block(b), length(b))).collect::<Result<Vec<_>>>()?;
     }
-    let told = |done: usize| Progress::Rows { group: name.to_string(), done, total };
+    let event = |done: usize| Progress::Rows { group: name.to_string(), done, total };
     // Cardinality rows share more than a block, so all of them are solved together, unless an earlier run kept them.
     if whole && keep.delegate().is_none() && kept.iter().any(Option::is_none) {
-        let not_yet = &mut |done: usize| (run.progress)(told(done.min(total.saturating_sub(1))));
+        let not_yet = &mut |done: usize| (run.progress)(event(done.min(total.saturating_sub(1))));
         let (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, not_yet)?;
         if keep.keeps() {
             for (block, rows) in rows.chunks(size).enumerate() {
                 keep::put(keep, &key.block(block), &in_one(rows))?;
             }
         }
-        (run.progress)(told(total));
+        (run.progress)(event(total));
         let row = |weights| Solved { weights, relative_gap: None, at_limit: false, on_gpu };
         return Ok(rows.into_iter().map(row).collect());
     }
@@ -183,7 +183,7 @@ pub(in crate::train) fn solve(
                 on_gpu,
             });
         }
-        (run.progress)(told(out.len()));
+        (run.progress)(event(out.len()));
         Ok(())
     };
     if let Some(elsewhere) = keep.delegate() {

@@ -216,7 +216,7 @@ impl Refit<'_> {
         model: ImplicitModel,
         w: Vec<f64>,
         key: impl Fn(usize) -> Key,
-        told: impl Fn(usize, Value, &mut Run),
+        after_round: impl Fn(usize, Value, &mut Run),
         run: &mut Run,
     ) -> Result<(ImplicitModel, OutputRefit, Vec<f64>)> {
         let Self { problem, support, settings, .. } = self;
@@ -245,7 +245,7 @@ impl Refit<'_> {
                 Ok(self.step(&model, &now, &at, sketch)?.to_numbers())
             })?;
             let next = State::from_numbers(kept);
-            told(round + 1, next.value, run);
+            after_round(round + 1, next.value, run);
             if next.value.fitted >= now.value.fitted {
                 break;
             }
