@@ -80,7 +80,7 @@ class SIM:
         Rounds of moving non-zeros between layers to where they are worth most to the outputs of samples that were not fitted;
         needs a target and cardinality.
     robust : int, optional
-        Train so many times more, every weight priced by what it adds to the certificate of the model before.
+        Train this many times more, with every weight priced by what it adds to the certificate of the model before.
     robust_refit : float, optional
         Refit the non-zeros in the end so that linear bounds certify more samples under changes of at most this size, in
         raw times scale units, such as 1/255.

@@ -48,7 +48,7 @@ pub(crate) struct ModelAndBaseline {
     baseline: BaselineOperand,
 }
 
-/// The network beside a model.
+/// The network that a model is compared with.
 #[derive(Debug, Args)]
 struct BaselineOperand {
     /// The network it came from: ONNX, or another model (also as --network FILE)

@@ -41,7 +41,7 @@ impl Threads {
 pub struct Cancel(std::sync::Arc<AtomicBool>);
 
 impl Cancel {
-    /// A request that nobody has made yet.
+    /// A request to stop that has not been made yet.
     pub fn new() -> Self {
         Self::default()
     }

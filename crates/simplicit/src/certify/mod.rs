@@ -27,7 +27,7 @@
 //! boxes of x. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z
 //! takes |μ| times that bound of |δ| from its constant. Its own coefficients are single precision too: where
 //! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, γ_n = n·u/(1 − n·u), which summed over the units is
-//! |μ|·γ_n|W||x| with the n of the transpose. [`Arithmetic::Exact`] leaves out the run's part, not this one. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
+//! |μ|·γ_n|W||x| with the n of the transpose. [`Arithmetic::Exact`] leaves out the roundings of the run, but not those of the certifier. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
 //! multiplied along paths. Constants are double precision; their roundings are below one more u. Inputs are float32: ε is
 //! taken 2⁻²³ larger than asked.
 

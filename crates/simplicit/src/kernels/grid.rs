@@ -96,7 +96,7 @@ pub struct GridWeights {
     /// divided among threads.
     sparse_items: usize,
     items_in_order: usize,
-    /// Whether sparse rows have so many taps in a chunk that sixteen sums are worth it.
+    /// Whether sparse rows have enough taps in a chunk to make sixteen sums worthwhile.
     long: bool,
     offsets: Vec<u32>,
     /// The edge flags of every offset.

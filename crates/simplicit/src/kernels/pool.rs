@@ -224,8 +224,8 @@ impl Crew<'_> {
             return (0..parts).for_each(work);
         };
         self.round.set(self.round.get().wrapping_add(1));
-        // SAFETY: only the lifetime changes; nobody has a part of this round once this function ends, and the last round
-        // has ended, so nobody reads `work` now.
+        // SAFETY: only the lifetime changes; no thread has a part of this round after this function ends, and the
+        // last round has ended, so no thread reads `work` now.
         unsafe {
             *shared.work.get() = Some(std::mem::transmute::<
                 *const (dyn Fn(usize) + Sync + '_),

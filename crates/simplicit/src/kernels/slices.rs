@@ -394,7 +394,8 @@ impl Results {
 /// Computes all rows of a panel for some samples.
 ///
 /// # Safety
-/// `weights` has `width` (16, 32, 48 or 64) per input, `x` so many samples of each, and the instructions of `T` are there.
+/// `weights` has `width` (16, 32, 48 or 64) per input, `x` has the samples of each input, and the instructions of `T`
+/// are there.
 #[inline(always)]
 unsafe fn panel<T: super::vector::Vector>(
     weights: &[f32],

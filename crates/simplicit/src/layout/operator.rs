@@ -39,7 +39,7 @@ pub enum Operator {
     },
     /// Numbers that do not depend on the sample.
     Constant {
-        /// The numbers; a file keeps them beside the layout.
+        /// The numbers; a file stores them apart from the layout.
         #[serde(skip)]
         values: Arc<Vec<f32>>,
         /// Whether they count as parameters of the network.

@@ -123,7 +123,8 @@ impl Window {
         self.kernel[0] * self.kernel[1]
     }
 
-    /// Height and width that the window covers, the places between dilated ones included; nothing where that overflows.
+    /// Height and width that the window covers, the places between dilated ones included; `None` where that
+    /// overflows.
     pub(crate) fn extent(self) -> Option<[usize; 2]> {
         let along = |axis: usize| {
             self.kernel[axis]

@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 /// Number of samples on which X = φ(Z) is checked at the start.
 const CHECKED: usize = 256;
-/// |X − φ(Z)| may be so many roundings of max(1, |Z|).
+/// |X − φ(Z)| may be this many roundings of max(1, |Z|).
 const ROUNDINGS: f64 = 32.0;
 
 /// U (m × p), Z and X (m × n, last layer first), Y (m × q), one sample a row.

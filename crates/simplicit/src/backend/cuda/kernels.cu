@@ -126,7 +126,7 @@ extern "C" __global__ void supports(const float* x, const float* s, int* set, in
     if (threadIdx.x == 0) size[blockIdx.x] = count;
 }
 
-// ---- the rows of a chunk: (G_SS + ridge)^-1 of each, room n >= its support; set[i] = -1 is a place nobody has ----
+// ---- the rows of a chunk: (G_SS + ridge)^-1 of each, room n >= its support; set[i] = -1 is an unused place ----
 
 extern "C" __global__ void fill_supports(double* a, const double* gram, const int* set, const int* used, double ridge,
                                          int d, int n) {
