@@ -265,7 +265,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         bail!("--gamma: expected an ONNX network, whose layers are scaled; got none");
     }
     if args.gamma.is_some() && args.rescale {
-        bail!("--gamma: expected no --rescale beside it; both choose the coordinates of the states");
+        bail!("--gamma: expected no --rescale; both choose the coordinates of the states");
     }
     if args.prove.is_some() && convex {
         bail!("--prove: expected --penalty cardinality, got a convex penalty, whose rows are certified without it");
@@ -274,14 +274,14 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         bail!("--prove: expected seconds a row, zero or more, got {}", args.prove.unwrap_or(0.0));
     }
     if args.robust.is_some() && args.max_drop.is_some() {
-        bail!("--robust: expected --target-sparsity or a strength beside it, got --max-drop");
+        bail!("--robust: expected --target-sparsity or a strength, got --max-drop");
     }
     if args.robust_refit.is_some() && args.max_drop.is_some() {
-        bail!("--robust-refit: expected --target-sparsity or a strength beside it, got --max-drop");
+        bail!("--robust-refit: expected --target-sparsity or a strength, got --max-drop");
     }
     if args.augment.is_some() && args.max_drop.is_some() {
         bail!(
-            "--augment: expected --target-sparsity or a strength beside it, got --max-drop, whose held-out images must not be \
+            "--augment: expected --target-sparsity or a strength, got --max-drop, whose held-out images must not be \
              copies of trained ones"
         );
     }
@@ -348,7 +348,7 @@ fn refuse_beside_exact(args: &TrainArgs, penalty: PenaltyKind) -> anyhow::Result
     ];
     match refused.iter().find(|(_, given)| *given) {
         Some((flag, _)) => {
-            bail!("{flag}: expected --matching relaxed, got exact, which leaves nothing to trade for it")
+            bail!("{flag}: expected --matching relaxed, got exact, which allows no trade-off")
         }
         None => Ok(()),
     }

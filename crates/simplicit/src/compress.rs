@@ -214,7 +214,7 @@ pub fn moved<'b>(baseline: impl Into<Baseline<'b>>, settings: &Settings) -> Resu
 fn moved_from(baseline: Baseline, own: &ImplicitModel, settings: &Settings) -> Result<Option<ImplicitModel>> {
     Ok(match (settings.gamma, settings.rescale, baseline) {
         (Some(_), Some(kappa), _) => {
-            return Err(Error::setting("rescale", "nothing beside gamma: both choose the coordinates", kappa));
+            return Err(Error::setting("rescale", "none with gamma: both choose the coordinates", kappa));
         }
         (Some(gamma), None, Baseline::Network(network)) => Some(ImplicitModel::from_network_scaled(network, gamma)?),
         (Some(gamma), None, Baseline::Model(_)) => {

@@ -218,7 +218,7 @@ def choose(module: nn.Module, found: Found, include: Any, exclude: Any) -> None:
         for one in wanted:
             if one not in used:
                 names = ", ".join(b.name for b in found.blocks[:8])
-                raise SettingError(f"{what}: expected names or types of linear layers such as {names}; got {one!r}, which none has")
+                raise SettingError(f"{what}: expected names or types of linear layers such as {names}; got {one!r}, which matches no layer")
     if all(block.kept for block in found.blocks):
         raise SettingError("include, exclude: expected at least one layer to train, got none")
 

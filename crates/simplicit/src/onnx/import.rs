@@ -136,7 +136,10 @@ pub(super) fn read_file(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(Error::file(path, format!("larger than {MAX_BYTES} bytes; keep the weights in a file beside it")));
+        return Err(Error::file(
+            path,
+            format!("larger than {MAX_BYTES} bytes; keep the weights in another file of its folder"),
+        ));
     }
     Ok(bytes)
 }
@@ -480,7 +483,11 @@ impl<'a> Importer<'a> {
 
     pub(super) fn spend(&mut self, numbers: usize) -> Result<()> {
         self.budget = self.budget.checked_sub(numbers).ok_or_else(|| {
-            Error::shape("constants", "weights in proportion to the file", "many more by using the same ones again")
+            Error::shape(
+                "constants",
+                "weights in proportion to the file",
+                "many more, because the same ones are used again",
+            )
         })?;
         Ok(())
     }

@@ -251,7 +251,7 @@ pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
             return Err(Error::setting("prove", "seconds a row", seconds));
         }
         if settings.rows.bounds == Some(Bounds::Off) {
-            return Err(Error::setting("prove", "bounds sampled or all beside it: a proof begins with a bound", "off"));
+            return Err(Error::setting("prove", "bounds sampled or all: a proof begins with a bound", "off"));
         }
         if !matches!(settings.objective, Objective::Cardinality) {
             return Err(Error::unsupported(

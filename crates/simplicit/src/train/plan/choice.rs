@@ -26,7 +26,7 @@ pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings) -> R
         return Err(Error::setting(what, expected, "another"));
     }
     if let Some(kappa) = settings.allowed.kappa {
-        return Err(Error::setting("kappa", "none with layers that keep their weights, which no ball holds", kappa));
+        return Err(Error::setting("kappa", "none with layers that keep their weights: it cannot limit these", kappa));
     }
     if settings.model.robust_rounds > 0 {
         let expected = "none with layers that keep their weights, which have no price";
@@ -60,7 +60,7 @@ pub(in crate::train) fn kept(input: &TrainInput, settings: &TrainSettings) -> Re
             if !layers.iter().any(|layer| matches(pattern, layer)) {
                 let examples: Vec<&str> = layers.iter().take(EXAMPLES).map(|layer| layer.name).collect();
                 let expected = format!("names or kinds of layers with weights, such as {}", examples.join(", "));
-                return Err(Error::setting(what, expected, format!("{pattern:?}, which none has")));
+                return Err(Error::setting(what, expected, format!("{pattern:?}, which matches no layer")));
             }
         }
     }
