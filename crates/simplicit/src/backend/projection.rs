@@ -181,7 +181,8 @@ impl Inverses {
         4 * self.kept().by_rho.values().map(numbers).sum::<usize>() as u64
     }
 
-    /// The inverse for ρ, for another process: the lower triangle, row by row. Empty where there are few samples.
+    /// The inverse for ρ, for another process: the lower triangle, row by row. An error if there are few samples,
+    /// because every process then makes its own.
     pub(crate) fn to_bytes(&self, quadratic: Quadratic, rho: f64, threads: Threads) -> Result<Vec<u8>> {
         match self.at(quadratic, rho, threads)?.as_ref() {
             Projection::Whole(p) => {

@@ -46,7 +46,7 @@ pub enum Then {
     Ends,
     /// Two cases together cover it.
     Splits {
-        /// The entry that is out in one case and in in the other.
+        /// The entry that one case holds out and the other holds in.
         entry: usize,
         /// The case without it.
         without: usize,

@@ -55,9 +55,9 @@ pub(in crate::train) struct Walks<'a> {
 
 /// Rows of a layer at chosen positions.
 enum Targets {
-    /// One block per block of samples.
+    /// On the host: a block of rows for each block of samples.
     Host(Pile),
-    /// One chunk per chunk of samples, with a channel per row.
+    /// On the device: a chunk for each chunk of samples, with a channel per row.
     Device(Chunks),
 }
 
