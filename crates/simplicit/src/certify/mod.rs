@@ -23,8 +23,8 @@
 //! A certificate holds for the model in exact arithmetic and for its single-precision run by [`Equilibrium`]. A run
 //! computes z = Wx + b + δ. In whatever order it sums its n products, every addition is off by at most u = 2⁻²⁴ of a
 //! partial sum, and a partial sum lies between the sum P of the positive products and that of the negative ones, −N: so
-//! |δ| ≤ u·n·max(P, N) + u(P + N), up to terms of order u², which are added. P and N are taken at their largest over the
-//! boxes of x. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z
+//! |δ| ≤ u·n·max(P, N) + u(P + N), up to terms of order u², which are added. P and N are taken at their largest over
+//! the boxes of x. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z
 //! takes |μ| times that bound of |δ| from its constant. Its own coefficients are single precision too: where
 //! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, γ_n = n·u/(1 − n·u), which summed over the units is
 //! |μ|·γ_n|W||x| with the n of the transpose. [`Arithmetic::Exact`] leaves out the roundings of the run, but not those
