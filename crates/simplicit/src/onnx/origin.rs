@@ -1,4 +1,5 @@
-//! Which node of a file every linear map and convolution of the network comes from, so that new weights can go back there.
+//! Which node of a file every linear map and convolution of the network comes from, so that new weights can be
+//! written there.
 
 use std::path::Path;
 
@@ -9,7 +10,7 @@ use super::proto::{GraphProto, ModelProto, NodeProto};
 use crate::network::{Network, Op};
 use crate::{Error, Result};
 
-/// The node that a linear map or convolution was read from, and the value it now computes.
+/// The node from which a linear map or convolution was read, and the value that it now computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The place of the Conv, ConvTranspose, Gemm, MatMul or Einsum in the file.
@@ -18,12 +19,12 @@ pub(crate) struct Origin {
     pub(crate) weights: Vec<usize>,
     /// The order of their axes in which an Einsum reads them as units × features.
     pub(crate) turned: Option<Vec<usize>>,
-    /// The value it reads; a batch norm in front of it that was folded is passed over.
+    /// The value that it reads; if a batch norm in front was folded, the value that this read.
     pub(crate) input: String,
     /// The value it computes with all that was folded into it: the node's own, or that of a norm or sum behind it.
     pub(crate) output: String,
-    /// Scales and shifts that were folded into it from behind a reshape or transpose: the value each computes, which is now
-    /// the value it reads.
+    /// Scales and shifts after a reshape or transpose that were folded into it: the value that each computes, and the
+    /// value that it reads and now equals.
     pub(crate) passed: Vec<(String, String)>,
 }
 
@@ -45,7 +46,7 @@ impl Traced {
 }
 
 impl Importer<'_> {
-    /// Notes where the linear maps and convolutions come from that a node of the file has added since `first`.
+    /// Notes the origins of the linear maps and convolutions that a node of the file has added since `first`.
     pub(super) fn note_origins(
         &mut self,
         graph: &GraphProto,
@@ -66,7 +67,7 @@ impl Importer<'_> {
                     Some(Origin { node: place, weights, turned: self.turned.take(), input, output, passed: Vec::new() })
                 })
             } else {
-                // A copy of the map before it with a scale or shift folded in.
+                // The network has a copy of the earlier map with a scale or shift folded in.
                 let source = inputs.iter().zip(&node.input).find_map(|(v, read)| match v {
                     Some(Value::Node(id)) => Some((self.origins.get(&self.moved_from(*id)).cloned()?, read)),
                     _ => None,
@@ -75,7 +76,7 @@ impl Importer<'_> {
                     if *read == origin.output {
                         origin.output = output;
                     } else {
-                        // Something that only moves numbers stands between, and stays.
+                        // A node that only moves numbers is in between, and stays.
                         origin.passed.push((output, read.clone()));
                     }
                     origin
@@ -98,7 +99,7 @@ impl Importer<'_> {
         id
     }
 
-    /// The first input of a node, or what a scale and shift reads that waited in front of it.
+    /// The first input of a node, or what a scale and shift that waited in front of it reads.
     fn unfolded_input(&self, graph: &GraphProto, node: &NodeProto) -> Option<String> {
         let mut name = node.input.first()?;
         for _ in 0..graph.node.len() {
@@ -110,7 +111,7 @@ impl Importer<'_> {
                 return Some(name.clone());
             }
             let producer = graph.node.iter().find(|n| n.output.contains(name))?;
-            // Behind a reshape the scale has another form: such a norm has no place to go back to.
+            // After a reshape the scale has another form, so such a norm cannot be traced to a node.
             if !matches!(producer.op_type.as_str(), "BatchNormalization" | "Add" | "Sub" | "Mul" | "Div" | "Scaler") {
                 return None;
             }
