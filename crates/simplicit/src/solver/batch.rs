@@ -2,7 +2,7 @@
 //!
 //! 1. **Operator splitting**, accelerated ([`super::splitting`]): a few dozen cheap steps find the support.
 //! 2. **Active set** ([`super::active_set`]): from time to time, rows whose signs no longer change are solved on
-//!   their support, which is corrected a few times. Most rows are solved here.
+//!    their support, which is corrected a few times. Most rows are solved here.
 //! 3. **Proximal point with semismooth Newton** ([`super::newton`]) for the rows that are left.
 //!
 //! Every row depends on its own data alone, but is solved in a block of fixed size, so the result does not depend on
