@@ -1,4 +1,4 @@
-"""What the native side takes: float32, float64 and uint8 as they are, any stride; other types become float64."""
+"""Arrays for the native side: float32, float64 and uint8 as they are, any stride; other types become float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def on_gpu(values: Any) -> bool:
 
 
 def as_array(values: Any, name: str) -> Array:
-    """An array with samples first; copied only if its type is none of the three, or from a GPU."""
+    """An array with samples first; copied only if its type is none of these three, or if it is on a GPU."""
     if on_gpu(values):
         find_cuda()
         values = _core.read_tensor(values, 0, len(values)).reshape(tuple(values.shape))
@@ -39,7 +39,7 @@ def as_array(values: Any, name: str) -> Array:
 
 
 def content_hash(*arrays: Any) -> str:
-    """SHA-256 of type, shape and numbers: what a model's provenance says about its data.
+    """SHA-256 of type, shape and numbers: how a model's provenance identifies its data.
 
     A tensor on a GPU has the hash of the same array; it passes through the host in parts and is not kept there.
     """

@@ -1,4 +1,4 @@
-"""Where CUDA's libraries are: PyTorch and others install them as ``nvidia`` packages, which no system loader searches."""
+"""Finds CUDA's libraries: PyTorch and others install them as ``nvidia`` packages, which no system loader searches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VARIABLE = "SIMPLICIT_CUDA_PATH"
 
 
 def find_cuda() -> None:
-    """Name the folders with ``nvidia`` packages of this Python to the library, unless somebody named folders before."""
+    """Name the folders with ``nvidia`` packages of this Python to the library, unless folders were named before."""
     if VARIABLE in os.environ:
         return
     spec = importlib.util.find_spec("nvidia")

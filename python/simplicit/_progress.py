@@ -43,7 +43,7 @@ class Terminal:
 
 
 class Tqdm:
-    """tqdm's bar, in terminals and notebooks alike; one after the other, none is left behind."""
+    """tqdm's bar, in terminals and notebooks alike; every bar is removed at its end."""
 
     def __init__(self) -> None:
         import importlib
@@ -102,7 +102,7 @@ class Nothing:
 
 
 class Told:
-    """The user's own function."""
+    """Calls the user's own function."""
 
     def __init__(self, function: Progress) -> None:
         self._function = function
@@ -122,7 +122,7 @@ def has_tqdm() -> bool:
 
 
 def watcher(show: str | Progress | None) -> Terminal | Notebook | Nothing | Told | Tqdm:
-    """``"tqdm"``, ``"bar"``, ``"none"``, a function of (what, done, total), or None: a bar where somebody can see it, tqdm's
+    """``"tqdm"``, ``"bar"``, ``"none"``, a function of (what, done, total), or None: a bar in terminals and notebooks, tqdm's
     where that is installed."""
     if callable(show):
         return Told(show)

@@ -1,4 +1,4 @@
-"""What networks and models have in common: sizes and layers."""
+"""The properties that networks and models share: sizes and layers."""
 
 from __future__ import annotations
 

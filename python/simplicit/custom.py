@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from simplicit.network import Network
 
 _BATCH = 4096
-#: Settings of the built-in method.
+#: Settings of the built-in method, which a custom objective does not take.
 _NOT_HERE = (
     "target_sparsity", "max_drop", "preset", "gamma", "samples", "checkpoint", "rounds", "output_refit", "stages", "robust", "robust_refit",
     "prove", "reach", "reconstruct",
@@ -40,7 +40,7 @@ _NOT_HERE = (
 
 @dataclass(frozen=True)
 class Row:
-    """What a custom objective is given: the row's weights as CVXPY expressions, in stored units.
+    """The argument of a custom objective: the row's weights as CVXPY expressions, in stored units.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class Row:
 
 
 def fit_custom(sim: SIM, baseline: States | Network | ImplicitModel, U: Any) -> tuple[ImplicitModel, TrainReport]:
-    """Solve every row with CVXPY; see the module."""
+    """Solve every row with CVXPY; see the module's documentation."""
     import cvxpy as cp
 
     for name in _NOT_HERE:
@@ -168,7 +168,7 @@ def _solve(
     largest = np.abs(v.value).max(initial=0.0)
     out[np.abs(v.value) <= sim.zero_below * largest] = 0.0
     if i < n and kappa is not None:
-        # A solver's answer is feasible to its tolerance; the stored one is to be feasible.
+        # A solver's answer is feasible only within its tolerance; the stored row must be exactly feasible.
         on_states = columns < n
         norm = np.abs(out[on_states]).sum()
         if norm > kappa:

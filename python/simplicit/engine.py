@@ -1,7 +1,7 @@
-"""Training's heavy steps on somebody else's workers, with the bits they would have had here.
+"""Training's heavy steps on workers in other processes, with the same bits as in this process.
 
-An engine cuts the samples into shards, has their statistics made and summed on workers in a fixed tree, each worker those of
-its own shards first, and sends out blocks of rows. Networks with feature maps are walked through: every shard lives on a worker
+An engine cuts the samples into shards. Workers compute their statistics and sum them in a fixed tree, each worker those of
+its own shards first; then they solve blocks of rows. Networks with feature maps are walked through: a shard is on one worker
 with the states of its layers, and receives the rows of each layer as they are solved. A worker that is lost is replaced, or its
 shards go to others, where they are made again from the steps so far: the result has the same bits. :mod:`simplicit.ray` is one;
 anything that can keep a :class:`Worker` elsewhere can be another: subclass :class:`Engine`.
@@ -23,19 +23,19 @@ from simplicit.estimator import SIM, _baseline
 from simplicit.model import ImplicitModel
 from simplicit.states import States
 
-#: Samples in a leaf of the summation tree, for rows of single units.
+#: Samples in a leaf of the tree of sums, for rows of single units.
 BLOCK = 1024
-#: Images in such a leaf, for networks with feature maps.
+#: Images in a leaf of the tree of sums, for networks with feature maps.
 PIECE = _core.Shard.PIECE
 #: Statistics from elsewhere that one worker sums; a power of two, so that every sum is a branch of the tree.
 FAN_IN = 4
 #: Shards of its own that a worker walks through and sums in one call, at most; a power of two too. Their inputs come together.
 TOGETHER = 32
-#: Statistics that stay with the workers for later calls.
+#: How many statistics stay with the workers for later calls.
 _KEPT = 4
-#: Groups whose inverses were spread over the workers; those kept them, as far as they had room.
+#: How many groups are remembered whose inverses the workers share; workers keep these while they have memory.
 _SPREAD = 256
-#: An inverse takes longer to make than to send from this many features for every thread of a worker.
+#: From this many features per thread of a worker on, to make an inverse takes longer than to send it.
 _WORTH_SENDING = 64
 #: Share of a worker's free memory that the designs of groups may fill.
 _DESIGNS = 0.25
@@ -46,22 +46,22 @@ class WorkerLost(Exception):
 
 
 class ResultLost(Exception):
-    """What a worker had finished is gone."""
+    """A result that a worker had finished is lost."""
 
 
 class WorkFailed(RuntimeError):
-    """A piece of work was lost as often as it may be."""
+    """A piece of work was lost more often than is allowed."""
 
 
 class Worker:
-    """What a worker does, wherever it lives, one call at a time. Calls return a result, its core-seconds and its bytes."""
+    """The work of a worker, in any process, one call at a time. Calls return a result, its core-seconds and its bytes."""
 
     def __init__(self, decided: str, preprocessing: str, threads: int, device: str = "cpu", share: float = 1.0) -> None:
         self._decided, self._preprocessing = decided, preprocessing
         self._threads, self._device, self._share = threads, device, share
         self._walk: int | None = None
         self._shards: dict[int, tuple[Any, int]] = {}
-        #: Of groups, the one asked for last at the end; their statistics and inverses stay from call to call.
+        #: Designs of groups with their statistics and inverses, kept from call to call; the last used comes last.
         self._designs: collections.OrderedDict[bytes, Any] = collections.OrderedDict()
         self._room = _DESIGNS * share * (_core.free_memory() or 0)
         #: Designs and inverses made so far.
@@ -90,7 +90,7 @@ class Worker:
         self, walk: int, group: int, share: float, about: bytes, model: bytes, shards: Sequence[ShardOnItsWay], first_step: int,
         *parts: Any,
     ) -> bytes:  # fmt: skip
-        """Statistics of a group over some shards, a branch of the tree. Inputs of shards that know no step come before the
+        """Statistics of a group over some shards, a branch of the tree. Inputs of shards without any step yet come before the
         steps from number `first_step` on."""
         if self._walk != walk:
             self._walk, self._shards = walk, {}
@@ -115,12 +115,12 @@ class Worker:
         return branch.finish()
 
     def sums(self, task: bytes, model: bytes, baseline: Any, first: int, samples: int, shard: dict[str, Any]) -> list[bytes]:
-        """What the blocks of a shard add to the weights of rows, or to the error of the outputs."""
+        """The contributions of a shard's blocks to the row weights, or to the error of the outputs."""
         core = None if baseline is None else baseline._core
         return _core.run_sums(task + model, core, shard["u"][:samples], first, self._preprocessing, self._threads)
 
     def merge(self, features: int, targets: int, leaves: Sequence[int], *parts: bytes) -> bytes:
-        """The sum of some branches of so many shards each."""
+        """The sum of some branches; `leaves` has the number of shards of each."""
         branch = _core.Branch()
         for count, part in zip(leaves, parts, strict=True):
             branch.add(count, part, features, targets)
@@ -144,7 +144,7 @@ class Worker:
         return made
 
     def _on_design(self, digest: bytes, statistics: bytes, features: int, targets: int, work: Callable[[Any], Any]) -> Any:
-        """Work on the design of a group, which stays as long as there is room for it."""
+        """Work on the design of a group, which is kept as long as there is memory for it."""
         design = self._designs.pop(digest, None)
         if design is None:
             design = _core.Design(statistics, features, targets)
@@ -159,7 +159,7 @@ class Worker:
 
 
 class ShardOnItsWay(NamedTuple):
-    """A shard of a walk: its number, its samples, and how many steps its worker knows."""
+    """A shard of a walk: its number, its samples, and how many steps its worker has done."""
 
     number: int
     first: int
@@ -178,7 +178,7 @@ class _Branch(NamedTuple):
 
 
 def branches(owners: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Shards as branches of the tree that one process sums in, each with one owner: (first shard, how many).
+    """Shards as branches of the tree that a single process would sum in, each with one owner: (first shard, how many).
 
     A branch is 2ᵏ shards from a multiple of 2ᵏ on, `most` at most.
     """
@@ -193,7 +193,7 @@ def branches(owners: Sequence[int], most: int) -> list[tuple[int, int]]:
 
 
 class _Job:
-    """A call that may have to be made again."""
+    """A call that may have to be repeated."""
 
     def __init__(
         self, method: str, args: Callable[[int], Sequence[Any]], size: int, *, kind: str | None = None, at: int | None = None,
@@ -206,12 +206,12 @@ class _Job:
         self.at = at
         self.lost = 0
         self.value: Any = None
-        #: Where it was done, and the bytes of its value.
+        #: The worker that did it, and the bytes of its value.
         self.worker, self.made = -1, 0
 
 
 def _size(features: int, targets: int) -> int:
-    """Bytes of statistics in memory, about."""
+    """About how many bytes statistics take in memory."""
     return 8 * features * (features + targets)
 
 
@@ -221,7 +221,7 @@ def _given(*args: Any) -> Callable[[int], Sequence[Any]]:
 
 
 class Engine:
-    """Shards, steps and results; a subclass says where workers live.
+    """Shards, steps and results; a subclass decides where workers run.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ class Engine:
         self.wall: dict[str, float] = collections.defaultdict(float)
         #: Blocks of rows, of all groups together.
         self.blocks = 0
-        #: Statistics, by what `_core.fingerprint` says of them, their bytes, and the workers that have them.
+        #: For statistics, by their `_core.fingerprint`: the bytes, and the workers that have them.
         self._known: collections.OrderedDict[bytes, tuple[Any, int, set[int]]] = collections.OrderedDict()
         self._arrays: Any = baseline if isinstance(baseline, States) else as_array(U, "U")
         self._baseline = None if isinstance(baseline, States) else baseline
@@ -266,10 +266,10 @@ class Engine:
         self._model: tuple[bytes, Any] | None = None
         self._samples = 0
         self._steps: list[Any] = []
-        #: By shard of the present walk: its worker, and how many steps it knows.
+        #: For every shard of the present walk its worker, and how many steps it has done.
         self._hosts: dict[int, tuple[int, int]] = {}
 
-    # What a subclass says.
+    # Methods that a subclass implements.
 
     def put(self, value: Any) -> Any:
         """Make a value available to workers, once."""
@@ -280,11 +280,11 @@ class Engine:
         raise NotImplementedError
 
     def wait(self, calls: Sequence[Any]) -> Sequence[Any]:
-        """Those calls that are done, after a moment at most."""
+        """Those of the calls that are done, after a short wait at most."""
         raise NotImplementedError
 
     def keep(self, call: Any) -> tuple[Any, tuple[float, int]]:
-        """A done call's result, where it is, and what `Worker.call` says about it. Raises WorkerLost or ResultLost."""
+        """The result of a finished call, without moving it, and the cost that `Worker.call` reports. Raises WorkerLost or ResultLost."""
         raise NotImplementedError
 
     def fetch(self, value: Any) -> Any:
@@ -295,7 +295,7 @@ class Engine:
         """Start a new worker, with a number of its own, in the place of a lost one, if that is possible."""
         return False
 
-    # What the native side calls.
+    # Methods that the native side calls.
 
     def begin(self, decided: str, preprocessing: str, chosen: Sequence[int] | None = None, moved: Any = None) -> None:
         """The settings, once they are known; which samples; and the baseline in the coordinates of the training, if these are others."""
@@ -322,7 +322,7 @@ class Engine:
         return self._started
 
     def next(self, call: int) -> bytes | None:
-        """The next result in order, None for now, or nothing at all: then the statistics of the rows are to be lent, and it goes on."""
+        """The next result in order, or None if none is ready; empty bytes ask for the statistics of the rows."""
         return next(self._results[call])
 
     def _statistics(self, samples: int, features: int, targets: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
@@ -336,7 +336,7 @@ class Engine:
             return _Job("statistics", _given(task, network, samples, *data), _size(features, targets))
 
         def jobs() -> list[tuple[int, int, _Job]]:
-            # Whoever has least to do takes the next branch.
+            # The worker with the least work takes the next branch.
             owners = [self._place(number, len(shards)) for number in range(len(shards))]
             return [(*branch, job(*branch)) for branch in branches(owners, FAN_IN)]
 
@@ -344,7 +344,7 @@ class Engine:
         return self._summed("statistics", jobs, features, targets)
 
     def _sent(self) -> Any:
-        """The baseline, which travels once."""
+        """The baseline, which is sent only once."""
         if self._network is None and self._baseline is not None:
             self._network = self.put(self._baseline)
         return self._network
@@ -358,7 +358,7 @@ class Engine:
         return self._model[1]
 
     def _sums(self, kind: str, samples: int, unit: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
-        """What every block of samples adds to the weights of rows, or to the error of the outputs, in order."""
+        """The contribution of every block of samples to the row weights, or to the error of the outputs, in order."""
         task = self.put(parts[0])
         model, network = (self._sent_model(parts[1]), None) if parts[1] else (b"", self._sent())
         shards = self._cut(unit * self.shard_blocks, samples)
@@ -386,7 +386,7 @@ class Engine:
             yield from blocks
 
     def _begin_walk(self, samples: int, about: bytes, model: bytes) -> None:
-        """A walk through the layers begins: the network travels with the first one. Walks do not overlap."""
+        """A walk through the layers begins; the network is sent with the first one. Walks do not overlap."""
         self._task, self._samples = (about, self._sent_model(model)), samples
         self._steps, self._hosts = [], {}
 
@@ -401,7 +401,7 @@ class Engine:
             for number in numbers:
                 host, known = self._hosts.get(number, (worker, 0))
                 known = known if host == worker else 0
-                # Until it answers the driver does not know how far it got.
+                # Until the worker answers, the driver does not know how many steps it has done.
                 self._hosts[number] = (worker, 0)
                 first, count, data = shards[number]
                 on_their_way.append(ShardOnItsWay(number, first, count, known))
@@ -418,7 +418,7 @@ class Engine:
             return _Job("walk", functools.partial(args, numbers), size, at=at, done=functools.partial(done, numbers))
 
         def jobs() -> list[tuple[int, int, _Job]]:
-            # A shard stays where it is; others are spread in order, so that neighbours are summed where they are.
+            # A shard stays on its worker; others are distributed in order, so that neighbours are on the same worker.
             hosts = [self._hosts.get(number, (-1, 0))[0] for number in range(len(shards))]
             owners = [
                 self.alive.index(host) if host in self.alive else self._place(number, len(shards)) for number, host in enumerate(hosts)
@@ -432,14 +432,14 @@ class Engine:
         self._task, self._steps, self._hosts = None, [], {}
 
     def _rows(self, features: int, targets: int, inverses: int, parts: list[bytes]) -> Generator[bytes | None, None, None]:
-        """Blocks of rows over one design; the statistics are where they were summed, or are lent.
+        """Blocks of rows over one design; the statistics are on the workers that summed them, or are sent by the driver.
 
         Where the blocks share inverses, each worker makes some of them for all, the first time that it meets the design.
         """
         digest, *tasks = parts
         self.bytes["tasks"] += sum(map(len, tasks))
         self.blocks += len(tasks)
-        # One call a worker: rows are treated together.
+        # One call per worker, because rows are treated together.
         length = -(-len(tasks) // len(self.alive))
         shares = [tasks[first : first + length] for first in range(0, len(tasks), length)]
         begin = time.monotonic()
@@ -457,7 +457,7 @@ class Engine:
             try:
                 yield from self._run(made)
                 sent = [job.value for job in made]
-                # Calls stay with their worker: the worker that made an inverse has it in memory.
+                # The next calls go to the same worker, which has the inverse that it made in memory.
                 jobs = [_Job("rows", _given(*about, len(sent), *sent, *part), held, at=k) for k, part in enumerate(shares)]
                 yield from self._run(jobs)
                 results = [self.fetch(job.value) for job in jobs]
@@ -478,10 +478,10 @@ class Engine:
             self.bytes["results"] += sum(map(len, blocks))
             yield from blocks
 
-    # How it is done.
+    # How the work is distributed.
 
     def _cut(self, size: int, samples: int) -> list[tuple[int, int, Any]]:
-        """First sample, number of samples and data of every shard of so many samples."""
+        """First sample, number of samples and data of every shard of `size` samples."""
         if size not in self._shards:
             shards = []
             for first in range(0, len(self._arrays.U if isinstance(self._arrays, States) else self._arrays), size):
@@ -499,13 +499,13 @@ class Engine:
             self._known.popitem(last=False)
 
     def _place(self, number: int, shards: int) -> int:
-        """The place among the workers of a shard that is nowhere yet: as many for each, neighbours together, more at the end."""
+        """The worker of a shard that has none yet: equal numbers for all, neighbours together, more for the last ones."""
         return -(-(number + 1) * len(self.alive) // shards) - 1
 
     def _summed(
         self, kind: str, jobs: Callable[[], list[tuple[int, int, _Job]]], features: int, targets: int
     ) -> Generator[bytes | None, None, None]:
-        """Statistics of all shards, summed on the workers, from jobs for branches of the tree; what was lost is made again."""
+        """Statistics of all shards, summed on the workers, from jobs for branches of the tree; lost results are computed again."""
         for _ in range(self.retries + 1):
             try:
                 begin = time.monotonic()
@@ -519,7 +519,7 @@ class Engine:
                 self.wall["merge"] += time.monotonic() - begin
                 break
             except ResultLost:
-                # Shards that are still there only repeat their sums.
+                # Workers that still have their shards only repeat the sums.
                 continue
         else:
             raise WorkFailed(f"{kind} of {features:,} features: results were lost {self.retries + 1} times; see retries")
@@ -584,7 +584,7 @@ class Engine:
                 self.busy[job.kind] += seconds
                 if job.done and worker in self.alive:
                     job.done(worker)
-            # Whatever else they were doing is lost too, and comes back as such.
+            # Their other calls are lost too, and are reported as lost.
             for worker in lost & set(self.alive):
                 self._hosts = {k: host for k, host in self._hosts.items() if host[0] != worker}
                 self._numbered += 1
@@ -594,7 +594,7 @@ class Engine:
                     raise WorkFailed("all workers are lost")
 
     def _worker(self, job: _Job, load: collections.Counter[int]) -> int:
-        """Where a job goes: to its place, or to the worker with the fewest jobs."""
+        """The worker for a job: the one it prefers, or the one with the fewest jobs."""
         if job.at is not None:
             return self.alive[job.at % len(self.alive)]
         return min(self.alive, key=lambda worker: load[worker])
@@ -610,7 +610,7 @@ class Engine:
 
 
 def prepare(sim: SIM, baseline: Any, U: Any) -> Any:
-    """The baseline of a `fit` elsewhere; refuses what only one machine can do."""
+    """The baseline of a `fit` on workers; refuses settings that only work on one machine."""
     if callable(sim.penalty):
         raise SettingError("penalty: expected a name on a cluster, got a function, which this process calls")
     return _baseline(baseline, U)

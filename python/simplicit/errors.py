@@ -1,6 +1,6 @@
-"""What can go wrong, one class each, with the library's own one-line messages.
+"""The errors, one class for each kind, with the library's own one-line messages.
 
-Attributes are empty where the message alone says it.
+Attributes are empty if the message contains everything.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class NotConvergedError(Error):
 
 
 class NotFittedError(Error, ValueError, AttributeError):
-    """An estimator that was asked before it was fitted."""
+    """An estimator that was used before it was fitted."""
 
 
 class ConvergenceWarning(UserWarning):
-    """Done, with something to see: a row at its limit, a sample not converged, a target missed."""
+    """The work is done, but with a notice: a row at its limit, a sample not converged, a target missed."""

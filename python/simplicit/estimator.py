@@ -44,7 +44,7 @@ class SIM:
     target_sparsity : float, optional
         Share of the baseline's non-zeros to remove.
     max_drop : float, optional
-        The smallest model that agrees with the baseline within so many points on held-out samples.
+        The smallest model that agrees with the baseline within this many percentage points on held-out samples.
     preset : str, optional
         ``paper``: the paper's settings.
     connectivity : str, optional
@@ -69,7 +69,7 @@ class SIM:
     rounds : int, optional
         Convex solves with reweighting between them.
     reconstruct : int, optional
-        Refit the weights between two joints together, so that values so many joints ahead match the network's; a joint is a
+        Refit the weights between two joints together, so that values this many joints ahead match the network's; a joint is a
         layer that everything computed later goes through, such as a residual sum. 0 is no such refit.
     output_refit : int, optional
         Rounds of least squares over all non-zeros together; 0 is none.
@@ -80,7 +80,7 @@ class SIM:
         Rounds of moving non-zeros between layers to where they are worth most to the outputs of samples that were not fitted;
         needs a target and cardinality.
     robust : int, optional
-        Train so many times more, every weight priced by what it adds to the certificate of the model before.
+        Train this many times more, with every weight priced by what it adds to the certificate of the model before.
     robust_refit : float, optional
         Refit the non-zeros in the end so that linear bounds certify more samples under changes of at most this size, in
         raw times scale units, such as 1/255.
@@ -91,7 +91,7 @@ class SIM:
     bounds : str, optional
         Cardinality rows that get a lower bound: ``off``, ``sampled`` or ``all``.
     samples : int, optional
-        Use so many samples, chosen without replacement.
+        Use this many samples, chosen without replacement.
     augment : str, optional
         Train on every image and a changed copy of it: ``flip`` (mirrored), ``shift:N`` (moved by up to N pixels) or
         ``flip,shift:N``, drawn by the seed.
@@ -107,7 +107,7 @@ class SIM:
         Bytes to stay within, or a number with K, M or G such as ``"4G"``: layers of all samples go to files beyond it.
         Half of what is free by default; no result depends on it.
     checkpoint : path-like, optional
-        A directory that makes long work safe against anything.
+        A directory of intermediate results, from which interrupted work continues.
     progress : str or callable, optional
         ``tqdm``, ``bar``, ``none``, a function of (what, done, total), or None: a bar in terminals and notebooks, tqdm's
         where that is installed.
@@ -403,7 +403,7 @@ class SIM:
         return float(1.0 - ((outputs - y) ** 2).sum() / ((y - y.mean(axis=0)) ** 2).sum())
 
     def report(self, path: str | os.PathLike[str] | None = None, **what: Any) -> Report:
-        """The HTML page of ``simplicit report``, with what training said.
+        """The HTML page of ``simplicit report``, with the report of training.
 
         Parameters
         ----------
@@ -451,7 +451,7 @@ def _names() -> list[str]:
 
 
 def _baseline(baseline: Any, U: Any) -> States | Network | ImplicitModel:
-    """What `fit` was given, with files read."""
+    """The baseline that `fit` was given; files are read."""
     if isinstance(baseline, (str, os.PathLike)):
         name = os.fspath(baseline)
         with open(name, "rb") as file:

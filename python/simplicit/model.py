@@ -85,13 +85,13 @@ class ImplicitModel(Shaped):
         b, d : array, optional
             n and q numbers, zero by default.
         activation : str, optional
-            Of all states, where no layout is given.
+            The activation of all states, if no layout is given.
         layout : list of dict, optional
             ``{"name", "size", "activation"}`` per layer, last layer first.
         kappa : float, optional
             The bound that ‖A‖∞ was held to.
         baseline_nonzeros : int, optional
-            What sparsity is counted against.
+            Non-zero parameters of the baseline, with which sparsity is computed.
         provenance : dict, optional
             Where the model comes from, strings by name.
         preprocessing : dict, optional
@@ -147,7 +147,7 @@ class ImplicitModel(Shaped):
         Parameters
         ----------
         dtype : torch.dtype, optional
-            Of its parameters, float32 by default.
+            The type of its parameters, float32 by default.
 
         Returns
         -------
@@ -232,7 +232,7 @@ class ImplicitModel(Shaped):
 
     @property
     def output_factor(self) -> float:
-        """What Cx + Du + d is multiplied by to be in the units of the baseline; not 1 after ``gamma`` alone."""
+        """The factor that brings Cx + Du + d into the units of the baseline; not 1 after ``gamma`` alone."""
         return self._core.output_factor
 
     @property
@@ -274,7 +274,7 @@ class ImplicitModel(Shaped):
         return out["z"], out["x"], out["y"]
 
     def diagnostics(self, U: Any, *, preprocess: bool = True, threads: int | None = None, **limits: Any) -> Diagnostics:
-        """What is known about the equilibrium of every sample.
+        """Convergence and certified errors of the equilibrium of every sample.
 
         Parameters
         ----------
@@ -339,7 +339,7 @@ class ImplicitModel(Shaped):
         pixels : float, optional
             Share of the values that may change, chosen at random per sample.
         iterations, restarts, step, queries : optional
-            How hard PGD and the square search try.
+            The effort of PGD and of the square search.
         seed : int, optional
         norm : str, optional
             ``linf``: every value changes by at most epsilon; ``l2``: the Euclidean length of the change.
@@ -511,7 +511,7 @@ def _from_bytes(data: bytes) -> ImplicitModel:
 
 
 def _csr(matrix: Any) -> scipy.sparse.csr_array:
-    # A copy: what is put in order here is the caller's, or lent by a model and read-only.
+    # A copy, because sorting changes it: the matrix is the caller's, or belongs to a model and is read-only.
     sparse = scipy.sparse.csr_array(matrix, dtype=np.float32, copy=True)
     sparse.sum_duplicates()
     sparse.eliminate_zeros()

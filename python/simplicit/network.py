@@ -33,7 +33,7 @@ class Network(Shaped):
 
     def __init__(self, core: CoreNetwork, recipe: tuple[str, Any]) -> None:
         self._core = core
-        #: How to make it again, on another machine.
+        #: How to build it again on another machine.
         self._recipe = recipe
 
     @classmethod
@@ -152,7 +152,7 @@ class Network(Shaped):
 
 
 class Builder:
-    """Builds a network node by node and remembers how: networks can travel to other machines."""
+    """Builds a network node by node and records the steps, so that networks can be sent to other machines."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = list(shape)

@@ -1,4 +1,4 @@
-"""Proofs about one row, and a checker of them in whole numbers.
+"""Proofs about one row, and a checker that uses whole numbers.
 
 The row's problem is min ½wᵀGw − hᵀw + ½e + Σ prices of the non-zeros. :func:`prove` searches for a proof that an answer
 is optimal; :func:`check` verifies its certificate with Python's integers, without any rounding but a last one downwards,
@@ -30,17 +30,17 @@ import numpy as np
 from simplicit import _core
 from simplicit.errors import SettingError, ShapeError
 
-#: Binary digits behind the point of the checker's sums.
+#: Number of binary digits after the point in the checker's sums.
 _DIGITS = 300
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What is known about an answer of one row."""
+    """What has been proved about an answer of one row."""
 
-    #: Cost of the answer that was asked about.
+    #: Cost of the given answer.
     value: float
-    #: No weights cost less.
+    #: A lower bound: no weights cost less.
     bound: float
     #: Cost of the best weights known, and these.
     best: float
@@ -136,7 +136,7 @@ def check(proof: Proof) -> Fraction:
             for j, inside in fixed:
                 if places[j] != "open":
                     raise ValueError(f"case {at}: entry {j} is fixed but not open")
-                # The other side: out takes nothing, in pays whatever its pull.
+                # The opposite choice: out subtracts nothing, in pays its price whatever its pull.
                 other = total + max(0, excess[j]) - (0 if inside else excess[j])
                 lowest = other if lowest is None else min(lowest, other)
             for j, inside in fixed:

@@ -1,7 +1,7 @@
 """Ray: the same training on a cluster, the same bits for any number of workers.
 
-Every worker is an actor. Shards of samples live there with the states of their layers, statistics are summed there, blocks of
-rows fan out and come back. A worker or a node that dies costs time and changes nothing.
+Every worker is an actor. It holds shards of samples with the states of their layers, sums statistics, and solves blocks of
+rows. If a worker or a node dies, that costs time but changes no result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PATIENCE = 0.2
 
 
 class RayEngine(Engine):
-    """Actors, spread over the nodes."""
+    """An engine whose workers are actors, distributed over the nodes."""
 
     def __init__(
         self, baseline: Any, U: Any, *, workers: int | None, cpus_per_task: int, gpus_per_task: float, shard_blocks: int,
@@ -52,18 +52,18 @@ class RayEngine(Engine):
                 f"workers: expected at least one of {len(ready)} workers of {self._cpus} CPUs to start in {self._patience:.0f} s; "
                 "see ray status"
             )
-        # Actors for which there is no room are not waited for.
+        # Do not wait for actors for which the cluster has no room.
         for worker in (ready[call] for call in late):
             ray.kill(self._actors.pop(worker))
             self.alive.remove(worker)
 
     def actor_options(self) -> dict[str, Any]:
-        """How Ray places a worker; one that is lost is replaced by us, who know what it held."""
+        """How Ray places a worker. Ray does not restart a lost one: the engine replaces it, because it knows its shards."""
         gpus = {"num_gpus": self._gpus} if self._gpus else {}
         return {"num_cpus": self._cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0, **gpus}
 
     def _actor(self) -> Any:
-        # Of a node's memory a worker may use its share of the CPUs.
+        # A worker may use the same share of a node's memory as of its CPUs.
         nodes: Any = ray.nodes
         most = max((node["Resources"].get("CPU", 1) for node in nodes() if node["Alive"]), default=1)
         share = min(1.0, self._cpus / max(1.0, most))
@@ -72,15 +72,15 @@ class RayEngine(Engine):
         return actor.remote(self._decided, self._preprocessing, self._cpus, device, share)
 
     def put(self, value: Any) -> Any:
-        """Into the object store."""
+        """Put a value into the object store."""
         return ray.put(value)
 
     def submit(self, worker: int, method: str, args: Sequence[Any]) -> Any:
-        """Two objects: the result, which stays where it is, and what is said about it."""
+        """Returns two objects: the result, which stays on its node, and its cost."""
         return self._actors[worker].call.options(num_returns=2).remote(method, *args)
 
     def wait(self, calls: Sequence[Any]) -> Sequence[Any]:
-        """Those that are done, after a moment at most."""
+        """Those of the calls that are done, after a short wait at most."""
         said = {call[1]: call for call in calls}
         done, _ = ray.wait(list(said), num_returns=1, timeout=_PATIENCE)
         done, _ = ray.wait(list(said), num_returns=len(said), timeout=0) if done else ([], [])
@@ -106,7 +106,7 @@ class RayEngine(Engine):
 
     def replace(self, worker: int, number: int) -> bool:
         """Another actor, where a node has room for it now."""
-        # Its name stays for calls that are still on the way to it.
+        # The name of the lost actor stays valid for calls that are already on the way to it.
         ray.kill(self._actors[worker])
         resources: Any = ray.available_resources
         if resources().get("CPU", 0) < self._cpus:
@@ -120,7 +120,7 @@ class RayEngine(Engine):
         return True
 
     def close(self) -> None:
-        """Gives the workers back."""
+        """Stop the workers."""
         for actor in self._actors.values():
             ray.kill(actor)
         self._actors = {}
@@ -156,8 +156,8 @@ def fit(
     cpus_per_task : int, optional
         CPUs, and with them threads, of one worker.
     num_gpus : float, optional
-        GPUs of one worker. With any, cardinality rows and statistics of feature maps are done there, and the bits are those
-        of no other run. Not run so far.
+        GPUs of one worker. With any, cardinality rows and statistics of feature maps are done there, and the bits agree with those
+        of no other run. Not tested so far.
     shard_blocks : int, optional
         Blocks of 1024 samples in a shard (of 256 images, where the network has feature maps), a power of two. Bits depend
         neither on this nor on the number of workers.

@@ -48,7 +48,7 @@ class Report:
 
 
 class TrainReport:
-    """What training has to say: the numbers of ``train --json`` as attributes, and rows.
+    """The report of training: the numbers of ``train --json`` as attributes, and rows.
 
     ``results`` is the whole JSON object; `rows` has name, non-zeros, gap and residual of every row, states then outputs.
     """

@@ -1,4 +1,4 @@
-"""What a model says about itself, as plain records."""
+"""Results about a model, as plain records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from simplicit._arrays import Array
 
 @dataclass(frozen=True)
 class Sparsity:
-    """How large a model is beside its baseline; the one count that every command prints."""
+    """The size of a model compared with its baseline; every command prints these counts."""
 
     nonzeros: int
     baseline_nonzeros: int
@@ -26,7 +26,7 @@ class Sparsity:
 
 @dataclass(frozen=True)
 class WellPosedness:
-    """What can be shown about x = φ(Ax + c) having exactly one solution."""
+    """What can be proved about whether x = φ(Ax + c) has exactly one solution."""
 
     norm_a_inf: float
     lambda_pf_upper: float

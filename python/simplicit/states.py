@@ -28,7 +28,7 @@ class States:
         ``{"name", "size", "activation"}`` per layer, last layer first. Without it all states are one block of
         `activation`, and `feedforward` and `baseline` connectivity are refused.
     activation : str, optional
-        Of states without a layout.
+        The activation of states without a layout.
     baseline_nonzeros : int, optional
         Non-zero parameters of the baseline, which sparsity is counted against.
 
@@ -80,7 +80,7 @@ class States:
 
     @classmethod
     def _load_safetensors(cls, name: str) -> States:
-        """A reader of our own for float32 and float64: the package need not be there."""
+        """Our own reader for float32 and float64, so that the safetensors package is not needed."""
         try:
             with open(name, "rb") as file:
                 length = int.from_bytes(file.read(8), "little")
@@ -102,7 +102,7 @@ class States:
 
     @property
     def samples(self) -> int:
-        """m."""
+        """Number of samples m."""
         return int(self.U.shape[0])
 
     def __getitem__(self, rows: slice) -> States:

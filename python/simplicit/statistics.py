@@ -1,4 +1,4 @@
-"""Sums over samples in the place of the samples, and what can be trained from them alone."""
+"""Sums over samples that replace the samples, and training from these sums alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from simplicit.report import TrainReport
 if TYPE_CHECKING:
     from simplicit.estimator import SIM
 
-#: Of the normal equations that rows start from, relative to the largest entry of their diagonal.
+#: Ridge of the normal equations that rows start from, relative to the largest entry of their diagonal.
 _RIDGE = 1e-9
 #: Settings that need the samples, or a network.
 _NOT_HERE = (
@@ -84,14 +84,14 @@ class _Source:
             gram = self.G[np.ix_(use, use)]
             ridge = _RIDGE * max(float(gram.diagonal().max()), np.finfo(float).tiny)
             start = np.linalg.solve(gram + ridge * np.eye(len(use)), self.H[np.ix_(rows, use)].T).T.astype(np.float32)
-            # A zero would be no connection.
+            # A zero would count as a missing connection.
             start = np.where(start == 0, np.float32(1e-30), start)
             d = len(columns)
             out.append((self.names[k], 1, start[:, :d].copy(), start[:, d].copy() if self.bias else None, True, False, k))
         return out
 
     def fixed_nonzeros(self) -> int:
-        """Nothing stays."""
+        """No parameter stays as it is."""
         return 0
 
     def samples(self) -> int:

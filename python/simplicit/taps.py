@@ -1,4 +1,4 @@
-"""Tap blocks: the parts of A, B, C, D whose weights are shared over positions, and what they are when unrolled."""
+"""Tap blocks: the parts of A, B, C, D whose weights are shared over positions, and the matrices that they are when unrolled."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TapBlock:
         return self.taps is None and not self.maps
 
     def most_nonzeros(self) -> int:
-        """An upper bound on the non-zeros of the unrolled block: taps on padding are not there."""
+        """An upper bound on the non-zeros of the unrolled block: taps on padding do not count."""
         most = self.output[1] * self.output[2] * (self.output[0] if self.taps is None else int(self.taps.nnz))
         for pooling in self.maps:
             kernel = window_of(pooling)[0]
@@ -75,7 +75,7 @@ class TapBlock:
 
 
 def _slide(taps: Any, kernel: Any, stride: Any, padding: Any, size_in: Any, size_out: Any) -> Any:
-    """A convolution's matrix; taps on padding are not there."""
+    """A convolution's matrix; taps on padding have no entry."""
     (_, h, w), (_, ho, wo), (kh, kw) = size_in, size_out, kernel
     channel, tap = taps.coords
     c, dy, dx = tap // (kh * kw), tap // kw % kh, tap % kw
@@ -144,5 +144,5 @@ def _shared(block: dict[str, Any]) -> scipy.sparse.csr_array | None:
 
 
 def lent_csr(indptr: Array, indices: Array, data: Array, shape: tuple[int, int]) -> scipy.sparse.csr_array:
-    """Native rows as SciPy's. Columns are below 2³¹: the same bits as int32. Only the row pointers are converted."""
+    """Native rows as SciPy's. Columns are below 2³¹, so they have the same bits as int32. Only the row pointers are converted."""
     return scipy.sparse.csr_array((data, indices.view(np.int32), indptr.astype(np.int32)), shape=shape, copy=False)

@@ -5,11 +5,13 @@ use std::collections::BTreeSet;
 
 use simplicit::random::Random;
 
-/// A layer keeps about so many steps of weights at the start: a switch moves a sixteenth to an eighth of it.
+/// A layer keeps about this many steps of weights at the start: a switch moves between a sixteenth and an eighth of
+/// what the layer keeps.
 const STEPS: usize = 8;
-/// Draws for an offspring that differs from the others of its generation, at most.
+/// The most draws that are made to find an offspring that differs from the others of its generation.
 const DRAWS: usize = 20;
-/// Switches of an offspring at most; the smaller of two draws, so that one is the most frequent.
+/// The most switches of an offspring. The number is the smaller of two draws, so that one switch is the most
+/// frequent.
 const SWITCHES: usize = 3;
 
 /// One round of selection.
@@ -17,38 +19,39 @@ const SWITCHES: usize = 3;
 pub struct Round {
     /// Samples that every candidate is run on.
     pub samples: usize,
-    /// Candidates that go on.
+    /// How many candidates go on to the next round.
     pub survivors: usize,
 }
 
 /// What a search may spend.
 #[derive(Debug, Clone)]
 pub struct Effort {
-    /// Times that offspring are made.
+    /// Generations: how many times offspring are made.
     pub generations: usize,
-    /// Of the parent, each time.
+    /// Offspring of the parent in each generation.
     pub offspring: usize,
-    /// From few samples to many; the last one has the same samples in every generation and the parent beside the survivors.
+    /// From few samples to many; the last one has the same samples in every generation and compares the parent with
+    /// the survivors.
     pub rounds: Vec<Round>,
 }
 
 /// A layer of the search.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Weights that it can have.
+    /// The most weights that it can have.
     pub most: usize,
-    /// By how many it changes at a time: the smallest step of all times a power of two.
+    /// The number of weights that one change moves: the smallest step of all layers times a power of two.
     pub step: usize,
 }
 
 /// Weights that every layer keeps.
 pub type Counts = Vec<usize>;
 
-/// One number for each allocation on some of the samples, less being better.
+/// The fitness of each allocation on the given samples; a smaller number is better.
 pub type Fitness<'a> = dyn FnMut(&[Counts], &[usize]) -> anyhow::Result<Vec<f64>> + 'a;
 
-/// The layers of an allocation, with steps by what they keep at the start. A layer that has most of all weights can change
-/// only by what the others take, and its step is theirs.
+/// The layers of an allocation; the step of each follows from the weights that it keeps at the start. A layer that
+/// has most of all weights can change only by what the others can take, so its step is what theirs allow.
 pub fn places(most: &[usize], start: &[usize]) -> Vec<Place> {
     let total: usize = start.iter().sum();
     let room = |k: usize| (start[k].min(total - start[k]) / STEPS).max(1);
@@ -57,8 +60,8 @@ pub fn places(most: &[usize], start: &[usize]) -> Vec<Place> {
     (0..start.len()).map(|k| Place { most: most[k], step: step(k) }).collect()
 }
 
-/// One layer gains what another loses: the larger of their steps, so that both stay on their levels and the sum is what it
-/// was. False where there is no room for it.
+/// One layer gains what another loses. The amount is the larger of their two steps, so that both stay at multiples of
+/// their steps and the sum does not change. False where there is no room for it.
 fn switch(counts: &mut Counts, places: &[Place], gains: usize, loses: usize) -> bool {
     let amount = places[gains].step.max(places[loses].step);
     // Nothing goes through a layer without weights.
@@ -70,7 +73,7 @@ fn switch(counts: &mut Counts, places: &[Place], gains: usize, loses: usize) -> 
     true
 }
 
-/// Offspring that differ from the parent and from each other; fewer where there are not so many.
+/// Offspring that differ from the parent and from each other; fewer than `count` where not as many are found.
 fn offspring(parent: &Counts, places: &[Place], count: usize, random: &mut Random) -> Vec<Counts> {
     let mut known = BTreeSet::from([parent.clone()]);
     let mut out = Vec::with_capacity(count);
@@ -91,8 +94,8 @@ fn offspring(parent: &Counts, places: &[Place], count: usize, random: &mut Rando
     out
 }
 
-/// The best allocation found and its fitness on the samples of the last round, from the start on after every generation.
-/// Samples are numbers below `pool`.
+/// The best allocation found and its fitness on the samples of the last round, first at the start, then after every
+/// generation. Samples are numbers below `pool`.
 pub fn evolve(
     start: Counts,
     places: &[Place],
@@ -151,7 +154,7 @@ mod tests {
                 let mut moved = vec![false; most.len()];
                 for _ in 0..200 {
                     let children = offspring(&parent, &places, 8, &mut random);
-                    // Of a network with few switches that have room, draws do not always find eight.
+                    // The parent may have few switches with room, so the draws do not always find eight.
                     assert!((4..=8).contains(&children.len()), "{} children of {parent:?}", children.len());
                     let different: BTreeSet<&Counts> = children.iter().chain([&parent]).collect();
                     assert_eq!(different.len(), children.len() + 1);
@@ -184,7 +187,8 @@ mod tests {
 
     #[test]
     fn the_best_of_all_allocations_is_found_through_noise_and_nothing_gets_worse() {
-        // The error of a layer falls with what it keeps, for some layers faster; samples see it with noise.
+        // The error of a layer falls with the weights that it keeps, for some layers faster than for others; samples
+        // see it with noise.
         let weights = [1.0, 30.0, 5.0, 0.2];
         let exact = |c: &Counts| -> f64 { c.iter().zip(weights).map(|(c, w)| w / *c as f64).sum() };
         let start: Counts = vec![64, 64, 32, 32];

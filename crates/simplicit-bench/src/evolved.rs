@@ -20,7 +20,8 @@ const POOL: usize = 2048;
 /// Samples whose outputs of the network are computed at a time.
 const BLOCK: usize = 128;
 
-/// The budget of a search. The paper has 64 offspring and some hundred generations for models of billions of weights.
+/// The budget of a search. The paper has 64 offspring and a few hundred generations for models of billions of
+/// weights.
 pub(crate) fn effort() -> Effort {
     let round = |samples, survivors| Round { samples, survivors };
     Effort { generations: 60, offspring: 12, rounds: vec![round(32, 4), round(128, 1), round(512, 1)] }
@@ -28,14 +29,14 @@ pub(crate) fn effort() -> Effort {
 
 /// A layer that can be pruned.
 struct Unit {
-    /// Of its group in the walk.
+    /// The name of its group in the walk.
     name: String,
     target: Target,
-    /// Weights of the baseline.
+    /// Weights that the baseline has in this layer.
     weights: usize,
 }
 
-/// Layers pruned on the baseline's states, each by itself: made when they are first asked for.
+/// Layers pruned on the baseline's states, each by itself; a layer is pruned when it is first asked for.
 struct Database<'w, 'a> {
     walk: &'w Walk<'a>,
     units: Vec<Unit>,
@@ -46,7 +47,8 @@ struct Database<'w, 'a> {
 }
 
 impl Walk<'_> {
-    /// The counts of all groups whose model diverges least from the network at a level.
+    /// For each group the number of weights that it keeps at a level, chosen so that the model diverges least from
+    /// the network.
     pub(crate) fn evolve(&self, level: f64) -> anyhow::Result<BTreeMap<String, usize>> {
         let mut database = Database::new(self)?;
         let (most, start) = (database.most()?, database.uniform(level));
@@ -59,7 +61,8 @@ impl Walk<'_> {
     }
 }
 
-/// The same sum with no layer above what it can have: others take what is too much, the largest rooms first.
+/// The same sum, but no layer has more than it can have: other layers take the excess, those with the most room
+/// first.
 fn within(mut counts: Counts, most: &[usize]) -> Counts {
     let mut over = 0;
     for (count, most) in counts.iter_mut().zip(most) {
@@ -107,7 +110,7 @@ impl<'w, 'a> Database<'w, 'a> {
         Ok(Self { walk, units, pieces: BTreeMap::new(), u, y })
     }
 
-    /// Weights that every layer can have: those of features that are always zero go in any case.
+    /// The most weights that each layer can have: those of features that are always zero are removed in any case.
     fn most(&mut self) -> anyhow::Result<Vec<usize>> {
         let all: Counts = self.units.iter().map(|unit| unit.weights).collect();
         self.fill(std::slice::from_ref(&all))?;
@@ -129,8 +132,8 @@ impl<'w, 'a> Database<'w, 'a> {
         counts
     }
 
-    /// Makes the layers of some allocations that are not there yet: a layer's own statistics and weights are all it depends
-    /// on, so one model has as many new layers as there are.
+    /// Makes those layers of some allocations that have not been made yet. A layer depends on its own statistics and
+    /// weights alone, so one model can make a new layer in each of its groups.
     fn fill(&mut self, candidates: &[Counts]) -> anyhow::Result<()> {
         let asked = candidates.iter().flat_map(|counts| counts.iter().copied().enumerate());
         let mut missing: BTreeSet<(usize, usize)> = asked.filter(|key| !self.pieces.contains_key(key)).collect();
@@ -146,7 +149,7 @@ impl<'w, 'a> Database<'w, 'a> {
         Ok(())
     }
 
-    /// The model of an allocation whose layers are there.
+    /// The model of an allocation whose layers have all been made.
     fn model(&self, counts: &Counts) -> anyhow::Result<ImplicitModel> {
         let piece = |(k, count): (usize, &usize)| (self.units[k].target, &self.pieces[&(k, *count)]);
         let pieces: Vec<(Target, &Piece)> = counts.iter().enumerate().map(piece).collect();

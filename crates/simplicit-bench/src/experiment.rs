@@ -23,9 +23,9 @@ use simplicit::train::{
 use crate::rivals::{self, Rival};
 use crate::walk::{Allocation, Made, Shared, Walk};
 
-/// Draws per sample of the output-aware weights, as the command line's.
+/// Draws per sample of the output-aware weights; the command line uses the same number.
 const DRAWS: usize = 4;
-/// Samples for the output-aware weights of a network with feature maps, as the command line's.
+/// Samples for the output-aware weights of a network with feature maps; the command line uses the same number.
 const WEIGHED: usize = 1000;
 /// Samples a thread takes at a time.
 const BLOCK: usize = 256;
@@ -34,50 +34,50 @@ const BLOCK: usize = 256;
 const COORDINATES: f64 = 0.99;
 /// Largest level that cyclic connectivities are trained to.
 pub(crate) const CYCLIC_UP_TO: f64 = 0.5;
-/// β where a search for the level begins, as the command line's.
+/// β where a search for the level begins; the command line uses the same value.
 const BETA: f64 = 3e-4;
 /// Our name in the table and on the command line.
 pub const OURS: &str = "simplicit";
 
-/// What is run.
+/// The settings of an experiment: which methods run, at which levels, on how many samples.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Plan {
     /// Training samples per seed.
     pub samples: usize,
-    /// Whose models: our name and the rivals' on the command line.
+    /// The methods to compare, by their names on the command line: our own and the rivals'.
     pub methods: Vec<String>,
-    /// Held-out training samples per seed, disjoint from those.
+    /// Held-out training samples per seed, disjoint from the `samples`.
     pub held_out: usize,
-    /// One choice of samples each.
+    /// The seeds; each makes one choice of samples.
     pub seeds: Vec<u64>,
     /// Sparsities of the main table.
     pub levels: Vec<f64>,
-    /// Sparsities of the comparison of connectivities; empty leaves it out.
+    /// Sparsities of the comparison of connectivities; an empty list leaves the comparison out.
     pub connectivity_levels: Vec<f64>,
     /// Seeds of that comparison.
     pub connectivity_seeds: usize,
     /// Training samples of that comparison up to the largest level of cyclic models, which cost more.
     pub connectivity_samples: usize,
-    /// κ of the cyclic ones, a row each.
+    /// κ of the cyclic connectivities; each value has a row of its own.
     pub kappas: Vec<f64>,
 }
 
 /// One reported row: one model, one look at the test set.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
-    /// Who made it.
+    /// The method that made the model, by its name in the table.
     pub method: String,
     /// What was chosen on the held-out samples.
     pub choice: String,
-    /// Choice of samples.
+    /// The seed that chose the samples.
     pub seed: u64,
     /// The sparsity asked for.
     pub level: f64,
     /// The sparsity of the stored model.
     pub sparsity: f64,
-    /// Share of held-out samples predicted as by the baseline.
+    /// Share of held-out samples for which the model predicts the same class as the baseline.
     pub agreement: f64,
-    /// On the test set, with labels.
+    /// Accuracy on the test set, with labels.
     pub accuracy: f64,
     /// Certified upper bound on λ_pf(|A|).
     pub lambda_pf_upper: f64,
@@ -85,27 +85,28 @@ pub struct Row {
     pub max_bound_distance: Option<f64>,
     /// Largest relative gap of a row's last convex solve, ours only.
     pub max_relative_gap: Option<f64>,
-    /// Wall-clock time, choosing included; of models from one path, an equal share.
+    /// Wall-clock time in seconds, with the time to choose included. Models from one path share its time equally.
     pub seconds: f64,
 }
 
 /// Everything the page needs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
-    /// What was asked.
+    /// The settings of the experiment.
     pub plan: Plan,
-    /// The baseline on the test set.
+    /// Accuracy of the baseline on the test set.
     pub baseline_accuracy: f64,
-    /// The baseline's count.
+    /// Non-zero parameters of the baseline.
     pub baseline_nonzeros: u64,
-    /// Ours and the rivals, at every level and seed.
+    /// One row for each method, ours and the rivals', at every level and seed.
     pub rows: Vec<Row>,
-    /// The connectivities at equal count.
+    /// Rows of the comparison of connectivities, at equal numbers of non-zeros.
     pub connectivity: Vec<Row>,
 }
 
 impl Outcome {
-    /// The rows of an earlier run with those of this one in their place, on the same samples of the same network.
+    /// Joins two runs on the same samples of the same network: rows of this run replace the same rows of the earlier
+    /// one.
     pub fn over(self, earlier: Self) -> anyhow::Result<Self> {
         let samples = |o: &Self| (o.plan.samples, o.plan.held_out, o.baseline_nonzeros);
         if samples(&self) != samples(&earlier) {
@@ -146,30 +147,30 @@ impl Outcome {
     }
 }
 
-/// Data of an experiment.
+/// The network, inputs and labels of an experiment.
 pub struct Data {
     /// The baseline.
     pub network: Network,
-    /// From raw numbers to its inputs; by default that of the files' format.
+    /// How raw numbers become the network's inputs; by default as the format of the files has it.
     pub preprocessing: Option<Preprocessing>,
     /// Training inputs.
     pub train: Array,
     /// Test inputs.
     pub test: Array,
-    /// Their labels.
+    /// Labels of the test inputs.
     pub labels: Labels,
 }
 
-/// Who works.
+/// The threads and the device that do the work.
 #[derive(Debug, Clone, Copy)]
 pub struct Workers {
     /// Threads of this machine.
     pub threads: Threads,
-    /// Who runs layers and gathers statistics, and solves the rows of ours.
+    /// The device that runs layers and gathers statistics, and that solves the rows of our method.
     pub device: Device,
 }
 
-/// One seed's samples.
+/// The samples of one seed.
 struct Seed {
     seed: u64,
     /// Training inputs, then held-out ones.
@@ -178,7 +179,7 @@ struct Seed {
     held_out_baseline: Matrix<f32>,
 }
 
-/// A candidate for a row.
+/// A model that may become a row of the table.
 struct Candidate {
     model: ImplicitModel,
     choice: String,
@@ -188,7 +189,7 @@ struct Candidate {
     seconds: f64,
 }
 
-/// A rival's model and where it stands among those at its level.
+/// A rival's model and its rank among those at its level.
 struct Tried {
     made: Made,
     allocation: Allocation,
@@ -206,10 +207,11 @@ struct Lab<'a> {
     cancel: &'a Cancel,
 }
 
-/// Hears of every row as it comes, with all that there are.
+/// A callback that receives every row when it is done, together with all rows so far.
 pub type Tell<'a> = dyn FnMut(&Outcome, &Row) -> anyhow::Result<()> + 'a;
 
-/// Runs everything; a long experiment that is stopped has told its rows so far.
+/// Runs the whole experiment. Every row goes to `tell` when it is done, so a long experiment that is stopped loses no
+/// finished row.
 pub fn run(data: &Data, plan: &Plan, workers: Workers, cancel: &Cancel, tell: &mut Tell) -> anyhow::Result<Outcome> {
     let known: Vec<&str> = std::iter::once(OURS).chain(rivals::all().iter().map(|r| r.id())).collect();
     if let Some(unknown) = plan.methods.iter().find(|m| !known.contains(&m.as_str())) {
@@ -276,7 +278,7 @@ impl Lab<'_> {
         Ok(Matrix::from_vec(u.rows(), self.baseline.shape().outputs, values)?)
     }
 
-    /// A model's outputs; samples without equilibrium count as they come.
+    /// A model's outputs; samples without equilibrium count with the outputs that their last step gave.
     fn of_model(&self, model: &ImplicitModel, u: &Matrix<f32>) -> anyhow::Result<Matrix<f32>> {
         let settings = EquilibriumSettings { threads: self.threads, ..Default::default() };
         Ok(Equilibrium::new(model, settings)?.outputs(u)?.y)
@@ -286,7 +288,7 @@ impl Lab<'_> {
         Ok(agreement(&self.of_model(model, &seed.held_out)?, &seed.held_out_baseline)?)
     }
 
-    /// The one look at the test set.
+    /// Measures a candidate on the test set, which is read only here.
     fn report(&self, method: &str, seed: u64, level: f64, candidate: Candidate) -> anyhow::Result<Row> {
         let Candidate { model, choice, agreement, bound, gap, seconds } = candidate;
         Ok(Row {
@@ -338,7 +340,8 @@ impl Lab<'_> {
             preprocessing: self.preprocessing.clone(),
         };
         let mut run = Run { threads: self.threads, cancel: self.cancel, keep: &Forget, progress: &mut |_| {} };
-        // Over feature maps every fit of a path is a walk over all positions; a target of its own is reached in about two.
+        // Over feature maps every fit of a path is a walk over all positions; a search for one target reaches it in
+        // about two fits.
         let trained = if self.has_maps() {
             let to = |level: &f64| TrainSettings { target_sparsity: Some(*level), ..settings.clone() };
             levels
@@ -387,8 +390,8 @@ impl Lab<'_> {
         Ok(())
     }
 
-    /// Of a rival's allocations, with and without a cascade, the one that the held-out samples prefer; reconstructed where
-    /// that is the rival's way.
+    /// Tries a rival's allocations, with and without a cascade, and returns the model that is best on the held-out
+    /// samples; reconstructed where reconstruction is part of the rival's method.
     fn best(&self, seed: &Seed, rival: &dyn Rival, walk: &mut Walk, level: f64) -> anyhow::Result<Candidate> {
         let begin = Instant::now();
         let mut tried = |allocation: Allocation, cascade: bool| -> anyhow::Result<Tried> {
@@ -402,7 +405,8 @@ impl Lab<'_> {
         let all: Vec<Allocation> = flat.iter().map(|t| t.allocation).collect();
         let Some(mut best) = flat.into_iter().reduce(better) else { bail!("a rival without an allocation") };
         if rival.fits() {
-            // A cascade over feature maps costs a walk over all positions: there the better allocation alone.
+            // A cascade over feature maps costs a walk over all positions, so it is run for the better allocation
+            // alone.
             let again = if self.has_maps() { vec![best.allocation] } else { all };
             for allocation in again {
                 best = better(best, tried(allocation, true)?);
@@ -430,8 +434,8 @@ impl Lab<'_> {
         !self.baseline.taps().is_empty()
     }
 
-    /// The four connectivities at equal count, the cyclic ones with every κ; up to their largest level with ℓ1 as well,
-    /// which does not begin at the baseline's weights.
+    /// The four connectivities at equal count, the cyclic ones with every κ. Up to the largest level of the cyclic
+    /// ones they are trained with ℓ1 as well, which does not begin at the baseline's weights.
     fn connectivities(&self, seed: &Seed, plan: &Plan, out: &mut Outcome, tell: &mut Tell) -> anyhow::Result<()> {
         let (low, high): (Vec<f64>, Vec<f64>) =
             plan.connectivity_levels.iter().partition(|level| **level <= CYCLIC_UP_TO);
@@ -448,7 +452,8 @@ impl Lab<'_> {
         ] {
             let kappas: Vec<Option<f64>> =
                 if cyclic { plan.kappas.iter().map(|k| Some(*k)).collect() } else { vec![None] };
-            // All states of a cyclic model are one group, fitted several times over: by far the dearest models.
+            // All states of a cyclic model are one group, which is fitted several times: these are by far the most
+            // expensive models.
             let high = if cyclic { &[][..] } else { &high };
             for (penalty, settings, levels, samples) in [
                 ("", TrainSettings::default(), &low[..], plan.connectivity_samples),

@@ -9,7 +9,7 @@ use crate::experiment::{CYCLIC_UP_TO, OURS, Outcome, Row};
 /// Where the generated part begins and ends in a page.
 const BEGIN: &str = "<!-- written by the command: begin -->";
 const END: &str = "<!-- written by the command: end -->";
-/// Distance from a level that is not worth mentioning.
+/// A model this close to its level counts as at its level: the difference is not mentioned.
 const MET: f64 = 0.002;
 
 /// The page with its generated part replaced; `None` if the two marks are not there.
@@ -47,13 +47,13 @@ fn points((mean, spread): (f64, Option<f64>)) -> String {
     format!("{mean:+.2}{spread}").replace('-', "−")
 }
 
-/// Where a model is not at its level.
+/// Says where a model's sparsity differs from its level.
 fn missed<'a>(rows: impl Iterator<Item = &'a Row>, level: f64) -> String {
     let furthest = rows.map(|r| r.sparsity).max_by(|a, b| (a - level).abs().total_cmp(&(b - level).abs()));
     furthest.filter(|s| (s - level).abs() > MET).map_or_else(String::new, |s| format!(" (at {:.1} %)", 100.0 * s))
 }
 
-/// One row, as it comes.
+/// One row as a line of text, for the progress of the command.
 pub fn line(row: &Row) -> String {
     let Row { method, choice, seed, level, sparsity, accuracy, agreement, seconds, .. } = row;
     let [level, sparsity, accuracy, agreement] = [level, sparsity, accuracy, agreement].map(|v| 100.0 * v);
@@ -64,7 +64,7 @@ pub fn line(row: &Row) -> String {
     )
 }
 
-/// Tables and sentences, in Markdown.
+/// The tables and sentences of the page, in Markdown.
 pub fn markdown(outcome: &Outcome) -> String {
     let Outcome { plan, rows, baseline_accuracy, .. } = outcome;
     let mut out = String::new();
@@ -111,7 +111,7 @@ pub fn markdown(outcome: &Outcome) -> String {
     out
 }
 
-/// What was chosen for the rivals, as a table.
+/// A table of what was chosen for the rivals.
 fn choices(outcome: &Outcome, out: &mut String) {
     let rivals: Vec<&str> = methods(&outcome.rows).into_iter().filter(|m| *m != OURS).collect();
     if rivals.is_empty() {
@@ -136,7 +136,7 @@ fn most_frequent<'a>(rows: impl Iterator<Item = &'a Row>) -> String {
     choices.iter().copied().max_by_key(|c| count(c)).unwrap_or("–").to_string()
 }
 
-/// Who is ahead where, said plainly.
+/// Sentences that say which method is ahead at which level.
 fn verdict(outcome: &Outcome) -> String {
     let Outcome { plan, rows, baseline_accuracy, .. } = outcome;
     let names = methods(rows);
@@ -295,7 +295,7 @@ mod tests {
         assert!(text.contains("| full | −2.00 (90.00 %, λ_pf ≤ 0.50) |"), "{text}");
         assert!(text.contains("choosing included: simplicit 5 s, rival 3 s, connectivity baseline 2 s,"), "{text}");
         assert!(plot(&outcome).contains("rival"));
-        // Measured again, some rows give way and a level is added; rows of other samples are refused.
+        // A later run replaces some rows and adds a level; rows of other samples are refused.
         let mut later = outcome.clone();
         later.plan.levels = vec![0.5, 0.7];
         later.rows = vec![row("simplicit", 0, 0.5, 0.89), row("simplicit", 0, 0.7, 0.88)];

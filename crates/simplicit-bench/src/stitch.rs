@@ -1,15 +1,16 @@
-//! Layers of several models of one network put together to another model, bit for bit.
+//! Puts layers of several models of one network together into another model, bit for bit.
 
 use simplicit::linalg::Csr;
 use simplicit::model::{ImplicitModel, TapBlock, TapWeights, Target};
 
-/// What a layer or the outputs compute with: their rows of A and B (or C and D), their constants and their blocks.
+/// The numbers that a layer or the outputs compute with: their rows of A and B (or C and D), their constants and
+/// their blocks.
 #[derive(Debug, Clone)]
 pub struct Piece {
     from_states: Csr<f32>,
     from_inputs: Csr<f32>,
     bias: Vec<f32>,
-    /// Those with weights; the others are structure.
+    /// The blocks with weights; the others belong to the structure of the network.
     taps: Vec<TapBlock>,
 }
 
@@ -23,7 +24,7 @@ fn has_weights(block: &TapBlock) -> bool {
 }
 
 impl Piece {
-    /// Of a model.
+    /// The piece of a model that computes a target.
     pub fn of(model: &ImplicitModel, target: Target) -> Self {
         let taps = model.taps().iter().filter(|b| b.target == target && has_weights(b)).cloned().collect();
         match target {
@@ -45,7 +46,7 @@ impl Piece {
         }
     }
 
-    /// Weights without the constants.
+    /// Number of weights, the constants not counted.
     pub fn weights(&self) -> usize {
         self.from_states.nonzeros()
             + self.from_inputs.nonzeros()
@@ -80,7 +81,7 @@ pub fn stitched(base: &ImplicitModel, pieces: &[(Target, &Piece)]) -> simplicit:
         (parts.c, parts.d, parts.output_bias) =
             (piece.from_states.clone(), piece.from_inputs.clone(), piece.bias.clone());
     }
-    // Blocks of a target come in one order in all models of a network.
+    // The blocks of a target have the same order in all models of a network.
     for (target, piece) in pieces {
         let own = parts.taps.iter_mut().filter(|b| b.target == *target && has_weights(b));
         own.zip(&piece.taps).for_each(|(block, found)| *block = found.clone());

@@ -1,4 +1,4 @@
-//! A rival in the place of the library's row solver, and the price at which its models have a level.
+//! A rival in the place of the library's row solver, and the search for the price at which its models reach a level.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,12 +18,13 @@ use crate::rivals::{Budget, Layer, Prepared, Rival};
 
 /// Accepted distance from a level.
 const CLOSE: f64 = 0.001;
-/// Models of a search for one level.
+/// Most models in a search for one level.
 const TRIES: usize = 16;
-/// Of these in a cascade, so many by the curve of the models on the baseline's states, which runs nearly parallel.
+/// In a cascade, this many of the models are placed by the curve of the models on the baseline's states, which runs
+/// nearly parallel to that of the cascade.
 const PARALLEL: usize = 4;
 
-/// How the groups share what may stay.
+/// How the weights that stay are shared among the groups.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Allocation {
     /// Every group loses the same share of its weights.
@@ -34,14 +35,14 @@ pub enum Allocation {
     Evolved,
 }
 
-/// What one model is asked for.
+/// What one model of a rival is to satisfy.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Ask {
-    /// This share of every group goes.
+    /// This share of the weights of every group is removed.
     Share(f64),
-    /// This price.
+    /// All groups have this price.
     Price(f64),
-    /// So many weights of these groups stay, and the others as they are.
+    /// These groups keep the given numbers of weights, and the others stay as they are.
     Counts(Arc<BTreeMap<String, usize>>),
 }
 
@@ -103,7 +104,7 @@ impl Keep for Shared {
     }
 
     fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
-        // Another rival's models have other states.
+        // Statistics on a model's own states differ from rival to rival.
         if !key.depends_on_a_model() {
             self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_string(), value.to_vec());
         }
@@ -111,7 +112,7 @@ impl Keep for Shared {
     }
 }
 
-/// A rival's model, and what it was asked for.
+/// A rival's model, and the request that it answers.
 pub struct Made {
     /// The model.
     pub model: ImplicitModel,
@@ -129,7 +130,7 @@ pub struct Walk<'a> {
     device: Device,
     pub(crate) threads: Threads,
     pub(crate) cancel: &'a Cancel,
-    /// Price and sparsity on the baseline's states, and in the cascade.
+    /// Price and sparsity of the models found so far, on the baseline's states and in the cascade.
     flat: Found,
     cascaded: Found,
     /// Levels with the counts that a search found for them.
@@ -137,7 +138,7 @@ pub struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Nothing is computed yet. The input's baseline must be there.
+    /// A walk in which nothing is computed yet. The input must have its baseline.
     pub fn new(
         input: &'a TrainInput<'a>,
         baseline: &'a ImplicitModel,
@@ -161,14 +162,15 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The same with layers run and statistics gathered on a device; rows are the processor's.
+    /// The same walk, with layers run and statistics gathered on a device; the processor solves the rows.
     pub fn on(self, device: Device) -> Self {
-        // A device that must be a GPU is one for cardinality rows.
+        // `cuda:N` would demand that the GPU solves cardinality rows, but a rival's rows are solved on the processor.
         let device = if let Device::Cuda(_) = device { Device::Auto } else { device };
         Self { device, ..self }
     }
 
-    /// The model at a level. In a cascade the global price is sought from the one on the baseline's states.
+    /// The model at a level. In a cascade the search for the global price begins at the one found on the baseline's
+    /// states.
     pub fn model(&mut self, level: f64, allocation: Allocation, cascade: bool) -> anyhow::Result<Made> {
         match (allocation, cascade) {
             (Allocation::Uniform, _) => self.fit(Ask::Share(self.share(level)), cascade),
@@ -186,8 +188,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The same model with its kept weights reconstructed as many joints ahead as the rival looks; `None` for rivals that do
-    /// not.
+    /// The same model with its kept weights reconstructed as many joints ahead as the rival looks; `None` for rivals
+    /// that do not reconstruct.
     pub fn reconstructed(&self, made: &Made) -> anyhow::Result<Option<(ImplicitModel, Reconstruction)>> {
         if self.rival.ahead() == 0 {
             return Ok(None);
@@ -202,7 +204,8 @@ impl<'a> Walk<'a> {
         bias.filter(|b| **b != 0.0).count() + self.baseline.sparsity().fixed as usize
     }
 
-    /// The share of all weights that has to go: the constants stay, so the weights must give what they do not.
+    /// The share of all weights that has to be removed. The constants stay, so the weights must also make up for
+    /// them.
     pub(crate) fn share(&self, level: f64) -> f64 {
         let all = self.baseline.sparsity().nonzeros as f64;
         (level * all / (all - self.constants() as f64)).min(1.0)
@@ -238,7 +241,7 @@ impl<'a> Walk<'a> {
             if best.take(made) || !(fresh || parallel) {
                 break;
             }
-            // That curve knows the way only where it has points.
+            // The curve says where to look only near its own points.
             let distance = (sparsity - level).abs();
             parallel = parallel && k + 1 < PARALLEL && distance < last;
             (aim, last) = (aim + level - sparsity, distance);
@@ -252,7 +255,7 @@ impl<'a> Walk<'a> {
     }
 
     fn train(&self, ask: &Ask, cascade: bool, reconstruct: usize) -> anyhow::Result<Trained> {
-        // In a cascade every budget has states of its own.
+        // In a cascade every budget has states of its own, so nothing is remembered.
         let memory = (!cascade).then(|| self.memory.clone());
         let method = Method { rival: self.rival.clone(), ask: ask.clone(), memory };
         let settings = TrainSettings {
@@ -278,7 +281,7 @@ impl Best {
         Self { level, nearest: None }
     }
 
-    /// Whether this one is close enough.
+    /// Keeps a model if it is nearer to the level; whether it is close enough.
     fn take(&mut self, made: Made) -> bool {
         let distance = (made.model.sparsity().sparsity - self.level).abs();
         if self.nearest.as_ref().is_none_or(|(so_far, _)| distance < *so_far) {

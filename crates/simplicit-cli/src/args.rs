@@ -47,7 +47,8 @@ pub(crate) struct PreprocessingArgs {
 }
 
 impl PreprocessingArgs {
-    /// The flags over `default` (a model's own, or that of the file's format).
+    /// Preprocessing from the flags; `default` (a model's own, or that of the file's format) fills in what they leave
+    /// out.
     pub(crate) fn over(&self, default: &Preprocessing) -> anyhow::Result<Preprocessing> {
         let or = |given: &Vec<f64>, default: &Vec<f64>| if given.is_empty() { default.clone() } else { given.clone() };
         Ok(Preprocessing::new(
@@ -90,7 +91,7 @@ pub(crate) struct InputArgs {
 }
 
 impl InputArgs {
-    /// The samples chosen, with `own` preprocessing unless flags override it.
+    /// Opens the chosen samples, with the model's `own` preprocessing unless flags override it.
     pub(crate) fn open(&self, own: Option<&Preprocessing>) -> anyhow::Result<Inputs> {
         let selection = self.selection.selection();
         self.pictures.open_inputs(&self.inputs, &self.preprocessing, own, &selection)
@@ -109,7 +110,7 @@ pub(crate) struct PictureArgs {
 }
 
 impl PictureArgs {
-    /// As [`open_inputs`], a folder of pictures as well.
+    /// As [`open_inputs`], but also for a folder of pictures.
     pub(crate) fn open_inputs(
         &self,
         path: &Path,
@@ -129,7 +130,7 @@ impl PictureArgs {
         open_inputs(path, flags, own, selection)
     }
 
-    /// What was given, as flags and their values.
+    /// The flags that were given, with their values.
     pub(crate) fn given(&self) -> Vec<(&'static str, usize)> {
         [("resize", self.resize), ("crop", self.crop)].into_iter().filter_map(|(n, v)| Some((n, v?))).collect()
     }
@@ -198,21 +199,21 @@ pub(crate) struct NameArgs {
 }
 
 impl NameArgs {
-    /// What was given, as flags and their values.
+    /// The flags that were given, with their values.
     pub(crate) fn given(&self) -> Vec<(&'static str, &str)> {
         let values = [&self.input, &self.output, &self.input_shape, &self.fill];
         let all = Self::FLAGS.into_iter().zip(values);
         all.filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
     }
 
-    /// The names of the flags, under which a model keeps what it was trained with.
+    /// The names of the flags, under which a model stores the values that it was trained with.
     pub(crate) const FLAGS: [&str; 4] = ["input", "output", "input-shape", "fill"];
 
     pub(crate) fn selection(&self) -> anyhow::Result<OnnxSelection> {
         self.selection_for(None)
     }
 
-    /// What was given or, for what was not, what the model was trained with.
+    /// The values of the flags; a flag that was not given has the value that the model was trained with.
     pub(crate) fn selection_for(&self, model: Option<&ImplicitModel>) -> anyhow::Result<OnnxSelection> {
         let given = self.given();
         let [input, output, input_shape, fill] = Self::FLAGS.map(|flag| {
@@ -239,7 +240,7 @@ impl JsonArgs {
         self.json.as_deref() == Some(Path::new("-"))
     }
 
-    /// The file, if it is one.
+    /// The path of the JSON, if it goes to a file.
     pub(crate) fn file(&self) -> Option<&Path> {
         self.json.as_deref().filter(|p| *p != Path::new("-"))
     }

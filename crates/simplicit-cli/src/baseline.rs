@@ -18,24 +18,24 @@ use crate::operands::is_model;
 /// A baseline and what is known about its file.
 pub struct Baseline {
     pub(crate) kind: Kind,
-    /// Bytes of the file, if there is one.
+    /// Size of the file in bytes, if there is one.
     pub(crate) bytes: Option<u64>,
 }
 
-/// Either kind runs; a network also has gradients.
+/// Both kinds compute states; a network also has gradients.
 pub(crate) enum Kind {
     Network(Arc<Network>),
     Model(Box<ImplicitModel>, Box<Equilibrium>),
 }
 
 impl Baseline {
-    /// ONNX or a model file, by what the file begins with.
+    /// Opens an ONNX file or a model file; its first bytes say which it is.
     pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
         Self::open_selected(path, &OnnxSelection::default())
     }
 
-    /// The network beside a model. What an ONNX file leaves open and was not given is as the model was trained, if it was
-    /// trained from this file.
+    /// The network that a model is compared with. Choices that an ONNX file leaves open and no flag makes are those
+    /// of the model's training, if it was trained from this file.
     pub(crate) fn open_beside(path: &Path, names: &NameArgs, model: Option<&ImplicitModel>) -> anyhow::Result<Self> {
         let trained_so = |model: &&ImplicitModel| {
             let provenance = &model.metadata().provenance;
@@ -45,7 +45,7 @@ impl Baseline {
         Self::open_selected(path, &names.selection_for(model.filter(trained_so))?)
     }
 
-    /// As [`Baseline::open`], with what an ONNX file leaves open.
+    /// As [`Baseline::open`], with a selection for what an ONNX file leaves open.
     pub(crate) fn open_selected(path: &Path, selection: &OnnxSelection) -> anyhow::Result<Self> {
         let bytes = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
         let kind = if is_model(path)? {
@@ -73,7 +73,7 @@ impl Baseline {
         Ok(Self { kind: Kind::of_model(model)?, bytes })
     }
 
-    /// The states it computes.
+    /// The map from inputs to the states of the baseline.
     pub fn map(&self) -> &dyn StateMap {
         match &self.kind {
             Kind::Network(network) => network.as_ref(),

@@ -15,18 +15,18 @@ use simplicit::{Error, Result};
 
 use crate::remote::Courier;
 
-/// The package's process.
+/// The process of the Python package.
 pub(crate) struct Cluster {
     process: Mutex<Process>,
-    /// Inputs as the workers' driver reads them, for as long as it lives.
+    /// Folder of the inputs, which the workers' driver reads; it must exist as long as the process.
     _folder: tempfile::TempDir,
-    /// What it said last before it failed.
+    /// The last failure that the process reported.
     failure: Mutex<Option<String>>,
 }
 
 struct Process {
     child: Child,
-    /// Its standard error, read to the end: a full pipe would make it wait.
+    /// File that receives its standard error. A pipe that nobody empties would block the process.
     log: PathBuf,
     to: ChildStdin,
     from: BufReader<ChildStdout>,
@@ -34,16 +34,16 @@ struct Process {
 
 /// What is trained on, as files.
 pub(crate) enum Trained<'a> {
-    /// A network or a model, and its inputs.
+    /// A network or a model, with its inputs.
     Network {
         network: &'a Path,
-        /// Which of its inputs and outputs.
+        /// The choice among the inputs and outputs of an ONNX network.
         names: Vec<(&'static str, &'a str)>,
-        /// The same in the coordinates of the training, where these are others.
+        /// The baseline in the coordinates of the training, where these differ from its own.
         moved: Option<&'a ImplicitModel>,
         inputs: &'a dyn InputSource,
     },
-    /// States.
+    /// A states file.
     States(&'a Path),
 }
 
@@ -55,7 +55,7 @@ impl Cluster {
         let mut about = json!({
             "address": address,
             "decided": decided,
-            // What the workers get has been preprocessed.
+            // The inputs of the workers have already been preprocessed.
             "preprocessing": serde_json::to_string(&Preprocessing::identity())?,
         });
         match trained {
@@ -153,7 +153,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The end of its input is the end of its work: it gives its workers back.
+        // The process ends when its input ends, and it gives its workers back.
         let _ = self.to.write_all(b"\n");
         let _ = self.to.flush();
         let _ = self.child.wait();

@@ -1,10 +1,10 @@
-//! The quick start's network and images, part of the program.
+//! The network and images of the quick start, which are part of the program.
 
 use simplicit::Result;
 use simplicit::arrays::{Array, ArrayFile, Inputs, Labels, Selection};
 use simplicit::network::Network;
 
-// Statics, so that every one is in the program once, however often it is used.
+// Statics, so that the program contains each of them once, however often it is used.
 pub(crate) use simplicit_data::{
     FASHION_FC as NETWORK, FASHION_TEST_IMAGES as TEST_IMAGES, FASHION_TEST_LABELS as TEST_LABELS,
     FASHION_TRAIN_IMAGES as TRAIN_IMAGES, RESNET20_CIFAR100 as RESNET,
@@ -24,7 +24,7 @@ pub(crate) fn train_images() -> Result<Inputs> {
     Inputs::new(train_array()?, None, &Selection::all())
 }
 
-/// The same, to choose from.
+/// The training images as an array, from which samples can be chosen.
 pub(crate) fn train_array() -> Result<Array> {
     array("fashion_train_images.idx.gz", TRAIN_IMAGES)
 }

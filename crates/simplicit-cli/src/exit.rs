@@ -1,4 +1,5 @@
-//! How a command ends: 0, 1, 2 or 130. A failure is one line on stderr; a recipe's has the place below it.
+//! How a command ends: 0, 1, 2 or 130. A failure is one line on stderr; a failure in a recipe also shows the place
+//! below it.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -6,17 +7,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use simplicit::Error;
 
-/// A command that did what it was asked.
+/// How a command that did its work ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Exit 0.
     Done,
-    /// Exit 1: done, with something a script must see. It has been said on stderr.
+    /// Exit 1: the work is done, but a script must see something that has been printed on stderr.
     Noticed,
 }
 
 impl Outcome {
-    /// `Noticed` if there is anything to say, which goes to stderr.
+    /// `Noticed` if there are notices, which are printed on stderr.
     pub(crate) fn with_notices(notices: &[String]) -> Self {
         for notice in notices {
             complain(&format!("note: {notice}"));
@@ -32,7 +33,7 @@ pub(crate) fn complain(line: &str) {
 
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Nothing on stdout but what was asked for by name, and no progress.
+/// From now on only what was asked for by name is printed on stdout, and no progress is shown.
 pub(crate) fn be_quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
@@ -53,7 +54,7 @@ pub(crate) fn emit(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// The exit code, after the one line that says why.
+/// The exit code; an error is printed as one line first.
 pub(crate) fn code(result: anyhow::Result<Outcome>) -> ExitCode {
     let error = match result {
         Ok(Outcome::Done) => return ExitCode::SUCCESS,
@@ -75,7 +76,7 @@ pub(crate) fn code(result: anyhow::Result<Outcome>) -> ExitCode {
     ExitCode::from(2)
 }
 
-/// The error and its causes; a cause that was already told is not repeated.
+/// The error and its causes; a cause whose text is already in the message is not repeated.
 fn story(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -92,7 +93,7 @@ pub(crate) fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A refusal of something that is planned.
+/// The error for a feature that is planned but not there yet.
 pub(crate) fn not_yet(what: &str) -> anyhow::Error {
     anyhow::anyhow!("{what}: not yet; this version refuses it rather than ignore it")
 }

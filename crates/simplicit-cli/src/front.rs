@@ -1,4 +1,4 @@
-//! For other front ends: the flags, defaults, training and report of the command line on what is already in memory.
+//! For other front ends: the flags, defaults, training and report of the command line, applied to data in memory.
 
 use std::collections::BTreeMap;
 
@@ -31,32 +31,32 @@ struct Line {
     args: TrainArgs,
 }
 
-/// What `simplicit train` would decide for some flags.
+/// The settings that `simplicit train` would choose for some flags.
 pub struct Training {
     effective: Effective,
     preprocessing: Preprocessing,
     mask: Option<Mask>,
 }
 
-/// A trained model, its results as `--json` has them, and what a script must see.
+/// A trained model, its results as `--json` has them, and notices for the user.
 pub struct Trained {
-    /// The model, its provenance inside.
+    /// The model, with its provenance.
     pub model: ImplicitModel,
     /// The JSON that `train --json` writes.
     pub results: String,
-    /// What the command line says with exit 1.
+    /// Messages that the command line prints before it ends with exit code 1.
     pub notices: Vec<String>,
 }
 
 /// How a command runs: on which threads, how it is stopped, where it keeps results, and to whom it reports.
 pub struct Run<'a> {
-    /// Threads to use.
+    /// The threads to use.
     pub threads: Threads,
     /// A request to stop.
     pub cancel: &'a Cancel,
-    /// Intermediate results.
+    /// Where intermediate results are kept.
     pub keep: &'a dyn Keep,
-    /// Told now and then.
+    /// Called with progress events.
     pub listener: &'a (dyn Fn(Event) + Sync),
 }
 
@@ -70,7 +70,7 @@ impl Training {
         own: Option<&Preprocessing>,
         mask: Option<Mask>,
     ) -> anyhow::Result<Self> {
-        // Files are named, never opened: what they hold is in memory.
+        // The files are placeholders: they are never opened, because their content is in memory.
         let files: &[&str] = if baseline.is_some() {
             &["train", "--network=-", "--inputs=-", "--out=-"]
         } else {
@@ -90,7 +90,8 @@ impl Training {
         Ok(Self { effective: resolve(&args, facts, cyclic)?, preprocessing, mask })
     }
 
-    /// The same for linear blocks of a network that runs elsewhere; what needs the network itself is refused.
+    /// As [`Training::new`], for linear blocks of a network that runs elsewhere; settings that need the network
+    /// itself are refused.
     pub fn of_blocks(flags: &[String]) -> anyhow::Result<Self> {
         let words = ["train", "--network=-", "--inputs=-", "--out=-"].into_iter();
         let args = match Line::try_parse_from(words.chain(flags.iter().map(String::as_str))) {
@@ -114,7 +115,8 @@ impl Training {
         Ok(Self { effective: resolve(&args, facts, false)?, preprocessing: identity, mask: None })
     }
 
-    /// Trains the blocks of a source, which has the new weights afterwards: results as JSON, and what must be seen.
+    /// Trains the blocks of a source, which then holds the new weights. Returns the results as JSON, and notices for
+    /// the user.
     pub fn run_blocks(&self, source: &mut dyn BlockSource, run: &Run) -> anyhow::Result<(String, Vec<String>)> {
         let mut stopwatch = Stopwatch::start();
         let mut progress = |p| (run.listener)(Event::Training(p));
@@ -147,12 +149,12 @@ impl Training {
         self.effective.samples.map_or_else(Selection::all, |count| Selection::random(count, self.effective.seed))
     }
 
-    /// How copies of images are changed, where there are copies.
+    /// How copies of images are changed, if copies were asked for.
     pub fn augment(&self) -> Option<(Augment, u64)> {
         self.effective.augment.map(|augment| (augment, self.effective.seed))
     }
 
-    /// The baseline in the coordinates of the training, where these are not its own.
+    /// The baseline in the coordinates of the training, where these differ from its own.
     pub fn moved(&self, baseline: &Baseline) -> anyhow::Result<Option<ImplicitModel>> {
         moved(baseline, &self.effective)
     }
@@ -167,7 +169,8 @@ impl Training {
         self.effective.settings(self.mask.clone())
     }
 
-    /// Trains and measures on the training samples; `hashes` name what they were in the model's provenance.
+    /// Trains and measures on the training samples; `hashes` go into the model's provenance and say which samples
+    /// these were.
     pub fn run(&self, samples: &Samples, hashes: &BTreeMap<String, String>, run: &Run) -> anyhow::Result<Trained> {
         let watcher = Watcher::telling(run.listener);
         let mut stopwatch = Stopwatch::start();
@@ -202,19 +205,20 @@ impl Training {
     }
 }
 
-/// The library's settings from [`Training::decided`], on another machine; a mask is already in the row problems.
+/// The library's settings from [`Training::decided`], for use on another machine. A mask is not part of them, because
+/// the row problems contain it already.
 pub fn settings_from(decided: &str) -> anyhow::Result<TrainSettings> {
     serde_json::from_str::<Effective>(decided)?.settings(None)
 }
 
-/// What was found out about a model before, as the JSON of the commands.
+/// Earlier results about a model, as the JSON of the commands.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Found<'a> {
-    /// By `train`.
+    /// From `train`.
     pub training: Option<&'a str>,
-    /// By `attack`.
+    /// From `attack`.
     pub attack: Option<&'a str>,
-    /// By `certify`.
+    /// From `certify`.
     pub certify: Option<&'a str>,
 }
 

@@ -8,7 +8,7 @@ use clap::{Arg, Command};
 /// Lines are wrapped to the terminal, up to this width.
 pub(crate) const WIDTH: usize = 100;
 
-/// Flags that `-h` shows; new ones are for `--help` until they stand here.
+/// Flags that `-h` shows. A new flag appears only in `--help` until it is added here.
 const COMMON: [&str; 37] = [
     "help",
     "version",
@@ -49,7 +49,7 @@ const COMMON: [&str; 37] = [
     "checkpoint",
 ];
 
-/// Long flags with a letter of their own.
+/// Long flags that also have a single letter.
 const SHORT: [(&str, char); 8] = [
     ("inputs", 'i'),
     ("labels", 'l'),
@@ -66,7 +66,7 @@ pub(crate) fn short(long: &str) -> Option<char> {
     SHORT.iter().find(|(name, _)| *name == long).map(|(_, letter)| *letter)
 }
 
-/// A command and all below it, with short forms, a short `-h` and a long `--help`.
+/// A command and all of its subcommands, with short forms, a short `-h` and a long `--help`.
 pub(crate) fn shaped(command: Command) -> Command {
     let mut command = command.max_term_width(WIDTH).mut_args(shaped_argument).mut_subcommands(shaped);
     if let Some(text) = command.get_after_help().map(ToString::to_string) {
@@ -86,7 +86,8 @@ fn shaped_argument(argument: Arg) -> Arg {
     }
 }
 
-/// What is missing, what it is, and an example: for a user who typed the command alone to see what it needs.
+/// Which arguments are missing, what they mean, and an example: for a user who typed the command alone to see what it
+/// needs.
 pub(crate) fn missing(error: &clap::Error, line: &[OsString]) -> Option<String> {
     let Some(ContextValue::Strings(names)) = error.get(ContextKind::InvalidArg) else { return None };
     if error.kind() != ErrorKind::MissingRequiredArgument {
@@ -101,7 +102,7 @@ pub(crate) fn missing(error: &clap::Error, line: &[OsString]) -> Option<String> 
     Some(format!("{path}: missing {}{}; see {path} -h", described.join(", "), example.unwrap_or_default()))
 }
 
-/// The command a line names, and its words.
+/// The command that a line names, and the words that name it.
 fn called<'a>(root: &'a Command, line: &[OsString]) -> (&'a Command, String) {
     let (mut command, mut path) = (root, String::from("simplicit"));
     for word in line.iter().skip(1).filter_map(|w| w.to_str()).filter(|w| !w.starts_with('-')) {
@@ -112,7 +113,7 @@ fn called<'a>(root: &'a Command, line: &[OsString]) -> (&'a Command, String) {
     (command, path)
 }
 
-/// What to say to a line without a command.
+/// The message for a line without a command.
 pub(crate) fn no_command(line: &[OsString]) -> String {
     let root = shaped(crate::program::command());
     let (command, path) = called(&root, line);
@@ -125,12 +126,12 @@ pub(crate) fn no_command(line: &[OsString]) -> String {
 
 /// A flag with the first words of its help.
 fn described(command: &Command, name: &str) -> String {
-    // A positional that is missing stands in angle brackets, one that may be left out in square ones.
+    // A missing positional is shown in angle brackets, an optional one in square brackets.
     let plain = |text: &str| text.trim_matches(['<', '>', '[', ']']).to_string();
     let argument = command.get_arguments().find(|a| plain(&a.to_string()) == plain(name));
     let help = argument.and_then(Arg::get_help).map(ToString::to_string).unwrap_or_default();
     let words = help.split([':', ';', '(', '[', ',']).next().unwrap_or_default().trim();
-    // "--inputs (inputs)" says nothing.
+    // A description such as "--inputs (inputs)" adds nothing, so it is left out.
     if words.is_empty() || name.contains(&lower(words)) {
         name.to_string()
     } else {

@@ -8,13 +8,14 @@ use simplicit::parallel::Cancel;
 
 /// 128 + SIGINT.
 pub(crate) const CODE: u8 = 130;
-/// Work that has not come to a stop by then is ended; every file on the disk is whole at any moment.
+/// Work that has not stopped after this time is ended. That is safe because every file on the disk is complete at any
+/// moment.
 const PATIENCE: Duration = Duration::from_millis(1700);
 
 static CANCEL: OnceLock<Cancel> = OnceLock::new();
 static HOW_TO_GO_ON: Mutex<Option<String>> = Mutex::new(None);
 
-/// Starts listening and returns what long work must look at.
+/// Starts to listen for signals and returns the request that long work must check.
 pub(crate) fn listen() -> anyhow::Result<Cancel> {
     let cancel = CANCEL.get_or_init(Cancel::new).clone();
     wait_for_signals(cancel.clone())?;
@@ -31,7 +32,7 @@ fn wait_for_signals(cancel: Cancel) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The same where signals can only set a flag.
+/// The same on systems where a signal can only set a flag.
 #[cfg(not(unix))]
 fn wait_for_signals(cancel: Cancel) -> anyhow::Result<()> {
     use std::sync::Arc;
@@ -68,12 +69,12 @@ pub(crate) fn was_asked() -> bool {
     CANCEL.get().is_some_and(Cancel::is_cancelled)
 }
 
-/// The line that a command prints when it is stopped.
+/// Sets the line that a command prints when it is stopped.
 pub(crate) fn set_how_to_go_on(text: String) {
     *HOW_TO_GO_ON.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
 }
 
-/// The last line.
+/// The last line that an interrupted command prints.
 pub(crate) fn farewell() -> String {
     let hint = HOW_TO_GO_ON.lock().unwrap_or_else(PoisonError::into_inner).clone();
     format!("stopped; {}", hint.unwrap_or_else(|| "nothing was written".into()))

@@ -1,4 +1,4 @@
-//! What the binary `simplicit` is made of, for it and for other front ends.
+//! The library behind the binary `simplicit`, also used by other front ends.
 
 mod args;
 mod baseline;

@@ -1,4 +1,4 @@
-//! Running models and baselines over inputs: outputs, time, what did not converge.
+//! Runs models and baselines over inputs and measures outputs, time and samples that did not converge.
 
 use std::time::{Duration, Instant};
 
@@ -14,31 +14,31 @@ use simplicit::{Error, Result};
 use crate::baseline::{Baseline, Kind};
 use crate::progress::Watcher;
 
-/// Samples read and run together: memory is one of these, whatever the number of samples.
+/// Samples that are read and run together. Memory holds one such chunk, whatever the number of samples.
 const CHUNK: usize = 4096;
-/// Samples a thread of a network takes at a time.
+/// Samples that a thread of a network takes at a time.
 const BLOCK: usize = 256;
-/// Samples that are timed, how often, and when it is enough.
-const TIMED: usize = 10_000;
-const TURNS: usize = 5;
+/// Samples that are timed, at least and at most; how often, at least and at most; and the time after which it is enough.
+const TIMED: [usize; 2] = [64, 10_000];
+const TURNS: [usize; 2] = [3, 5];
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The outputs of all samples, one a row, in the units of the network that everything started from.
 pub(crate) struct Measured {
     pub(crate) outputs: Matrix<f32>,
-    /// Of running, without reading.
+    /// Seconds of running; reading is not included.
     pub(crate) seconds: f64,
-    /// One per sample; empty for a network.
+    /// Diagnostics of every sample; empty for a network.
     pub(crate) diagnostics: Vec<SampleDiagnostics>,
 }
 
 impl Measured {
-    /// Samples without equilibrium.
+    /// Number of samples without equilibrium.
     pub(crate) fn not_converged(&self) -> u64 {
         not_converged(&self.diagnostics).len() as u64
     }
 
-    /// The largest certified error of an output, in units of the outputs; nothing where some sample has no bound.
+    /// The largest certified error of an output, in units of the outputs; `None` where some sample has no bound.
     pub(crate) fn certified_error(&self) -> Option<f64> {
         let largest = self.diagnostics.iter().map(|d| d.output_error).reduce(f64::max)?;
         largest.is_finite().then_some(largest)
@@ -53,9 +53,9 @@ impl Measured {
 /// Something that runs a batch on some threads.
 pub(crate) enum Runner<'a> {
     Network(&'a Network, Threads),
-    /// With the factor from stored outputs to the original network's.
+    /// A model, with the factor from stored outputs to the original network's.
     Model(Box<Equilibrium>, f64),
-    /// The same on a GPU, without bounds.
+    /// The same on a GPU, where errors are not bounded.
     Gpu(Box<DeviceModel>, f64),
 }
 
@@ -64,7 +64,7 @@ impl<'a> Runner<'a> {
         Self::of_certified_model(model, threads, false)
     }
 
-    /// Of a model; with `certified` the error of every sample is bounded.
+    /// A runner for a model; with `certified` the error of every sample is bounded.
     pub(crate) fn of_certified_model(model: &ImplicitModel, threads: Threads, certified: bool) -> Result<Self> {
         let equilibrium = Equilibrium::new(model, EquilibriumSettings { threads, certified, ..Default::default() })?;
         Ok(Runner::Model(Box::new(equilibrium), model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs)))
@@ -115,7 +115,7 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// All samples, a chunk at a time.
+    /// Runs all samples, a chunk at a time.
     pub(crate) fn run(&self, inputs: &dyn InputSource, cancel: &Cancel, watcher: &Watcher) -> Result<Measured> {
         let samples = inputs.samples();
         let (mut values, mut cols, mut seconds, mut diagnostics) = (Vec::new(), 0, 0.0, Vec::new());
@@ -133,29 +133,31 @@ impl<'a> Runner<'a> {
         Ok(Measured { outputs: Matrix::from_vec(samples, cols, values)?, seconds, diagnostics })
     }
 
-    /// Milliseconds per 1,000 samples: the best of some runs after one to warm up, reading not counted. A network is timed as a
-    /// model with all of its weights, by the kernels that the sparse model has: its own forward pass is slower.
+    /// Milliseconds per 1,000 samples: the best of several runs after one to warm up; reading is not counted. A
+    /// network is timed as a model with all of its weights, by the kernels that the sparse model has: its own forward
+    /// pass is slower.
     pub(crate) fn milliseconds(&self, inputs: &dyn InputSource, cancel: &Cancel) -> Result<f64> {
         if let Runner::Network(network, threads) = self {
             let model = ImplicitModel::from_network(network)?;
             return Runner::of_model(&model, *threads)?.milliseconds(inputs, cancel);
         }
-        let few = inputs.rows(0..inputs.samples().min(BLOCK))?;
+        let few = inputs.rows(0..inputs.samples().min(TIMED[0]))?;
         let start = Instant::now();
         self.batch(&few)?;
-        // A few hundred samples are enough, and one turn must not take longer than the time there is: a convolution is slow.
+        // So many samples that several turns fit into the time there is: other work on the machine spoils a single one.
         let each = start.elapsed().as_secs_f64() / few.rows().max(1) as f64;
-        let enough = ((PATIENCE.as_secs_f64() / each.max(1e-9)) as usize).max(BLOCK);
-        let u = inputs.rows(0..inputs.samples().min(TIMED).min(enough))?;
+        let turn = PATIENCE.as_secs_f64() / TURNS[1] as f64;
+        let enough = ((turn / each.max(1e-9)) as usize).clamp(TIMED[0], TIMED[1]);
+        let u = inputs.rows(0..inputs.samples().min(enough))?;
         let begin = Instant::now();
         self.batch(&u)?;
         let mut best = f64::INFINITY;
-        for _ in 0..TURNS {
+        for done in 1..=TURNS[1] {
             cancel.check()?;
             let start = Instant::now();
             self.batch(&u)?;
             best = best.min(start.elapsed().as_secs_f64());
-            if begin.elapsed() > PATIENCE {
+            if done >= TURNS[0] && begin.elapsed() > PATIENCE {
                 break;
             }
         }
@@ -163,7 +165,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// All samples of a model: on the GPU that a device stands for, or by the runner given.
+/// Runs all samples of a model: on the GPU that a device names, or with the runner given.
 pub(crate) fn run_on(
     device: Device,
     model: &ImplicitModel,

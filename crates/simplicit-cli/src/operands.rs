@@ -18,7 +18,7 @@ pub(crate) struct ModelOperand {
 
 impl ModelOperand {
     pub(crate) fn path(&self) -> &Path {
-        // clap has seen to it that one is there.
+        // clap has already required one of the two.
         self.flag.as_deref().or(self.model.as_deref()).unwrap_or(Path::new(""))
     }
 }
@@ -48,7 +48,7 @@ pub(crate) struct ModelAndBaseline {
     baseline: BaselineOperand,
 }
 
-/// The network beside a model.
+/// The network that a model is compared with.
 #[derive(Debug, Args)]
 struct BaselineOperand {
     /// The network it came from: ONNX, or another model (also as --network FILE)
@@ -87,7 +87,7 @@ pub(crate) struct ModelOrNetwork {
 }
 
 impl ModelOrNetwork {
-    /// Model and network; one file alone is what it holds.
+    /// The paths of the model and the network; a single file is a model or a network by its content.
     pub(crate) fn paths(&self) -> anyhow::Result<(Option<&Path>, Option<&Path>)> {
         let network = self.baseline.path();
         match (self.flag.as_deref(), self.model.as_deref(), network) {
@@ -97,7 +97,8 @@ impl ModelOrNetwork {
     }
 }
 
-/// Whether a file is one of our models, by what it begins with: safetensors has a length in eight bytes and then JSON.
+/// Whether a file is one of our models. Its first bytes say so: safetensors begins with a length in eight bytes and
+/// then JSON.
 pub(crate) fn is_model(path: &Path) -> anyhow::Result<bool> {
     use std::io::Read;
     let mut head = Vec::new();

@@ -1,27 +1,28 @@
-//! How far a whole training is, and how long the rest takes: one bar instead of one per step.
+//! How much of a whole training is done and how long the rest will take: one bar for the training instead of one per
+//! step.
 
 use std::time::{Duration, Instant};
 
 use simplicit::train::Progress;
 
-/// Models that a search for a target fits per stage; more are counted as they come.
+/// Models that a search for a target usually fits per stage; further ones are added when they come.
 const MODELS_PER_TARGET: f64 = 4.0;
-/// Models that a search for the largest drop fits.
+/// Models that a search for the largest drop usually fits.
 const MODELS_PER_DROP: f64 = 10.0;
 /// Share of the bar that training takes; the rest is measuring and writing.
 const TRAINING: f64 = 0.95;
-/// No estimate before this share or this time.
+/// No estimate is shown before this share of the work or this time.
 const LEAST_SHARE: f64 = 0.02;
 const LEAST_TIME: Duration = Duration::from_secs(1);
 
-/// What is asked of a training, as far as its length depends on it.
+/// The properties of a training that its length depends on.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Plan {
     /// Groups of rows in a model: layers, and the outputs.
     pub(crate) groups: usize,
     /// The target sparsity, where it is approached in stages.
     pub(crate) staged_target: Option<f64>,
-    /// Any search for a strength.
+    /// Whether a strength is searched for.
     pub(crate) searched: bool,
     pub(crate) max_drop: bool,
     /// Trainings after the first one.
@@ -29,9 +30,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Models that will be fitted, about.
+    /// About how many models will be fitted.
     fn models(&self) -> f64 {
-        // The first stage leaves 35 % of the non-zeros, every further one about 60 % of those before.
+        // The first stage leaves 35 % of the non-zeros, and every further one about 60 % of what the one before left.
         let stages = self.staged_target.map_or(1.0, |target| 1.0 + ((1.0 - target) / 0.35).ln().min(0.0) / 0.6f64.ln());
         let per_stage = match (self.max_drop, self.searched) {
             (true, _) => MODELS_PER_DROP,
@@ -42,18 +43,19 @@ impl Plan {
     }
 }
 
-/// How far it is.
+/// The progress of a whole training.
 #[derive(Debug)]
 pub(crate) struct Overall {
     groups: usize,
     expected: f64,
     models: usize,
-    /// Groups of this model whose rows are done, and the one in work.
+    /// Groups of the current model whose rows are done, and the part of the group in work that is done.
     finished: Vec<String>,
     within: f64,
     share: f64,
     begun: Instant,
-    /// Where training counts its own work: what is behind, and the pass in work with what comes after it.
+    /// For trainings that count their own work: the work done so far, and the pass in work with an estimate of the
+    /// passes after it.
     counted: Option<Counted>,
 }
 
@@ -84,7 +86,7 @@ impl Overall {
         let part = |done: usize, total: usize| done as f64 / total.max(1) as f64;
         match progress {
             Progress::Phase(_) => {}
-            // Gathering is taken for half of a group's work.
+            // Gathering statistics is taken to be half of a group's work.
             Progress::Samples { done, total, .. } => self.within = 0.5 * part(*done, *total),
             Progress::Rows { group, done, total } => {
                 self.within = 0.5 + 0.5 * part(*done, *total);
@@ -95,7 +97,7 @@ impl Overall {
             }
             Progress::Model { .. } => {
                 self.models += 1;
-                // A model that was fitted says how many groups there are.
+                // Once a model is fitted, the number of its groups is known.
                 self.groups = self.finished.len().max(1);
                 self.finished.clear();
                 self.within = 0.0;
@@ -117,7 +119,7 @@ impl Overall {
             self.share = self.share.max(TRAINING * share.min(1.0));
             return self.share;
         }
-        // A search that takes longer than expected has about one more model to go.
+        // A search that takes longer than expected is assumed to need about one more model.
         let expected = self.expected.max(self.models as f64 + f64::from(u8::from(!self.finished.is_empty())));
         let model = ((self.finished.len() as f64 + self.within) / self.groups as f64).min(1.0);
         let share = TRAINING * ((self.models as f64 + model) / expected).min(1.0);
@@ -125,13 +127,13 @@ impl Overall {
         self.share
     }
 
-    /// `about 12 s left`, once there is something to go by.
+    /// `about 12 s left`, as soon as enough of the work is done for an estimate.
     pub(crate) fn left(&self) -> String {
         left(self.share, self.begun.elapsed())
     }
 }
 
-/// The rest at the speed so far.
+/// The time that the rest would take at the speed so far.
 fn left(share: f64, elapsed: Duration) -> String {
     if share < LEAST_SHARE || elapsed < LEAST_TIME {
         return String::new();
@@ -153,11 +155,11 @@ mod tests {
         let mut overall = Overall::new(Plan { groups: 9, searched: true, ..Plan::default() });
         assert_eq!(overall.after(&Progress::Pass { work: 10.0, left: 90.0 }), 0.0);
         assert!((overall.after(&Progress::Group { share: 0.5 }) - TRAINING * 0.05).abs() < 1e-12);
-        // Rows of single groups say nothing about the whole then.
+        // The rows of single groups then do not move the bar.
         assert!((overall.after(&rows("a", 8)) - TRAINING * 0.05).abs() < 1e-12);
         overall.after(&Progress::Pass { work: 70.0, left: 20.0 });
         assert!((overall.after(&Progress::Group { share: 1.0 }) - TRAINING * 0.8).abs() < 1e-12);
-        // No other pass was needed, or one more than expected: it never falls.
+        // A pass was not needed, or one more than expected was: the bar never falls back.
         assert!((overall.after(&Progress::Pass { work: 70.0, left: 0.0 }) - TRAINING * 0.8).abs() < 1e-12);
         assert!((overall.after(&Progress::Group { share: 1.0 }) - TRAINING).abs() < 1e-12);
     }

@@ -14,14 +14,14 @@ use simplicit::train::{Phase, Progress};
 use crate::exit::{complain, is_quiet};
 use crate::overall::{Overall, Plan};
 
-/// Of linear bounds on one core, about.
+/// About how many multiply-adds per minute one core makes in linear bounds.
 const MULTIPLY_ADDS_PER_MINUTE: f64 = 1e12;
-/// Steps of a bar that stands for the whole.
+/// Steps of a bar that shows the whole training.
 const STEPS: u64 = 1000;
 
 static VERBOSE: AtomicBool = AtomicBool::new(false);
 
-/// Lines where nothing else is asked for.
+/// From now on lines are shown where nothing else is asked for.
 pub(crate) fn be_verbose() {
     VERBOSE.store(true, Ordering::Relaxed);
 }
@@ -39,16 +39,16 @@ pub(crate) enum Show {
     None,
 }
 
-/// Whoever watches a command.
+/// Shows the progress of a command.
 pub(crate) struct Watcher<'a> {
     show: Show,
     bar: ProgressBar,
     begun: Instant,
-    /// The last line said, so that it is said once.
+    /// The last line printed, so that it is not repeated.
     said: Mutex<String>,
-    /// Of a training whose length can be guessed.
+    /// The progress of a training whose length can be estimated.
     overall: Mutex<Option<Overall>>,
-    /// Another front end, told in place of stderr.
+    /// Another front end, which receives events in place of stderr.
     listener: Option<&'a (dyn Fn(Event) + Sync)>,
 }
 
@@ -57,12 +57,12 @@ pub(crate) struct Watcher<'a> {
 pub enum Event {
     /// A phase begins.
     Phase(String),
-    /// Training goes on.
+    /// Progress within a training.
     Training(Progress),
 }
 
 impl<'a> Watcher<'a> {
-    /// A bar if stderr is a terminal and nothing else is asked for.
+    /// Shows a bar if stderr is a terminal and nothing else is asked for.
     pub(crate) fn new(show: Option<Show>) -> Self {
         let show = show.unwrap_or_else(|| match (VERBOSE.load(Ordering::Relaxed), is_quiet()) {
             (true, _) => Show::Lines,
@@ -77,17 +77,17 @@ impl<'a> Watcher<'a> {
         Self { show, bar, begun: Instant::now(), said, overall, listener: None }
     }
 
-    /// From now on the bar stands for a whole training.
+    /// From now on the bar shows the progress of a whole training.
     pub(crate) fn plan(&self, plan: Plan) {
         *self.overall.lock().unwrap_or_else(PoisonError::into_inner) = Some(Overall::new(plan));
     }
 
-    /// Nothing on stderr; `listener` is called instead.
+    /// Shows nothing on stderr; `listener` is called instead.
     pub(crate) fn telling(listener: &'a (dyn Fn(Event) + Sync)) -> Self {
         Self { listener: Some(listener), ..Self::new(Some(Show::None)) }
     }
 
-    /// A phase begins.
+    /// Reports that a phase begins.
     pub(crate) fn phase(&self, name: &str) {
         if let Some(listener) = self.listener {
             listener(Event::Phase(name.to_string()));
@@ -101,7 +101,7 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    /// Samples of a phase are done.
+    /// Reports how many samples of a phase are done.
     pub(crate) fn samples(&self, done: usize, total: usize) {
         match self.show {
             Show::Bar if self.is_planned() => {}
@@ -111,22 +111,22 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    /// What training says.
+    /// Reports the progress of a training.
     pub(crate) fn training(&self, progress: &Progress) {
         if let Some(listener) = self.listener {
             listener(Event::Training(progress.clone()));
         }
         match self.show {
-            // Said once, above the bar, where there are layers that could lie in files.
+            // Printed once, above the bar, if there are layers that could be kept in files.
             Show::Bar if matches!(progress, Progress::Memory { needed, least, .. } if needed > least) => {
                 self.bar.println(step(progress).0);
             }
             Show::Bar => self.draw(progress),
             Show::Lines => match progress {
                 Progress::Pass { .. } => self.follow(progress),
-                // Every group comes again with every model: a line for each model is enough to follow.
+                // Every model goes through all groups again, so one line per model is enough to follow.
                 Progress::Samples { .. } | Progress::Rows { .. } => {}
-                // Groups of an expensive pass are few: what is left is worth a line each.
+                // An expensive pass has few groups, so each gets a line with the time left.
                 Progress::Group { .. } => {
                     let mut overall = self.overall.lock().unwrap_or_else(PoisonError::into_inner);
                     let text = overall.as_mut().map(|o| (o.after(progress), o.left()));
@@ -142,7 +142,7 @@ impl<'a> Watcher<'a> {
         }
     }
 
-    /// Tells the estimate of the whole.
+    /// Updates the estimate of the whole training.
     fn follow(&self, progress: &Progress) {
         if let Some(overall) = self.overall.lock().unwrap_or_else(PoisonError::into_inner).as_mut() {
             overall.after(progress);
@@ -153,7 +153,7 @@ impl<'a> Watcher<'a> {
         self.overall.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// A line on stderr, once.
+    /// Prints a line on stderr unless it was the last one printed.
     fn line(&self, text: &str) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         if *said != text {
@@ -187,13 +187,13 @@ impl<'a> Watcher<'a> {
         self.name(message);
     }
 
-    /// Clears the bar, so that results stand alone.
+    /// Removes the bar, so that it does not mix with the results.
     pub(crate) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// What a step is called, and how far it is itself.
+/// The name of a step, and how many of its parts are done.
 fn step(progress: &Progress) -> (String, usize, usize) {
     match progress {
         Progress::Phase(phase) => (phase_words(*phase).to_string(), 0, 1),
@@ -220,13 +220,13 @@ fn step(progress: &Progress) -> (String, usize, usize) {
     }
 }
 
-/// What a refit by linear bounds takes, before it begins.
+/// Says what a refit by linear bounds will take, before it begins.
 fn bound_refit_words(samples: usize, of: usize, multiply_adds: u64) -> String {
     let minutes = multiply_adds as f64 / MULTIPLY_ADDS_PER_MINUTE;
     format!("refit by linear bounds of {samples} of {of} samples, some {minutes:.0} min of one core")
 }
 
-/// What a training needs, before it begins.
+/// Says how much memory a training needs, before it begins.
 fn memory_words(needed: u64, least: u64, budget: Option<u64>) -> String {
     let need = words(needed);
     match budget {

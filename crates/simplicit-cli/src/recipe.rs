@@ -10,10 +10,10 @@ use toml::Spanned;
 use toml::de::DeTable;
 
 const MAX_BYTES: u64 = 1 << 20;
-/// Flags of `train` that say how to run, not what to compute: not for recipes.
+/// Flags of `train` that a recipe must not contain, because they say how to run and not what to compute.
 const NOT_IN_RECIPES: [&str; 2] = ["recipe", "help"];
 
-/// The command line with the recipe's keys as flags, left out where the command line has them itself.
+/// The command line with the recipe's keys as additional flags; a key whose flag is on the command line is left out.
 pub(crate) fn expand(mut line: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     // -q and -v may stand before the command.
     let first = |line: &[OsString]| line.iter().skip(1).position(|w| !w.to_string_lossy().starts_with('-'));
@@ -25,7 +25,7 @@ pub(crate) fn expand(mut line: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let misplaced = |message: String, span: Range<usize>| Misplaced::new(path, &text, message, span);
     let table: toml::Table =
         text.parse().map_err(|e: toml::de::Error| misplaced(e.message().to_string(), e.span().unwrap_or(0..0)))?;
-    // Read once more for the places of the keys; what parses as a table parses so, too.
+    // Parsed once more to learn the places of the keys; text that parses as a table also parses this way.
     let places = DeTable::parse(&text).map(Spanned::into_inner).unwrap_or_default();
     for (key, value) in table {
         if !given(&line, &key) {
@@ -37,12 +37,12 @@ pub(crate) fn expand(mut line: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     Ok(line)
 }
 
-/// Something wrong at a place of a recipe.
+/// An error at a place of a recipe.
 #[derive(Debug)]
 pub(crate) struct Misplaced {
     file: String,
     message: String,
-    /// From 1, as editors count.
+    /// Counted from 1, as in editors.
     line: usize,
     column: usize,
     source: String,
@@ -108,10 +108,10 @@ fn value_of(line: &[OsString], key: &str) -> Option<OsString> {
     None
 }
 
-/// The name of a flag that is tried alone.
+/// The name of the flag under which a value is parsed alone.
 const ALONE: &str = "value-of-recipe";
 
-/// A key and its value as a flag; a switch without a value by true or false.
+/// A key and its value as a flag; a switch without a value is given as true or false.
 fn flag(key: &str, value: &toml::Value) -> anyhow::Result<Vec<String>> {
     let command = crate::program::command();
     let train = command.find_subcommand("train").context("the command train")?;
@@ -140,7 +140,7 @@ fn flag(key: &str, value: &toml::Value) -> anyhow::Result<Vec<String>> {
         }
     };
     let words = value_or_switch()?;
-    // Tried alone, so that a wrong value is said with its place in the recipe.
+    // Parsed alone, so that the message about a wrong value can name its place in the recipe.
     let mut alone = clap::Arg::new(ALONE).long(ALONE).action(argument.get_action().clone());
     alone = alone.value_parser(argument.get_value_parser().clone()).allow_hyphen_values(true);
     if let Some(delimiter) = argument.get_value_delimiter() {
@@ -157,7 +157,7 @@ fn flag(key: &str, value: &toml::Value) -> anyhow::Result<Vec<String>> {
     }
 }
 
-/// Insertions, removals and changes of letters between two words.
+/// The number of letters to insert, remove or change to turn one word into the other.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -184,7 +184,7 @@ fn text(key: &str, value: &toml::Value) -> anyhow::Result<String> {
     })
 }
 
-/// Where the effective recipe of an output goes: `model.safetensors` has `model.recipe.toml` beside it.
+/// The path of an output's effective recipe: `model.recipe.toml` in the folder of `model.safetensors`.
 pub(crate) fn beside(output: &Path) -> PathBuf {
     output.with_extension("recipe.toml")
 }
@@ -229,7 +229,7 @@ mod tests {
         let place = Misplaced::new(Path::new("r.toml"), text, "unknown".into(), 10..17);
         assert_eq!(place.to_string(), "r.toml:2:2: unknown");
         assert_eq!(place.excerpt(), "  2 | \tpenalty = \"l0\"\n    | \t^^^^^^^");
-        // Beyond the text and across lines nothing breaks.
+        // A place beyond the text or across several lines must not panic.
         for span in [0..0, 5..400, 400..500, text.len()..text.len()] {
             assert!(Misplaced::new(Path::new("r.toml"), text, "x".into(), span).excerpt().contains('^'));
         }

@@ -7,7 +7,7 @@ use simplicit::statistics::Statistics;
 use simplicit::train::{Delegate, Keep, Key, RowsTask, StatisticsTask, Step, SumsTask, WalkTask, numbers_from_bytes};
 use simplicit::{Error, Result};
 
-/// Whoever carries calls to the engine and its results back.
+/// Something that carries calls to the engine and its results back.
 pub trait Courier: Sync {
     /// Begins a call by name; returns the number its results are asked for by.
     fn start(&self, method: &str, numbers: &[usize], parts: &[Vec<u8>]) -> Result<u64>;
@@ -19,13 +19,13 @@ pub trait Courier: Sync {
 pub struct Remote<'a, C> {
     courier: C,
     cancel: &'a Cancel,
-    /// Where the driver keeps statistics and rows that came back.
+    /// Where the driver keeps statistics and rows that the engine returned.
     store: &'a dyn Keep,
     walks: AtomicUsize,
 }
 
 impl<'a, C: Courier> Remote<'a, C> {
-    /// Nothing has begun.
+    /// A new engine without calls.
     pub fn new(courier: C, cancel: &'a Cancel, store: &'a dyn Keep) -> Self {
         Self { courier, cancel, store, walks: AtomicUsize::new(0) }
     }
@@ -35,7 +35,7 @@ impl<'a, C: Courier> Remote<'a, C> {
         &self.courier
     }
 
-    /// So many results of a call, in order.
+    /// Passes the next `count` results of a call to `take`, in order.
     fn results(&self, call: u64, count: usize, mut take: impl FnMut(usize, &[u8]) -> Result<()>) -> Result<()> {
         for k in 0..count {
             loop {
@@ -106,7 +106,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
     }
 
     fn end_walk(&self, walk: usize) {
-        // No result is waited for; a courier that failed has reported it before.
+        // The call has no result to wait for; a courier that failed has already reported it.
         let _ = self.courier.start("end_walk", &[walk], &[]);
     }
 
@@ -123,7 +123,7 @@ impl<C: Courier> Delegate for Remote<'_, C> {
         let call = self.courier.start("rows", &[d, r, inverses], &parts)?;
         let mut done = 0;
         while done < tasks.len() {
-            // No worker has the statistics, or has them any longer.
+            // No worker has the statistics, or the one that had them has dropped them.
             let mut missing = false;
             self.results(call, 1, |_, bytes| {
                 missing = bytes.is_empty();

@@ -15,7 +15,7 @@ use simplicit::train::{RowReport, TrainReport, TriedModel};
 use crate::args::JsonArgs;
 use crate::exit::{emit, say};
 
-/// The keys of the contract, then ours.
+/// The keys that every command has, then those of this program.
 #[derive(Debug, Clone, Default, Serialize)]
 pub(crate) struct Results {
     pub(crate) sparsity: Option<f64>,
@@ -37,7 +37,8 @@ pub(crate) struct Results {
     pub(crate) seconds: BTreeMap<String, f64>,
     pub(crate) seed: Option<u64>,
     pub(crate) version: &'static str,
-    /// Share of samples predicted as by the baseline: on the test inputs, or held out by `--max-drop`.
+    /// Share of samples for which the model predicts the same class as the baseline: on the test inputs, or on those
+    /// held out by `--max-drop`.
     pub(crate) agreement: Option<f64>,
     /// Samples that accuracy, agreement and equilibrium error were measured on.
     pub(crate) samples: Option<usize>,
@@ -47,58 +48,60 @@ pub(crate) struct Results {
     /// Mean of (output − target)² where the labels are targets of a regression.
     pub(crate) mean_squared_error: Option<f64>,
     pub(crate) baseline_mean_squared_error: Option<f64>,
-    /// Factor on the penalty, or price of a non-zero, that training ended with.
+    /// The strength that training ended with: a factor on the penalty, or the price of a non-zero.
     pub(crate) strength: Option<f64>,
     pub(crate) training_error: Option<f64>,
     /// Cardinality rows that have a lower bound, and those of them whose answers are proven optimal.
     pub(crate) rows_bounded: Option<usize>,
     pub(crate) rows_proven: Option<usize>,
-    /// (value − bound)/value of cardinality rows against their certified lower bounds: the middle one and the largest.
+    /// (value − bound)/value of cardinality rows against their certified lower bounds: the median and the largest.
     pub(crate) median_bound_distance: Option<f64>,
     pub(crate) max_bound_distance: Option<f64>,
-    /// Divergence of outputs of inputs that were not fitted, before and after the reconstruction over the next operations.
+    /// Divergence of the outputs, on inputs that were not fitted, before and after the reconstruction over the next
+    /// operations.
     pub(crate) reconstruction_before: Option<f64>,
     pub(crate) reconstruction_after: Option<f64>,
-    /// What the refit in the output metric minimises, at its start and at its end.
+    /// The objective of the refit in the output metric, at its start and at its end.
     pub(crate) output_refit_before: Option<f64>,
     pub(crate) output_refit_after: Option<f64>,
     /// Share of held-out samples that linear bounds certify to keep the baseline's class, before and after the refit by them.
     pub(crate) held_out_certified_before: Option<f64>,
     pub(crate) held_out_certified_after: Option<f64>,
-    /// Divergence of outputs of inputs that were not fitted, of rough models with one price and with the prices of
-    /// `--allocate`, whose factors follow.
+    /// Divergence of the outputs, on inputs that were not fitted, of rough models with one price for all layers and
+    /// with the prices of `--allocate`. The factors of these prices follow.
     pub(crate) allocation_before: Option<f64>,
     pub(crate) allocation_after: Option<f64>,
     pub(crate) price_factors: Option<BTreeMap<String, f64>>,
-    /// The largest distance of an output from that of exact arithmetic, bounded (`--certified`).
+    /// A bound on the largest distance of an output from that of exact arithmetic (`--certified`).
     pub(crate) certified_error: Option<f64>,
     /// Milliseconds per 1,000 samples.
     pub(crate) milliseconds: Option<f64>,
     pub(crate) baseline_milliseconds: Option<f64>,
     pub(crate) threads: Option<usize>,
-    /// Who solved the rows: `cpu`, or the GPU by name.
+    /// The solver of the rows: `cpu`, or the name of the GPU.
     pub(crate) device: Option<String>,
-    /// Rows that the GPU solved.
+    /// Number of rows that the GPU solved.
     pub(crate) rows_on_gpu: Option<usize>,
     /// Operators of the model that have no kernel on that GPU and ran on the CPU.
     pub(crate) operators_on_cpu: Option<Vec<&'static str>>,
-    /// The most memory that the process held at once while it trained, where the system says.
+    /// The most memory that the process held at one time while it trained, where the system reports it.
     pub(crate) peak_memory_bytes: Option<u64>,
-    /// The sparsity of the rows that training solved: without parameters that stay and layers that were left out.
+    /// The sparsity of the rows that training solved: parameters that always stay and layers that were left out are
+    /// not counted.
     pub(crate) trainable_sparsity: Option<f64>,
-    /// Of the non-zeros, those that stay as they are.
+    /// Non-zeros that training left as they were.
     pub(crate) kept_nonzeros: Option<u64>,
     /// Layers that training left out, by name.
     pub(crate) kept_layers: Option<Vec<String>>,
-    /// Last layer first.
+    /// Non-zeros per layer, last layer first.
     pub(crate) layers: Vec<LayerCount>,
-    /// States, then outputs.
+    /// Details of every row: states, then outputs.
     pub(crate) row_details: Vec<RowDetails>,
     /// The models of the search for a target, in the order they were fitted.
     pub(crate) models_tried: Vec<ModelDetails>,
 }
 
-/// A [`TriedModel`] in a file.
+/// A [`TriedModel`] as it is written to a file.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct ModelDetails {
     strength: f64,
@@ -118,7 +121,7 @@ impl From<ModelDetails> for TriedModel {
     }
 }
 
-/// A [`RowReport`] in a file.
+/// A [`RowReport`] as it is written to a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct RowDetails {
     name: String,
@@ -133,7 +136,7 @@ pub(crate) struct RowDetails {
     /// Absent in files of earlier versions.
     #[serde(default)]
     proven: bool,
-    /// Only where a GPU solved the row.
+    /// Present only where a GPU solved the row.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     on_gpu: bool,
 }
@@ -171,7 +174,7 @@ impl From<RowDetails> for RowReport {
 }
 
 impl Results {
-    /// Nothing known yet but the version.
+    /// Results in which only the version is known.
     pub(crate) fn new() -> Self {
         Self { version: env!("CARGO_PKG_VERSION"), ..Self::default() }
     }
@@ -196,7 +199,7 @@ impl Results {
         }
     }
 
-    /// What training says.
+    /// Adds what training reported.
     pub(crate) fn add_training(&mut self, report: &TrainReport) {
         self.rows = Some(report.rows.len());
         self.rows_at_limit = Some(report.rows_at_limit());
@@ -225,7 +228,7 @@ impl Results {
             report.path.iter().filter(|tried| tried.output_error.is_finite()).map(ModelDetails::from).collect();
     }
 
-    /// Who solved the rows, where this was asked for.
+    /// Adds which device solved the rows, if this was asked for.
     pub(crate) fn add_device(
         &mut self,
         asked: &str,
@@ -242,7 +245,7 @@ impl Results {
         Ok(())
     }
 
-    /// What a script must see: exit 1.
+    /// Messages that a script must see; they lead to exit code 1.
     pub(crate) fn notices(&self) -> Vec<String> {
         let mut notices = Vec::new();
         if let Some(count) = self.rows_at_limit.filter(|n| *n > 0) {
@@ -255,17 +258,17 @@ impl Results {
         notices
     }
 
-    /// As JSON.
+    /// The results as JSON.
     pub(crate) fn text(&self) -> anyhow::Result<String> {
         text(self)
     }
 
-    /// The JSON file, then stdout.
+    /// Writes the JSON file, then prints on stdout.
     pub(crate) fn deliver(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
         deliver(self, json, table)
     }
 
-    /// The table on stdout, or the JSON in its place.
+    /// Prints the table on stdout, or the JSON in its place.
     pub(crate) fn print(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
         print(self, json, table)
     }
@@ -275,7 +278,7 @@ fn text(results: &impl Serialize) -> anyhow::Result<String> {
     Ok(serde_json::to_string_pretty(results)? + "\n")
 }
 
-/// Any results: the JSON file, then stdout.
+/// For results of any kind: writes the JSON file, then prints on stdout.
 pub(crate) fn deliver(results: &impl Serialize, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
     if let Some(path) = json.file() {
         write_bytes_atomically(path, text(results)?.as_bytes())?;
@@ -283,7 +286,7 @@ pub(crate) fn deliver(results: &impl Serialize, json: &JsonArgs, table: &str) ->
     print(results, json, table)
 }
 
-/// The table on stdout, or the JSON in its place; what was asked for by name comes with --quiet as well.
+/// The table on stdout, or the JSON in its place; JSON that was asked for by name is printed even with --quiet.
 fn print(results: &impl Serialize, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
     if json.to_stdout() {
         emit(&text(results)?)?;
@@ -293,12 +296,13 @@ fn print(results: &impl Serialize, json: &JsonArgs, table: &str) -> anyhow::Resu
     Ok(())
 }
 
-/// Several files that appear together: all of them are on the disk before the first gets its name.
+/// Several files that appear together: all of them are written to the disk before the first is renamed to its final
+/// name.
 #[derive(Default)]
 pub(crate) struct Staged(Vec<OutputFile>);
 
 impl Staged {
-    /// One more file.
+    /// Writes one more file under a temporary name.
     pub(crate) fn stage(&mut self, path: &Path, bytes: &[u8]) -> anyhow::Result<&mut Self> {
         let mut file = OutputFile::create(path)?;
         file.write(bytes)?;
@@ -306,7 +310,7 @@ impl Staged {
         Ok(self)
     }
 
-    /// One more file, if there is to be one.
+    /// Writes one more file if a path is given.
     pub(crate) fn stage_optional(&mut self, path: Option<&Path>, bytes: &[u8]) -> anyhow::Result<&mut Self> {
         match path {
             Some(path) => self.stage(path, bytes),
@@ -314,7 +318,7 @@ impl Staged {
         }
     }
 
-    /// All get their names, in order.
+    /// Gives all files their final names, in order.
     pub(crate) fn finish(&mut self) -> anyhow::Result<()> {
         for file in self.0.drain(..) {
             file.finish()?;
@@ -323,7 +327,7 @@ impl Staged {
     }
 }
 
-/// Seconds of every phase and in all.
+/// Measures the seconds of every phase and of the whole command.
 pub(crate) struct Stopwatch {
     begin: Instant,
     phase: Instant,
@@ -335,13 +339,13 @@ impl Stopwatch {
         Self { begin: Instant::now(), phase: Instant::now(), seconds: BTreeMap::new() }
     }
 
-    /// Everything since the last call belongs to this phase.
+    /// Counts all time since the last call as part of this phase.
     pub(crate) fn lap(&mut self, phase: &str) {
         *self.seconds.entry(phase.to_string()).or_default() += self.phase.elapsed().as_secs_f64();
         self.phase = Instant::now();
     }
 
-    /// All phases and `total`.
+    /// The seconds of every phase and their `total`.
     pub(crate) fn seconds(&self) -> BTreeMap<String, f64> {
         let mut seconds = self.seconds.clone();
         seconds.insert("total".into(), self.begin.elapsed().as_secs_f64());
@@ -349,7 +353,7 @@ impl Stopwatch {
     }
 }
 
-/// An error now rather than after an hour: every file that will be written can be.
+/// Checks that every file to be written can be written, so that an error comes now and not after an hour.
 pub(crate) fn require_writable<'a>(paths: impl IntoIterator<Item = &'a Path>) -> anyhow::Result<()> {
     for path in paths {
         drop(OutputFile::create(path)?);

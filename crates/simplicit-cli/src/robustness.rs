@@ -8,27 +8,28 @@ use crate::args::JsonArgs;
 use crate::results::{Results, deliver};
 use crate::table::percent;
 
-/// The keys of every command, then those about ε; lists in the order asked.
+/// The keys of every command, then those about ε; every list is in the order of the ε asked for.
 #[derive(Debug, Serialize)]
 pub(crate) struct RobustnessResults {
     #[serde(flatten)]
     pub(crate) results: Results,
     pub(crate) epsilon: Vec<f64>,
     pub(crate) clean_accuracy: f64,
-    /// The worst case over attacks, example by example.
+    /// Accuracy when the worst attack is counted for every sample.
     pub(crate) attacked_accuracy: Option<Vec<f64>>,
     pub(crate) certified_accuracy: Option<Vec<f64>>,
-    /// Each attack alone.
+    /// The accuracy under each attack alone.
     pub(crate) attacks: Vec<AttackCurve>,
-    /// Each bound with those before it.
+    /// The accuracy that each bound certifies together with the bounds before it.
     pub(crate) bounds: Vec<BoundCurve>,
     /// Share of the values that were attacked.
     pub(crate) pixels: Option<f64>,
     /// linf or l2.
     pub(crate) norm: String,
-    /// Of a certificate, whose outputs it is about: single (exact ones and a run's) or exact.
+    /// For a certificate, the arithmetic of the outputs that it is about: single (exact outputs and those of a run)
+    /// or exact.
     pub(crate) arithmetic: Option<String>,
-    /// Samples whose intervals would have cost more than allowed.
+    /// Number of samples that were given up because their intervals would have cost more than allowed.
     pub(crate) given_up: Option<usize>,
 }
 
@@ -50,16 +51,16 @@ impl NormKind {
     }
 }
 
-/// One attack over ε.
+/// The accuracy under one attack over ε.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct AttackCurve {
     pub(crate) method: String,
-    /// model, baseline, or null for the square search.
+    /// Whose gradient it follows: model, baseline, or null for the square search.
     pub(crate) gradient: Option<String>,
     pub(crate) accuracy: Vec<f64>,
 }
 
-/// One bound over ε.
+/// The accuracy that one bound certifies over ε.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct BoundCurve {
     pub(crate) bound: String,
@@ -67,13 +68,13 @@ pub(crate) struct BoundCurve {
 }
 
 impl RobustnessResults {
-    /// The JSON file, then the table or the JSON on stdout.
+    /// Writes the JSON file, then prints the table or the JSON on stdout.
     pub(crate) fn deliver(&self, json: &JsonArgs, table: &str) -> anyhow::Result<()> {
         deliver(self, json, table)
     }
 }
 
-/// 1/255, 0.5/255, or 0.1 where it is no short multiple of a grey level.
+/// ε as 1/255, 0.5/255, or 0.1 where it is no short multiple of a grey level.
 pub(crate) fn epsilon_text(epsilon: f64) -> String {
     let levels = 255.0 * epsilon;
     let rounded = (100.0 * levels).round() / 100.0;

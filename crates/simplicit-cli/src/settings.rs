@@ -15,13 +15,14 @@ use crate::baseline::{Baseline, Kind};
 use crate::commands::train::TrainArgs;
 use crate::exit::not_yet;
 
-/// Default κ where one is needed.
+/// κ where one is needed and none is given.
 pub(crate) const KAPPA: f64 = 0.99;
 
-/// Rounds of the refit in the output metric.
+/// Rounds of the refit in the output metric, where none are given.
 pub(crate) const OUTPUT_REFIT: usize = 4;
 
-/// Strengths where neither a strength nor a target is given: in unit-RMS coordinates, and in raw units as in the paper.
+/// Strengths that apply where neither a strength nor a target is given: in unit-RMS coordinates, and in raw units as
+/// in the paper.
 struct Strengths {
     beta: f64,
     alpha: f64,
@@ -97,21 +98,21 @@ pub(crate) enum Preset {
     Paper,
 }
 
-/// What is known about the baseline before the settings are.
+/// What is known about the baseline before the settings are decided.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Facts {
-    /// A network with gradients.
+    /// Whether the baseline is a network, which has gradients.
     pub(crate) network: bool,
-    /// A network or an implicit model, not plain states.
+    /// Whether there is a baseline (a network or an implicit model), not only plain states.
     pub(crate) baseline: bool,
-    /// Some of its layers are feature maps.
+    /// Whether some of its layers are feature maps.
     pub(crate) maps: bool,
-    /// The baseline's own connections have cycles.
+    /// Whether the baseline's own connections have cycles.
     pub(crate) baseline_cyclic: bool,
 }
 
 impl Facts {
-    /// Of a baseline; plain states have the default.
+    /// The facts about a baseline; plain states have the default.
     pub(crate) fn of(baseline: &Baseline) -> Self {
         let baseline_cyclic = match &baseline.kind {
             Kind::Network(_) => false,
@@ -187,9 +188,9 @@ pub(crate) struct Effective {
     pub(crate) bias: Switch,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) activation: Option<String>,
-    /// As the flag is written.
+    /// The device, as the flag is written.
     pub(crate) device: String,
-    /// Bytes; no result depends on it, so neither recipe nor provenance has it.
+    /// Memory to stay within, in bytes; no result depends on it, so neither recipe nor provenance has it.
     #[serde(skip)]
     pub(crate) memory: Option<u64>,
 }
@@ -206,7 +207,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     });
     let convex = penalty != PenaltyKind::Cardinality;
     let normalise = args.normalize.map_or(!paper, Switch::is_on);
-    // One convex solve and nothing after it: the paper's way, and the only one with exact matching.
+    // One convex solve without refits: the paper's way, and the only one for exact matching.
     let plain = paper || !relaxed;
     if !relaxed {
         refuse_beside_exact(args, penalty)?;
@@ -264,7 +265,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         bail!("--gamma: expected an ONNX network, whose layers are scaled; got none");
     }
     if args.gamma.is_some() && args.rescale {
-        bail!("--gamma: expected no --rescale beside it; both choose the coordinates of the states");
+        bail!("--gamma: expected no --rescale; both choose the coordinates of the states");
     }
     if args.prove.is_some() && convex {
         bail!("--prove: expected --penalty cardinality, got a convex penalty, whose rows are certified without it");
@@ -273,21 +274,21 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
         bail!("--prove: expected seconds a row, zero or more, got {}", args.prove.unwrap_or(0.0));
     }
     if args.robust.is_some() && args.max_drop.is_some() {
-        bail!("--robust: expected --target-sparsity or a strength beside it, got --max-drop");
+        bail!("--robust: expected --target-sparsity or a strength, got --max-drop");
     }
     if args.robust_refit.is_some() && args.max_drop.is_some() {
-        bail!("--robust-refit: expected --target-sparsity or a strength beside it, got --max-drop");
+        bail!("--robust-refit: expected --target-sparsity or a strength, got --max-drop");
     }
     if args.augment.is_some() && args.max_drop.is_some() {
         bail!(
-            "--augment: expected --target-sparsity or a strength beside it, got --max-drop, whose held-out images must not be \
+            "--augment: expected --target-sparsity or a strength, got --max-drop, whose held-out images must not be \
              copies of trained ones"
         );
     }
     let lambda = if paper { PAPER_LAMBDA } else { 1.0 };
     let usual = TrainSettings::default();
-    // The refit in the output metric is off where it costs more than training (shared weights), where it would undo what
-    // robust rounds gained, and where no refit at all is asked for.
+    // The refit in the output metric is off where it costs more than training (shared weights), where it would undo
+    // what robust rounds gained, and where all refits are switched off.
     let unfit = plain || facts.maps || args.robust.is_some() || args.refit == Some(Switch::Off);
     let (beta, alpha, mu) = strengths(args, penalty, normalise, paper)?;
     Ok(Effective {
@@ -331,7 +332,7 @@ pub(crate) fn resolve(args: &TrainArgs, facts: Facts, mask_is_cyclic: bool) -> a
     })
 }
 
-/// Exact matching is one convex solve: what trades the match for something else is refused.
+/// Exact matching is one convex solve: flags that would give up the exact match for something else are refused.
 fn refuse_beside_exact(args: &TrainArgs, penalty: PenaltyKind) -> anyhow::Result<()> {
     let on = |switch: Option<Switch>| switch.is_some_and(Switch::is_on);
     let refused = [
@@ -347,7 +348,7 @@ fn refuse_beside_exact(args: &TrainArgs, penalty: PenaltyKind) -> anyhow::Result
     ];
     match refused.iter().find(|(_, given)| *given) {
         Some((flag, _)) => {
-            bail!("{flag}: expected --matching relaxed, got exact, which leaves nothing to trade for it")
+            bail!("{flag}: expected --matching relaxed, got exact, which allows no trade-off")
         }
         None => Ok(()),
     }
@@ -383,7 +384,8 @@ fn strengths(args: &TrainArgs, penalty: PenaltyKind, normalise: bool, paper: boo
         }
         PenaltyKind::Perspective => {
             none(&[("--beta", beta)])?;
-            // With α alone μ = α, the reading of the paper; with nothing the break lies inside the weights.
+            // With α alone μ = α, as the paper is read; with neither given, the break point lies inside the range of
+            // the weights.
             let alone = alpha.is_some() || paper;
             let alpha = alpha.unwrap_or(table.alpha);
             let mu = match (mu, break_point) {

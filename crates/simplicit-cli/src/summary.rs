@@ -3,7 +3,7 @@
 use crate::results::Results;
 use crate::table::{Table, bytes, count, or_dash, percent};
 
-/// What `--certified` says.
+/// The line that `--certified` adds.
 pub(crate) fn certified(error: Option<f64>) -> String {
     match error {
         Some(error) => format!("outputs within {error:.1e} of exact arithmetic"),
@@ -15,7 +15,7 @@ pub(crate) fn certified(error: Option<f64>) -> String {
     }
 }
 
-/// Whatever is known; unknown cells are dashes, rows without anything known are left out.
+/// A table of the known results; unknown cells are dashes, and rows without any known cell are left out.
 pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String {
     let r = results;
     let mut table = Table::with_head(&["", "baseline", "model", ""]);

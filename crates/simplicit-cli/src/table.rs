@@ -1,4 +1,4 @@
-//! Short tables on stdout: a name, a value, sometimes a second value beside it.
+//! Short tables on stdout: a name, a value, sometimes a second value in the next column.
 
 /// Rows of text cells, padded into columns when shown.
 #[derive(Debug, Default)]
@@ -7,27 +7,27 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Without a head.
+    /// A table without a head.
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// With a head of column names.
+    /// A table with a head of column names.
     pub(crate) fn with_head(head: &[&str]) -> Self {
         Self { rows: vec![head.iter().map(|h| (*h).to_string()).collect()] }
     }
 
-    /// One more row.
+    /// Adds a row.
     pub(crate) fn row(&mut self, cells: &[&str]) -> &mut Self {
         self.rows.push(cells.iter().map(|c| (*c).to_string()).collect());
         self
     }
 
-    /// The first column on the left, the others on the right.
+    /// The table as text: the first column is aligned left, the others right.
     pub(crate) fn show(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |j: usize| {
-            // A row of two cells in a wider table is a remark and does not set a width.
+            // A row of two cells in a wider table is a remark and does not determine the width of its column.
             let cells = self.rows.iter().filter(|r| columns == 2 || r.len() != 2 || j == 0);
             cells.filter_map(|r| r.get(j)).map(|c| c.chars().count()).max().unwrap_or(0)
         };
@@ -50,7 +50,7 @@ impl Table {
     }
 }
 
-/// 52,896.
+/// A number with separators: 52,896.
 pub(crate) fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut out = String::new();
@@ -63,12 +63,12 @@ pub(crate) fn count(value: u64) -> String {
     out
 }
 
-/// 87.98 %.
+/// A fraction in per cent: 87.98 %.
 pub(crate) fn percent(fraction: f64) -> String {
     format!("{:.2} %", 100.0 * fraction)
 }
 
-/// 1.23 MB, 45.6 kB or 789 B.
+/// A size: 1.23 MB, 45.6 kB or 789 B.
 pub(crate) fn bytes(value: u64) -> String {
     match value {
         0..1_000 => format!("{value} B"),

@@ -1,4 +1,4 @@
-//! Training as the commands do it: from decided settings to the model with its provenance.
+//! Training as the commands run it: from decided settings to the model with its provenance.
 
 use std::collections::BTreeMap;
 
@@ -17,11 +17,11 @@ use crate::progress::{Watcher, phase_words};
 use crate::results::Stopwatch;
 use crate::settings::{Effective, KAPPA};
 
-/// Where states come from.
+/// Where the states to train on come from.
 pub enum Samples<'a> {
-    /// A baseline and what it is run on.
+    /// A baseline and the inputs that it runs on.
     Inputs(&'a Baseline, &'a dyn InputSource),
-    /// States that somebody else computed.
+    /// States that were computed elsewhere.
     States(&'a dyn StateSource),
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct Job<'a> {
     pub(crate) effective: &'a Effective,
     pub(crate) mask: Option<Mask>,
     pub(crate) preprocessing: Preprocessing,
-    /// Stored in the model, the strength found added.
+    /// The provenance stored in the model; the strength found is added to it.
     pub(crate) provenance: BTreeMap<String, String>,
     pub(crate) keep: &'a dyn Keep,
     pub(crate) threads: Threads,
@@ -39,7 +39,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Trains, measures, puts the provenance in.
+    /// Trains and measures, and stores the provenance in the model.
     pub(crate) fn run(self, samples: &Samples, stopwatch: &mut Stopwatch) -> anyhow::Result<Compressed> {
         let settings = asked(self.effective, self.mask.clone(), &self.preprocessing)?;
         let mut progress = |p| match p {
@@ -71,10 +71,11 @@ impl Job<'_> {
         Ok(done)
     }
 
-    /// What the length of the training depends on.
+    /// The properties of the training that its length depends on.
     fn plan(&self, groups: usize) -> Plan {
         let effective = self.effective;
-        // Networks with feature maps, which have positions, go to their target at once unless asked for stages.
+        // Networks with feature maps, which have positions, go to their target in one step unless stages are asked
+        // for.
         let pays = effective.output_refit > 0 && effective.positions.is_none();
         let staged = effective.stages.map_or(pays, Switch::is_on);
         Plan {
@@ -103,7 +104,8 @@ fn asked(
     })
 }
 
-/// The baseline in the coordinates of the training, where these are not its own; for workers, who compute its states.
+/// The baseline in the coordinates of the training, where these differ from its own; for workers, which compute its
+/// states.
 pub(crate) fn moved(baseline: &Baseline, effective: &Effective) -> anyhow::Result<Option<ImplicitModel>> {
     let settings = asked(effective, None, &Preprocessing::identity())?;
     Ok(match &baseline.kind {

@@ -14,7 +14,7 @@ use simplicit::{Error, Result};
 use crate::dlpack::{HostTensor, Tensor};
 use crate::errors;
 
-/// An array that Python lends for the length of a call.
+/// An array that Python lends to a call: it is valid until the call returns.
 pub(crate) enum Lent<'py> {
     F32(PyReadonlyArrayDyn<'py, f32>),
     F64(PyReadonlyArrayDyn<'py, f64>),
@@ -51,7 +51,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Lent<'py> {
 }
 
 impl Lent<'_> {
-    /// What may cross into threads.
+    /// The numbers in a form that may be sent to other threads.
     pub(crate) fn numbers(&self) -> Numbers<'_> {
         match self {
             Lent::Tensor(tensor) => tensor.numbers(),
@@ -124,7 +124,7 @@ impl Numbers<'_> {
         }
     }
 
-    /// Some samples in double precision.
+    /// Some samples, in double precision.
     pub(crate) fn block(&self, samples: Range<usize>) -> Matrix {
         let mut out = Matrix::zeros(samples.len(), self.features());
         for (k, i) in samples.enumerate() {
@@ -197,7 +197,7 @@ impl InputSource for ViewInputs<'_> {
     }
 }
 
-/// States in four arrays.
+/// States that are given as four arrays.
 pub(crate) struct ViewStates<'a> {
     u: Numbers<'a>,
     z: Numbers<'a>,
@@ -209,7 +209,7 @@ pub(crate) struct ViewStates<'a> {
 }
 
 impl<'a> ViewStates<'a> {
-    /// Shapes, and X = φ(Z) on the first samples, are checked.
+    /// Checks the shapes, and X = φ(Z) on the first samples.
     pub(crate) fn new(
         [u, z, x, y]: [Numbers<'a>; 4],
         layout: Layout,
@@ -266,7 +266,7 @@ impl StateSource for ViewStates<'_> {
     }
 }
 
-/// A matrix that NumPy owns from now on.
+/// Gives a matrix to NumPy, which owns it from now on.
 pub(crate) fn to_numpy<T: numpy::Element + simplicit::linalg::Scalar>(
     py: Python<'_>,
     matrix: Matrix<T>,

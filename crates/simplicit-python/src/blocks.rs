@@ -1,5 +1,5 @@
-//! A module that Python runs as a source of linear blocks: its callbacks are called with the interpreter's lock, what they
-//! raise ends the training, and Ctrl-C is looked at between batches.
+//! A module that Python runs as a source of linear blocks: its callbacks are called with the interpreter's lock held,
+//! an exception that they raise ends the training, and Ctrl-C is checked between batches.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ type Given<'py> = (String, usize, PyReadonlyArray2<'py, f32>, Option<PyReadonlyA
 
 /// Trains a module in place. `source` has `blocks()`, `fixed_nonzeros()`, `samples()`, `begin(blocks, samples, own)`,
 /// `begin_weights()`, `begin_errors(rows)`, `step()`, `finish()`, `install(block, weights, constant)` and `reset()`.
-/// Returns the results (JSON) and what must be seen.
+/// Returns the results (JSON) and the notices for the user.
 #[pyfunction]
 #[pyo3(signature = (flags, source, *, threads=None, checkpoint=None, hashes=None, progress=None))]
 pub(crate) fn train_blocks<'py>(
@@ -93,7 +93,7 @@ impl Module<'_> {
         })
     }
 
-    /// Batches until there are none left.
+    /// Runs batches until there are none left.
     fn steps(&self, cancel: &Cancel, mut done: impl FnMut(usize)) -> Result<()> {
         while let Some(samples) = self.call(|object| object.call_method0("step")?.extract::<Option<usize>>())? {
             cancel.check()?;
@@ -103,7 +103,7 @@ impl Module<'_> {
     }
 }
 
-/// G, H, e of every group of a block, or its features and targets where samples are few.
+/// G, H and e of every group of a block; where there are few samples, its features and targets instead.
 fn statistics_of(gathered: &Bound<'_, PyAny>) -> PyResult<Vec<Result<Statistics>>> {
     let samples: Option<usize> = gathered.get_item(0)?.extract()?;
     let first: PyReadonlyArray3<'_, f64> = gathered.get_item(1)?.extract()?;

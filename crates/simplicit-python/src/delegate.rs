@@ -56,7 +56,7 @@ impl Courier for Engine<'_> {
     }
 }
 
-/// Statistics of consecutive shards on their way to their sum, a branch of the tree that one process sums in.
+/// Adds up the statistics of consecutive shards. A branch of the tree of sums that a single process would build.
 #[pyclass(module = "simplicit._core")]
 pub(crate) struct Branch {
     tree: Tree,
@@ -69,19 +69,19 @@ impl Branch {
         Self { tree: Tree::default() }
     }
 
-    /// Adds the sum over so many further shards, as bytes.
+    /// Adds a sum over the next `shards` shards, given as bytes.
     fn add(&mut self, py: Python<'_>, shards: usize, sum: &[u8], features: usize, targets: usize) -> PyResult<()> {
         enter(py, None, |_| Ok(self.tree.push_branch(shards, read_statistics(sum, features, targets)?)?))
     }
 
-    /// The sum as bytes; the next one begins.
+    /// Returns the sum as bytes, and begins the next one.
     fn finish<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let sum = enter(py, None, |_| Ok(std::mem::take(&mut self.tree).finish()?.to_bytes()))?;
         Ok(PyBytes::new(py, &sum))
     }
 }
 
-/// Sixteen bytes that say which statistics these are.
+/// Sixteen bytes that identify statistics.
 #[pyfunction]
 pub(crate) fn fingerprint<'py>(py: Python<'py>, statistics: &[u8]) -> Bound<'py, PyBytes> {
     PyBytes::new(py, &Statistics::fingerprint_of(statistics))
@@ -120,7 +120,7 @@ pub(crate) fn run_statistics<'py>(
     })
 }
 
-/// What the rows of a group share on a worker, kept from call to call.
+/// The data that the rows of a group share on a worker, kept from call to call.
 #[pyclass(module = "simplicit._core", frozen)]
 pub(crate) struct Design {
     design: solver::Design<'static>,
@@ -136,19 +136,20 @@ impl Design {
         })
     }
 
-    /// Bytes that it holds by now.
+    /// Bytes that it holds now.
     #[getter]
     fn bytes(&self) -> u64 {
         self.design.bytes()
     }
 
-    /// Inverses of cardinality rows that were made here.
+    /// Number of inverses for cardinality rows that were made on this worker.
     #[getter]
     fn made(&self) -> usize {
         self.design.inverses().map_or(0, Inverses::made)
     }
 
-    /// Consecutive blocks of rows, each as bytes. `decided` is what the driver's settings came to.
+    /// Solves consecutive blocks of rows and returns each as bytes. `decided` are the settings as the driver decided
+    /// them.
     fn rows<'py>(
         &self,
         py: Python<'py>,
@@ -165,7 +166,7 @@ impl Design {
         Ok(rows.iter().map(|block| PyBytes::new(py, &numbers_to_bytes(block))).collect())
     }
 
-    /// One of the inverses that the rows of a task need, for other workers.
+    /// One of the inverses that the rows of a task need, for use on other workers.
     fn inverse<'py>(
         &self,
         py: Python<'py>,
@@ -178,13 +179,13 @@ impl Design {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// One that another worker made.
+    /// Takes over an inverse that another worker made.
     fn know(&self, py: Python<'_>, task: &[u8], number: usize, inverse: &[u8]) -> PyResult<()> {
         enter(py, None, |_| Ok(RowsTask::from_bytes(task)?.know(&self.design, number, inverse)?))
     }
 }
 
-/// Bytes of memory that are free now, where the system says.
+/// Bytes of memory that are free now, where the system reports them.
 #[pyfunction]
 pub(crate) fn free_memory() -> Option<u64> {
     memory::free()
@@ -213,7 +214,8 @@ pub(crate) fn run_sums<'py>(
     Ok(sums.iter().map(|block| PyBytes::new(py, &numbers_to_bytes(block))).collect())
 }
 
-/// The settings on a worker. Its device is its own: a GPU that happens to be there would give other bits.
+/// The settings on a worker. The device is chosen for the worker: a GPU that only some workers have would give other
+/// bits.
 fn settings_of(decided: &str, device: &str) -> anyhow::Result<TrainSettings> {
     let mut settings = settings_from(decided)?;
     settings.work.device = device.parse::<Device>()?;
@@ -257,12 +259,12 @@ impl Shard {
         })
     }
 
-    /// Does a step that the driver told all shards.
+    /// Does a step that the driver sent to all shards.
     fn step(&mut self, py: Python<'_>, step: &[u8]) -> PyResult<()> {
         enter(py, None, |inside| Ok(self.shard.step(Step::from_bytes(step)?, self.threads, inside.cancel)?))
     }
 
-    /// Adds the statistics of the group entered last.
+    /// Adds the statistics of the group that was entered last.
     fn statistics(&mut self, py: Python<'_>, group: usize, branch: &mut Branch) -> PyResult<()> {
         enter(py, None, |inside| {
             let statistics = self.shard.statistics(group, self.threads, inside.cancel)?;

@@ -1,5 +1,5 @@
-//! Tensors of PyTorch and others as they lie in memory, by the DLPack protocol: of the host as arrays, of a GPU as rows that
-//! the library's CUDA backend reads there.
+//! Tensors of PyTorch and others as they lie in memory, by the DLPack protocol. Tensors in host memory become arrays;
+//! tensors on a GPU become rows that the library's CUDA backend reads there.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_void};
@@ -15,17 +15,17 @@ use simplicit::backend::cuda::LentRows;
 use crate::arrays::{Numbers, to_numpy};
 use crate::errors::of_library;
 
-/// The protocol's numbers of devices and types.
+/// The numbers that the protocol gives to devices and types.
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
 const UNSIGNED: u8 = 1;
 const FLOAT: u8 = 2;
 /// The name of a capsule that has not been consumed.
 const UNTAKEN: &CStr = c"dltensor";
-/// The default stream, as the protocol numbers CUDA's: what the producer still writes is ordered before it.
+/// The default stream, in CUDA's numbering of the protocol: the producer's pending writes are ordered before it.
 const DEFAULT_STREAM: i32 = 1;
 
-/// `DLTensor` of the protocol.
+/// The protocol's `DLTensor`.
 #[repr(C)]
 struct Described {
     data: *mut c_void,
@@ -47,22 +47,23 @@ pub(crate) struct Tensor<'py> {
     code: u8,
     bits: u8,
     shape: Vec<usize>,
-    /// In elements.
+    /// The strides, in elements.
     strides: Vec<usize>,
 }
 
-/// The kind and number of the device that an object's tensor is on; `None` for what is no tensor.
+/// The kind and number of the device that an object's tensor is on; `None` for an object that is not a tensor.
 fn device_of(object: &Bound<'_, PyAny>) -> Option<(i32, i32)> {
     object.call_method0("__dlpack_device__").ok()?.extract().ok()
 }
 
-/// Whether an object is a tensor on an NVIDIA GPU. Asks for no capsule, which a read-only array of NumPy's does not give.
+/// Whether an object is a tensor on an NVIDIA GPU. It does not ask for a capsule, because a read-only array of NumPy
+/// cannot give one.
 pub(crate) fn on_gpu(object: &Bound<'_, PyAny>) -> bool {
     device_of(object).is_some_and(|(kind, _)| kind == CUDA)
 }
 
 impl<'py> Tensor<'py> {
-    /// `None` for an object without the protocol.
+    /// The tensor of an object; `None` for an object without the protocol.
     pub(crate) fn of(object: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let Some((kind, number)) = device_of(object) else { return Ok(None) };
         let refused = |expected: &str, got: String| Err(of_library(&Error::shape("tensor", expected, got)));
@@ -80,13 +81,16 @@ impl<'py> Tensor<'py> {
             return Err(PyErr::fetch(object.py()));
         }
         // SAFETY: the protocol puts a `DLTensor` first behind this name, alive as long as the capsule is.
-        let told = unsafe { &*at.cast::<Described>() };
-        let axes = usize::try_from(told.axes).unwrap_or(0);
-        // SAFETY: the protocol gives one number an axis; strides may be null, which is row-major.
+        let described = unsafe { &*at.cast::<Described>() };
+        let axes = usize::try_from(described.axes).unwrap_or(0);
+        // SAFETY: the protocol gives one number per axis; null strides mean row-major.
         let (shape, strides) = unsafe {
             let list =
                 |from: *const i64| (0..axes).map(|k| usize::try_from(*from.add(k)).ok()).collect::<Option<Vec<_>>>();
-            (list(told.shape), if told.strides.is_null() { Some(Vec::new()) } else { list(told.strides) })
+            (
+                list(described.shape),
+                if described.strides.is_null() { Some(Vec::new()) } else { list(described.strides) },
+            )
         };
         let (Some(shape), Some(mut strides)) = (shape, strides) else {
             return refused("sizes and strides that are not negative", "negative ones".into());
@@ -94,12 +98,20 @@ impl<'py> Tensor<'py> {
         if strides.is_empty() {
             strides = row_major(&shape);
         }
-        if told.device != [kind, number] || told.lanes != 1 {
-            let got = format!("device {:?} and {} lanes", told.device, told.lanes);
+        if described.device != [kind, number] || described.lanes != 1 {
+            let got = format!("device {:?} and {} lanes", described.device, described.lanes);
             return refused("a capsule as its object describes it", got);
         }
-        let at = told.data as usize + told.byte_offset as usize;
-        Ok(Some(Self { at, device: told.device, code: told.code, bits: told.bits, _capsule: capsule, shape, strides }))
+        let at = described.data as usize + described.byte_offset as usize;
+        Ok(Some(Self {
+            at,
+            device: described.device,
+            code: described.code,
+            bits: described.bits,
+            _capsule: capsule,
+            shape,
+            strides,
+        }))
     }
 
     fn is_on_gpu(&self) -> bool {
@@ -110,7 +122,7 @@ impl<'py> Tensor<'py> {
         &self.shape
     }
 
-    /// Such as `float32`.
+    /// The name of the type, such as `float32`.
     fn element(&self) -> String {
         let kind = match self.code {
             0 => "int",
@@ -143,7 +155,7 @@ impl<'py> Tensor<'py> {
         if (self.code, self.bits) != (FLOAT, 32) {
             return refused("float32 numbers; convert it with .float()", self.element());
         }
-        // The stride of an axis of one element says nothing.
+        // The stride of an axis with one element is not used.
         let plain = self.shape.iter().zip(&self.strides).zip(row_major(&self.shape));
         if plain.into_iter().any(|((size, stride), expected)| *size > 1 && *stride != expected) {
             return refused("contiguous numbers; call .contiguous()", format!("strides {:?}", self.strides));
@@ -157,7 +169,7 @@ impl<'py> Tensor<'py> {
     }
 }
 
-/// Types that the library reads.
+/// The types that the library reads.
 enum Kind {
     F32,
     F64,
@@ -194,7 +206,7 @@ fn row_major(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// Some rows of a tensor on a GPU, trailing axes flattened: for what runs on the CPU.
+/// Reads some rows of a tensor on a GPU, trailing axes flattened, for work that runs on the CPU.
 #[pyfunction]
 pub(crate) fn read_tensor<'py>(
     py: Python<'py>,

@@ -1,5 +1,5 @@
-//! The one door into native work: the interpreter's lock is released, Ctrl-C is honoured, errors become exceptions,
-//! progress is reported on the thread that called.
+//! Every call into native work goes through here: the interpreter's lock is released, Ctrl-C is honoured, errors
+//! become exceptions, and progress is reported on the thread that called.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -10,20 +10,20 @@ use simplicit_cli::front::Event;
 
 use crate::errors;
 
-/// How often signals are looked at.
+/// How often signals are checked.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// Of the thread that works: as large as a main thread's.
+/// Stack size of the thread that works, in bytes: as large as that of a main thread.
 const STACK: usize = 8 << 20;
 
-/// What work is given.
+/// What the work receives.
 pub(crate) struct Inside<'a> {
     /// Set by Ctrl-C.
     pub(crate) cancel: &'a Cancel,
-    /// Who watches.
+    /// Receives progress events.
     pub(crate) tell: &'a (dyn Fn(Event) + Sync),
 }
 
-/// As many as were asked for; all by default.
+/// The number of threads asked for; all by default.
 pub(crate) fn threads(asked: Option<usize>) -> Threads {
     asked.map_or_else(Threads::available, Threads::new)
 }
@@ -42,7 +42,7 @@ pub(crate) fn enter<T: Send>(
             let inside = &cancel;
             let body = move || {
                 let tell = |event| {
-                    // Nobody listens any more once an exception is on its way.
+                    // After an exception nobody receives events any more, so a failed send is ignored.
                     let _ = sender.send(event);
                 };
                 work(&Inside { cancel: inside, tell: &tell })
@@ -55,7 +55,7 @@ pub(crate) fn enter<T: Send>(
                 if event == Err(RecvTimeoutError::Disconnected) {
                     break;
                 }
-                // Only the latest progress matters.
+                // Only the latest progress is worth reporting.
                 let event = receiver.try_iter().last().or(event.ok());
                 let said = Python::attach(|py| {
                     py.check_signals()?;
@@ -84,7 +84,7 @@ fn words(event: Event) -> (String, usize, usize) {
     use simplicit::train::Progress;
     match event {
         Event::Phase(name) => (name, 0, 1),
-        // The front end says these itself.
+        // The front end reports these phases itself.
         Event::Training(Progress::Phase(_)) => ("training".to_string(), 0, 1),
         Event::Training(Progress::Samples { group, done, total }) => (format!("samples for {group}"), done, total),
         Event::Training(Progress::Rows { group, done, total }) => (format!("rows of {group}"), done, total),

@@ -1,12 +1,12 @@
-//! The library's errors as the exceptions of `simplicit.errors`: one class each, the same message, both sides as
-//! attributes.
+//! The library's errors as the exceptions of `simplicit.errors`: one class for each, with the same message, and with
+//! expected and given values as attributes.
 
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError};
 use pyo3::prelude::*;
 use simplicit::Error;
 
-/// An exception of `simplicit.errors` with attributes.
+/// An exception of a class in `simplicit.errors`, with attributes.
 fn raise(name: &str, message: &str, attributes: &[(&str, Py<PyAny>)]) -> PyErr {
     Python::attach(|py| {
         let build = || {
@@ -28,7 +28,7 @@ fn object<'py, T: IntoPyObject<'py>>(py: Python<'py>, value: T) -> Py<PyAny> {
     value.into_py_any(py).unwrap_or_else(|_| py.None())
 }
 
-/// The exception of a library error.
+/// The exception for a library error.
 pub(crate) fn of_library(error: &Error) -> PyErr {
     let message = error.to_string();
     match error {
@@ -60,7 +60,7 @@ fn setting_error(message: &str, setting: &str, expected: &str, got: &str) -> PyE
     raise("SettingError", &message, &[("setting", text(setting)), ("expected", text(expected)), ("got", text(got))])
 }
 
-/// The exception of anything that the command line's code refuses: a library error, or a setting.
+/// The exception for anything that the command line's code refuses: a library error, or a setting.
 pub(crate) fn of_any(error: &anyhow::Error) -> PyErr {
     match error.downcast_ref::<Error>() {
         Some(error) => of_library(error),
@@ -68,7 +68,7 @@ pub(crate) fn of_any(error: &anyhow::Error) -> PyErr {
     }
 }
 
-/// `--target-sparsity` is `target_sparsity` here.
+/// Renames flags to Python's arguments: `--target-sparsity` becomes `target_sparsity`.
 fn in_python_words(message: &str) -> String {
     let mut words = Vec::new();
     for word in message.split(' ') {

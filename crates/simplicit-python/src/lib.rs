@@ -1,4 +1,5 @@
-//! `simplicit._core`: the library for Python. Everything here is thin: arrays in and out, one door, typed errors.
+//! `simplicit._core`: the library for Python. It is a thin layer: it converts arrays and errors, and every call into
+//! native work goes through one function.
 
 mod arrays;
 mod blocks;

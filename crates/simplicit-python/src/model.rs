@@ -21,14 +21,14 @@ use crate::door::{self, enter};
 use crate::errors::{of_any, of_library};
 use crate::taps;
 
-/// Samples run together: what a request to stop waits for.
+/// Samples that run together. A request to stop takes effect after such a chunk.
 const CHUNK: usize = 4096;
 
 /// An implicit model.
 #[pyclass(frozen, module = "simplicit._core")]
 pub(crate) struct Model {
     pub(crate) model: Arc<ImplicitModel>,
-    /// Ready to run, for the settings it was last asked with.
+    /// The model ready to run, with the settings of the last call.
     ready: Mutex<Option<(EquilibriumSettings, Arc<Equilibrium>)>>,
 }
 
@@ -125,7 +125,7 @@ impl Model {
         let n = layout.size();
         let [a, b, c, d] = matrices;
         let preprocessing: Option<Preprocessing> = of_json(preprocessing.map(serde_json::from_str).transpose())?;
-        // Whatever else a model may have, these are dense.
+        // A model given as matrices has no tap blocks or operators.
         #[allow(clippy::needless_update)]
         let parts = ModelParts {
             a: csr("A", n, n, &a)?,
@@ -168,7 +168,7 @@ impl Model {
         Ok((lend(slf, matrix.indptr())?, lend(slf, matrix.indices())?, lend(slf, matrix.data())?, shape))
     }
 
-    /// Shared weights, one dictionary a block.
+    /// The blocks of shared weights, as one dictionary per block.
     fn taps<'py>(slf: &Bound<'py, Self>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         taps::blocks(slf)
     }
@@ -193,7 +193,7 @@ impl Model {
         of_json(serde_json::to_string(self.model.preprocessing()))
     }
 
-    /// What outputs are multiplied by to be in the units of the network that everything started from.
+    /// The factor that brings outputs into the units of the original network.
     #[getter]
     fn output_factor(&self) -> f64 {
         self.model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs)
@@ -263,7 +263,7 @@ impl Model {
                 }
             }
             if factor != 1.0 {
-                // Outputs in the units of the network that everything started from, as the command line has them.
+                // Outputs are returned in the units of the original network, as the command line returns them.
                 y.iter_mut().for_each(|v| *v = (f64::from(*v) * factor) as f32);
             }
             let shape = self.model.shape();
@@ -318,7 +318,7 @@ impl Model {
                 out.extend(gradient.run(&inputs.rows(rows)?, &part)?.1.gradient.into_vec());
             }
             if factor != 1.0 {
-                // Of the outputs that `run` gives.
+                // The gradient belongs to the outputs that `run` returns, so it has the same factor.
                 out.iter_mut().for_each(|v| *v = (f64::from(*v) * factor) as f32);
             }
             Ok(Matrix::from_vec(total, self.model.shape().inputs, out)?)

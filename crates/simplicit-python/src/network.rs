@@ -20,21 +20,21 @@ use crate::door::{self, enter};
 use crate::errors::of_library;
 use crate::model::Model;
 
-/// Samples a thread takes at a time.
+/// Samples that a thread takes at a time.
 const BLOCK: usize = 256;
 
 /// A trained network.
 #[pyclass(frozen, module = "simplicit._core")]
 pub(crate) struct Network {
     pub(crate) network: Arc<network::Network>,
-    /// Of the file it comes from.
+    /// Size in bytes of the file that it comes from.
     pub(crate) bytes: Option<u64>,
 }
 
 /// U, Z, X, Y of a batch.
 type States<'py> = [Bound<'py, PyArray2<f64>>; 4];
 
-/// `work` on blocks of samples, in order, until Ctrl-C.
+/// Runs `work` on blocks of samples, in order, until all are done or Ctrl-C is pressed.
 fn blocks<T: Send>(
     py: Python<'_>,
     inputs: &ViewInputs<'_>,
@@ -50,7 +50,7 @@ fn blocks<T: Send>(
     })
 }
 
-/// Blocks of samples, one below the other.
+/// Blocks of samples, stacked into one array.
 fn stacked<T: Element + Scalar>(
     py: Python<'_>,
     rows: usize,
@@ -165,7 +165,7 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    /// After an error the builder is spent.
+    /// Adds a node. After an error the builder cannot be used any more.
     fn step(
         &self,
         at: usize,
@@ -193,7 +193,7 @@ fn window(kernel: [usize; 2], stride: [usize; 2], padding: [usize; 4]) -> Window
 
 #[pymethods]
 impl Builder {
-    /// A vector (size,) or a map (channels, height, width).
+    /// A builder whose input is a vector (size,) or a map (channels, height, width).
     #[new]
     fn new(shape: Vec<usize>) -> PyResult<Self> {
         let shape = match shape[..] {

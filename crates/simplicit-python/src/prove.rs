@@ -6,9 +6,9 @@ use simplicit::solver::prove::{PricedRow, ProveSettings, Then, Verdict};
 use crate::arrays::Lent;
 use crate::door::enter;
 
-/// Diagonal, point and fixed entries of a case.
+/// The diagonal, point and fixed entries of one case of a proof.
 type Evidence = (usize, Vec<f64>, Vec<(usize, bool)>);
-/// Evidence, and (entry, case without it, case with it) where the case splits.
+/// A case: its evidence, and where the case splits (entry, case without the entry, case with it).
 type Case = (Option<Evidence>, Option<(usize, usize, usize)>);
 /// Value, bound, best value, its weights, verdict, diagonals, cases.
 type Outcome = (f64, f64, f64, Vec<f64>, &'static str, Vec<Vec<f64>>, Vec<Case>);

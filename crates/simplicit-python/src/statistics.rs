@@ -1,4 +1,4 @@
-//! Statistics that are gathered batch by batch, and the connections that are allowed.
+//! Statistics that are gathered batch by batch, and the allowed connections.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -51,7 +51,7 @@ impl Statistics {
         Self { shape: (features, targets), state: Mutex::new(Some(Gathered::default())) }
     }
 
-    /// Adds samples, one a row.
+    /// Adds samples, one per row.
     fn push(&self, py: Python<'_>, features: Lent<'_>, targets: Lent<'_>) -> PyResult<()> {
         let (features, targets) = (features.numbers(), targets.numbers());
         let got = (features.features(), targets.features());
@@ -71,7 +71,7 @@ impl Statistics {
         })
     }
 
-    /// Samples m, G, H (one target a row) and e; no more samples can be added.
+    /// Returns the number of samples m, G, H (one target per row) and e. No more samples can be added afterwards.
     #[allow(clippy::type_complexity)]
     fn finish<'py>(
         &self,
@@ -91,7 +91,7 @@ impl Statistics {
     }
 }
 
-/// (n + q) × (n + p), 1 where a weight may be.
+/// The allowed connections as an (n + q) × (n + p) array: 1 where a weight may be.
 #[pyfunction]
 pub(crate) fn connections<'py>(
     py: Python<'py>,

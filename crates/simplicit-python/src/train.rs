@@ -62,7 +62,7 @@ fn mask_of(mask: &Lent<'_>) -> Mask {
     Mask::from_pattern(&numbers.block(0..numbers.samples()))
 }
 
-/// Inputs in host memory, or where they lie on a GPU.
+/// Inputs in host memory or on a GPU.
 enum Given<'py> {
     Host(Lent<'py>),
     Device(Tensor<'py>),
@@ -83,7 +83,7 @@ impl<'py> Given<'py> {
         }
     }
 
-    /// The inputs, with changed copies of images where they are asked for.
+    /// The inputs, with changed copies of the images if they are asked for.
     fn inputs(
         &self,
         preprocessing: &Preprocessing,
@@ -111,7 +111,8 @@ impl<'py> Given<'py> {
     }
 }
 
-/// Trains on a baseline with inputs, or on states. Returns the model, its results (JSON) and what must be seen.
+/// Trains on a baseline with inputs, or on states. Returns the model, its results (JSON) and the notices for the
+/// user.
 #[pyfunction]
 #[pyo3(signature = (flags, baseline, u, states, *, own=None, mask=None, threads=None, checkpoint=None, hashes=None, progress=None, engine=None))]
 #[allow(clippy::too_many_arguments)]
@@ -162,7 +163,7 @@ pub(crate) fn train<'py>(
     let hashes = hashes.unwrap_or_default();
     let raised = Mutex::new(None);
     let engine = match engine {
-        // The engine's workers need what the settings came to.
+        // The engine's workers need the settings as they were decided.
         Some(engine) => {
             let decided = training.decided().map_err(|e| of_any(&e))?;
             let preprocessing = serde_json::to_string(training.preprocessing()).map_err(|e| of_any(&e.into()))?;

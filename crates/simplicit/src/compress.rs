@@ -1,4 +1,4 @@
-//! The front door: from a trained network and some of its inputs to a sparse model and its report, in one call.
+//! The main entry point: from a trained network and some of its inputs to a sparse model and its report, in one call.
 //!
 //! ```
 //! use simplicit::compress::{Settings, compress};
@@ -42,24 +42,25 @@ use crate::train::{
 };
 use crate::{Error, Result};
 
-/// Draws from the network's softmax per sample: the row weights' own noise is then far below their spread.
+/// Draws from the network's softmax per sample. With this many, the noise of the row weights is far below their
+/// spread.
 pub const DRAWS: usize = 4;
-/// Samples for the row weights of a network with feature maps, and draws for each: every one of them is an average over
-/// many positions.
+/// Samples for the row weights of a network with feature maps, and draws for each sample. Few suffice, because each
+/// is an average over many positions.
 pub const WEIGHED: usize = 1000;
 const MAP_DRAWS: usize = 2;
-/// Share of the samples that are held out where something is judged on them, and how many at least.
+/// One sample in this many is held out where results are judged on held-out samples, and at least this number.
 const HELD_OUT_SHARE: usize = 10;
 const HELD_OUT_LEAST: usize = 100;
-/// Bytes of inputs, and of states, that are held in memory at most.
+/// The most bytes of inputs, and of states, that are held in memory.
 const HELD: u64 = 256 << 20;
 
-/// What is made sparse.
+/// The network or model that is made sparse.
 #[derive(Clone, Copy)]
 pub enum Baseline<'a> {
     /// A trained network.
     Network(&'a Network),
-    /// An implicit model in its place; it has no row weights.
+    /// An implicit model instead of a network; it has no row weights.
     Model(&'a ImplicitModel),
 }
 
@@ -75,21 +76,24 @@ impl<'a> From<&'a ImplicitModel> for Baseline<'a> {
     }
 }
 
-/// What is asked for. The default trains at a fixed price of a non-zero; most callers want [`Settings::to_sparsity`].
+/// The settings of [`compress()`]. The default trains at a fixed price of a non-zero; most callers want
+/// [`Settings::to_sparsity`].
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The training itself, its target sparsity included.
+    /// The settings of the training, with its target sparsity.
     pub train: TrainSettings,
-    /// In place of a target: the sparsest model whose predictions agree with the baseline's on all but so many points
-    /// (hundredths) of the held-out samples, the last tenth.
+    /// Instead of a target sparsity, the largest share of disagreement, in percentage points: the sparsest model is
+    /// sought whose predictions differ from the baseline's on at most this share of the held-out samples (the last
+    /// tenth).
     pub max_drop: Option<f64>,
-    /// Rows are weighed by what their errors do to the outputs. Default on; networks only.
+    /// Whether rows are weighed by the effect of their errors on the outputs. Default on; networks only.
     pub row_weights: bool,
-    /// The states in other units, so that ‖A‖∞ is below this: before training where that has a κ, after it otherwise.
+    /// Rescale the states so that ‖A‖∞ is below this number: before a training that has a κ, otherwise after it.
     pub rescale: Option<f64>,
-    /// Every layer of the network in units that divide its weights by this factor.
+    /// The paper's layered scaling: the weights of every layer are divided by this factor times the largest ‖W‖∞ of
+    /// all layers.
     pub gamma: Option<f64>,
-    /// Stored in the model: how raw inputs became those that are given.
+    /// How raw inputs became those that are given; stored in the model.
     pub preprocessing: Preprocessing,
 }
 
@@ -107,23 +111,23 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// A share of the baseline's non-zeros is to go; everything else as usual.
+    /// Settings for a target sparsity: this share of the baseline's non-zeros is removed.
     pub fn to_sparsity(share: f64) -> Self {
         let train = TrainSettings { target_sparsity: Some(share), ..TrainSettings::default() };
         Self { train, ..Self::default() }
     }
 }
 
-/// A sparse model and what is known about it.
+/// A sparse model and measurements of it.
 #[derive(Debug, Clone)]
 pub struct Compressed {
     /// The model.
     pub model: ImplicitModel,
-    /// What training has to say, row by row.
+    /// What training reports, row by row.
     pub report: TrainReport,
-    /// RMS of the outputs' change over the RMS of the outputs, on the samples given.
+    /// RMS of the change of the outputs divided by the RMS of the outputs, on the given samples.
     pub output_error: f64,
-    /// Samples given whose equilibrium was not found; 0 in models without cycles.
+    /// Number of given samples whose equilibrium was not found; 0 in models without cycles.
     pub not_converged: u64,
 }
 
@@ -136,7 +140,7 @@ pub fn compress<'b>(
 ) -> Result<Compressed> {
     let baseline = baseline.into();
     let held = held_inputs(&baseline, inputs, settings)?;
-    // Where the inputs of all samples are held in memory, their states are too, up to as many bytes.
+    // If the inputs of all samples are held in memory, their states are too, up to this many bytes.
     let states = held.as_ref().map_or(0, |_| held_bytes(settings));
     let inputs = held.as_ref().map_or(inputs, |rows| rows as &dyn InputSource);
     let part = settings.training_part(inputs.samples())?.end;
@@ -148,7 +152,8 @@ pub fn compress<'b>(
     let weights = match baseline {
         Baseline::Network(network) if settings.row_weights => {
             if settings.train.work.memory.is_some() {
-                // Too little memory is refused before the first sample is read, not after minutes of work on row weights.
+                // If there is too little memory, this is reported before the first sample is read, not after minutes
+                // of work on row weights.
                 let all = Collected::new(network, inputs)?;
                 let source = &StateSlice::new(&all, 0..part)?;
                 let preprocessing = Preprocessing::identity();
@@ -181,7 +186,7 @@ pub fn compress<'b>(
     }
 }
 
-/// The inputs as they are used, where that is little: every model of a search over dense layers reads all of them.
+/// All inputs as a matrix, if they are small: every model of a search over dense layers reads all of them.
 fn held_inputs(baseline: &Baseline, inputs: &dyn InputSource, settings: &Settings) -> Result<Option<Matrix<f32>>> {
     let layout = match baseline {
         Baseline::Network(network) => network.layout(),
@@ -196,8 +201,8 @@ fn held_bytes(settings: &Settings) -> u64 {
     settings.train.work.memory.map_or(HELD, |budget| HELD.min(budget / 8))
 }
 
-/// The model whose states are matched, where these are not the baseline's own: the baseline in other coordinates, for gamma, or for
-/// rescaling before a training with κ.
+/// The model whose states are matched, if it differs from the baseline: the baseline in other coordinates, for gamma,
+/// or for rescaling before a training with κ.
 pub fn moved<'b>(baseline: impl Into<Baseline<'b>>, settings: &Settings) -> Result<Option<ImplicitModel>> {
     match baseline.into() {
         _ if settings.gamma.is_none() && settings.rescale.is_none() => Ok(None),
@@ -209,7 +214,7 @@ pub fn moved<'b>(baseline: impl Into<Baseline<'b>>, settings: &Settings) -> Resu
 fn moved_from(baseline: Baseline, own: &ImplicitModel, settings: &Settings) -> Result<Option<ImplicitModel>> {
     Ok(match (settings.gamma, settings.rescale, baseline) {
         (Some(_), Some(kappa), _) => {
-            return Err(Error::setting("rescale", "nothing beside gamma: both choose the coordinates", kappa));
+            return Err(Error::setting("rescale", "none with gamma: both choose the coordinates", kappa));
         }
         (Some(gamma), None, Baseline::Network(network)) => Some(ImplicitModel::from_network_scaled(network, gamma)?),
         (Some(gamma), None, Baseline::Model(_)) => {
@@ -220,7 +225,7 @@ fn moved_from(baseline: Baseline, own: &ImplicitModel, settings: &Settings) -> R
     })
 }
 
-/// The same from states that were computed elsewhere.
+/// As [`compress()`], from states that were computed elsewhere.
 pub fn compress_states(states: &dyn StateSource, settings: &Settings, run: &mut Run) -> Result<Compressed> {
     if let Some(gamma) = settings.gamma {
         return Err(Error::setting("gamma", "a network, whose layers are scaled", gamma));
@@ -229,13 +234,13 @@ pub fn compress_states(states: &dyn StateSource, settings: &Settings, run: &mut 
 }
 
 impl Settings {
-    /// Samples that are trained on; the others judge.
+    /// The samples that are trained on; the others are for judging.
     fn training_part(&self, total: usize) -> Result<Range<usize>> {
         if self.max_drop.is_none() { Ok(0..total) } else { Ok(0..total - held_out(total)?) }
     }
 }
 
-/// How many of so many samples are held out, the last ones, to judge what was trained on the others.
+/// How many of `total` samples are held out to judge a model that was trained on the others; these are the last ones.
 pub fn held_out(total: usize) -> Result<usize> {
     let held_out = (total / HELD_OUT_SHARE).max(HELD_OUT_LEAST);
     if total < 2 * held_out {
@@ -258,7 +263,7 @@ fn row_weights(
     let (part, draws) = if maps { (part.min(WEIGHED), MAP_DRAWS) } else { (part, DRAWS) };
     let mut weights = importance_on(device, network, &First(inputs, part), draws, seed, run)?;
     if let Some((moved, scaling)) = moved.and_then(|m| Some((m, m.metadata().scaling.as_ref()?))) {
-        // baseline = factor × stored, so a stored error counts factor² as much. A channel has one factor.
+        // baseline = factor × stored, so the square of a stored error counts factor² times. A channel has one factor.
         let layers = moved.layout().layers().iter();
         let units = layers.flat_map(|l| std::iter::repeat_n(l.size / l.rows().max(1), l.rows()));
         let first = units.scan(0, |next, units| Some(std::mem::replace(next, *next + units)));
@@ -303,7 +308,7 @@ fn on_source(
     Ok(Compressed { model, report: trained.report, output_error, not_converged })
 }
 
-/// [`error_on_states`] by a run's delegate, with the same bits; `None`: this process has to do it.
+/// [`error_on_states`] by a run's delegate, with the same bits; `None` if this process has to compute it.
 fn error_elsewhere(
     model: &ImplicitModel,
     baseline: Option<&ImplicitModel>,

@@ -1,15 +1,15 @@
-//! What can go wrong, in one line each: what, where, expected and got, what to do.
+//! The errors, in one line each: what is wrong, where, what was expected and given, and what to do.
 
 use std::path::{Path, PathBuf};
 
 /// The library's result type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything the library refuses. A limit that was reached is a status, never an error.
+/// All errors of the library. Reaching a limit is a status, never an error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Two shapes that should agree do not.
+    /// Two shapes differ that should be equal.
     #[error("{what}: expected {expected}, got {got}")]
     Shape {
         /// The array or object, by name.
@@ -24,24 +24,24 @@ pub enum Error {
     NotFinite {
         /// The array, by name.
         array: String,
-        /// Row (sample) of the first offender.
+        /// Row (sample) of the first such value.
         row: usize,
-        /// Column (feature) of the first offender.
+        /// Column (feature) of the first such value.
         column: usize,
-        /// The offending value.
+        /// The value.
         value: f64,
     },
     /// A setting outside its range, or two settings that exclude each other.
     #[error("{setting}: expected {expected}, got {got}")]
     Setting {
-        /// The setting's public name.
+        /// The public name of the setting.
         setting: String,
-        /// What it accepts.
+        /// The values that it accepts.
         expected: String,
-        /// What it was given.
+        /// The value that was given.
         got: String,
     },
-    /// A file that is not what it should be.
+    /// A file whose content is wrong.
     #[error("{}: {problem}", path.display())]
     File {
         /// The file.
@@ -49,7 +49,7 @@ pub enum Error {
         /// What is wrong with it and what to do.
         problem: String,
     },
-    /// The operating system refused.
+    /// The operating system reported an error.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or directory.
@@ -57,12 +57,12 @@ pub enum Error {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// Something this library does not do, and what it does instead.
+    /// A request that this library does not support, and what it does instead.
     #[error("{what} is not supported: {why}")]
     Unsupported {
-        /// The thing met, with its name and place.
+        /// What was found, with its name and place.
         what: String,
-        /// The reason, and what would work.
+        /// The reason, and what would work instead.
         why: String,
     },
     /// Rows of an exact-matching problem that no weights can satisfy.
@@ -80,7 +80,7 @@ pub enum Error {
     /// A device that cannot be used, or that failed.
     #[error("{device}: {problem}")]
     Device {
-        /// Such as `cuda:0`.
+        /// The device, such as `cuda:0`.
         device: String,
         /// What is missing or went wrong.
         problem: String,
@@ -95,7 +95,7 @@ pub enum Error {
 pub struct InfeasibleRow {
     /// The row's name, such as `z[17]` or `y[3]`.
     pub name: String,
-    /// Its target in the statistics it was solved from.
+    /// Number of its target in the statistics that it was solved from.
     pub target: usize,
     /// The smallest achievable ‖z − Ũᵀw‖ / ‖z‖ under the row's constraints.
     pub relative_residual: f64,
@@ -145,12 +145,12 @@ impl Error {
         Error::Io { path: path.as_ref().to_path_buf(), source }
     }
 
-    /// Something not supported, with the reason and the way out.
+    /// An error for what is not supported, with the reason and an alternative.
     pub fn unsupported(what: impl Into<String>, why: impl Into<String>) -> Self {
         Error::Unsupported { what: what.into(), why: why.into() }
     }
 
-    /// The same error with the place it happened at in front of its subject.
+    /// The same error, with its place put in front of its subject.
     pub(crate) fn within(mut self, place: &str) -> Self {
         match &mut self {
             Error::Shape { what: subject, .. }

@@ -1,4 +1,4 @@
-//! Files we write appear whole or not at all; files we read are hostile until checked.
+//! Files that we write appear whole or not at all; files that we read are not trusted until they are checked.
 
 mod output;
 pub mod tensors;
@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::{Error, Result};
 
-/// Writes bytes that are already there, whole or not at all.
+/// Writes bytes from memory to a file, whole or not at all.
 pub fn write_bytes_atomically(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
     let mut file = OutputFile::create(path)?;
     file.write(bytes)?;
@@ -30,7 +30,7 @@ pub fn read_capped(path: impl AsRef<Path>, limit: u64) -> Result<Vec<u8>> {
         return Err(Error::file(path, format!("{} bytes, more than the {limit} this reader accepts", about.len())));
     }
     let mut bytes = Vec::with_capacity(usize::try_from(about.len()).unwrap_or(0));
-    // The file may grow while it is read.
+    // The file may grow while it is read, so the limit is checked again.
     file.take(limit + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
     if bytes.len() as u64 > limit {
         return Err(Error::file(path, format!("grew past the {limit} bytes this reader accepts while it was read")));

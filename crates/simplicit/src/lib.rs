@@ -16,8 +16,8 @@
 //! <mrow><mi>x</mi><mo>=</mo><mi>φ</mi><mo>(</mo><mi>A</mi><mi>x</mi><mo>+</mo><mi>B</mi><mi>u</mi><mo>+</mo><mi>b</mi><mo>)</mo><mo>,</mo><mspace width="1em"/><mi>y</mi><mo>=</mo><mi>C</mi><mi>x</mi><mo>+</mo><mi>D</mi><mi>u</mi><mo>+</mo><mi>d</mi></mrow>
 //! </math></div>
 //!
-//! which has one equilibrium x for every input u. A penalty f that is a sum over entries makes the weights sparse, and the
-//! problem falls apart into n + q convex problems, one a row; all share the features Ũ = \[X; U\]:
+//! which has one equilibrium x for every input u. A penalty f that is a sum over entries makes the weights sparse,
+//! and the problem separates into n + q convex problems, one per row; all share the features Ũ = \[X; U\]:
 //!
 //! <div><math display="block">
 //! <mrow><munder><mo>min</mo><mi>w</mi></munder><mspace width="1em"/><mfrac><mi>Λ</mi><mi>m</mi></mfrac><msup><mrow><mo>‖</mo><mi>z</mi><mo>−</mo><msup><mi>Ũ</mi><mo>⊤</mo></msup><mi>w</mi><mo>‖</mo></mrow><mn>2</mn></msup><mo>+</mo></mrow>
@@ -38,7 +38,7 @@
 //! | c, κ | d | the well-posedness ball on the A part: Σ\|a_j\| ≤ κ |
 //! | l, u | d | bounds |
 //!
-//! (Files and public arrays hold one sample a row; the paper's columns are used in formulae.)
+//! (Files and public arrays hold one sample per row; the paper's columns are used in formulae.)
 //!
 //! # The front door
 //!
@@ -51,8 +51,8 @@
 //! | arrays of one's own | sparse rows, proven | [`Problem`] |
 //! | a model and labelled inputs | accuracy, attacks, certificates | [`evaluate`], [`attack`], [`certify`] |
 //!
-//! Work that takes long has a [`Run`]: threads, checkpoint, progress, a way to stop. These names, and those that their
-//! signatures mention, are all that most callers need; the modules below hold the rest.
+//! Work that takes long receives a [`Run`]: threads, a checkpoint, progress and a way to stop. These names, and those
+//! that their signatures mention, are all that most callers need; the modules below hold the rest.
 //!
 //! ```
 //! use simplicit::compress::Settings;
@@ -162,7 +162,7 @@ pub use parallel::{Cancel, Threads};
 pub use solver::Problem;
 pub use train::Run;
 
-/// The documents' examples, run as tests.
+/// The examples in the documents, run as tests.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../../../docs/add-a-penalty.md")]

@@ -1,4 +1,5 @@
-//! Memory as a setting: what there is, what was used, and a pile of blocks that goes on in a file when a budget is used up.
+//! Memory as a setting: how much there is, how much was used, and a pile of blocks that continues in a file when a
+//! budget is used up.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
-/// Bytes, or a number with K, M or G of 1024: `4G`, `512M`, `1073741824`.
+/// Parses a number of bytes, or a number with K, M or G of 1024: `4G`, `512M`, `1073741824`.
 pub fn parse(text: &str) -> Result<u64> {
     let wrong = || Error::setting("memory", "bytes, or a number with K, M or G such as 4G", text);
     let (number, unit) = match text.trim().char_indices().next_back() {
@@ -28,18 +29,19 @@ pub fn parse(text: &str) -> Result<u64> {
     share.map(|v| (v * unit as f64) as u64).ok_or_else(wrong)
 }
 
-/// Bytes in words, in units of 1024.
+/// A number of bytes as text, in units of 1024.
 pub fn words(bytes: u64) -> String {
     let gigabytes = bytes as f64 / (1u64 << 30) as f64;
     if gigabytes >= 1.0 { format!("{gigabytes:.1} GB") } else { format!("{:.0} MB", gigabytes * 1024.0) }
 }
 
-/// The same, rounded up: what is asked for must be enough when it is given.
+/// The same, rounded up: the memory that a message asks for must be enough when the user grants it.
 pub(crate) fn words_up(bytes: u64) -> String {
     words(bytes + if bytes >= 1 << 30 { (1 << 30) / 20 } else { 1 << 19 })
 }
 
-/// What this process could still take, by the machine and by the limit of its control group; `None` where the system does not say.
+/// Bytes that this process could still take, by the machine and by the limit of its control group; `None` where the
+/// system does not report it.
 pub fn free() -> Option<u64> {
     let kilobytes = |file: &str, key: &str| {
         let text = std::fs::read_to_string(file).ok()?;
@@ -53,24 +55,24 @@ pub fn free() -> Option<u64> {
     Some(limit.map_or(machine, |limit| machine.min(limit.saturating_sub(used))))
 }
 
-/// A line of this process's own status, in bytes.
+/// The value of a line in the process's own status, in bytes.
 fn status(key: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(key))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| 1024 * kilobytes)
 }
 
-/// The most memory that this process has held; `None` where the system does not say.
+/// The most bytes that this process has held at one time; `None` where the system does not report it.
 pub fn peak() -> Option<u64> {
     status("VmHWM:")
 }
 
-/// The memory that this process holds; `None` where the system does not say.
+/// The bytes that this process holds now; `None` where the system does not report it.
 pub fn used() -> Option<u64> {
     status("VmRSS:")
 }
 
-/// An account that everything large is booked on, and the folder for what does not fit.
+/// The budget that everything large is booked on, and the folder for blocks that exceed it.
 #[derive(Debug)]
 pub(crate) struct Room {
     budget: u64,
@@ -83,27 +85,29 @@ impl Room {
         Arc::new(Self { budget, held: AtomicU64::new(0), folder: folder.to_path_buf() })
     }
 
-    /// Books so many bytes if they are there.
+    /// Books this many bytes, if the budget has them.
     pub(crate) fn take(&self, bytes: u64) -> bool {
         let fits = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.budget);
         self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 
-    /// Gives bytes back that were taken.
+    /// Returns bytes to the budget.
     pub(crate) fn give(&self, bytes: u64) {
         self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
-/// Numbers of a piece of memory that blocks are put into, at least: 40 MiB. An allocation of that size is one of the operating
-/// system's own and goes back to it when it is dropped; what is smaller may stay with the process, in holes between others.
+/// The fewest numbers in a piece of memory that blocks are put into: 40 MiB. The allocator requests an allocation of
+/// that size directly from the operating system and returns it when it is dropped; a smaller one may stay with the
+/// process, in gaps between others.
 const SLAB: usize = 10 << 20;
 
-/// Numbers that are read from a file at a time: the bytes stay in the cache until they are numbers.
+/// Numbers that are read from a file at a time: few enough for their bytes to stay in the cache until they are
+/// converted.
 const READ: usize = 1 << 16;
 
-/// Blocks that are written once, in order, and read in any order by several threads: in memory while there is room, in a
-/// file of their own from there on. Their values do not depend on where they are.
+/// Blocks that are written once, in order, and read in any order by several threads: in memory while the budget
+/// lasts, after that in a file of their own. Their values do not depend on where they are.
 #[derive(Debug)]
 pub(crate) struct Pile {
     room: Arc<Room>,
@@ -113,14 +117,14 @@ pub(crate) struct Pile {
     file: Option<Spill>,
 }
 
-/// Where a block of so many columns is.
+/// The place of a block with this many columns.
 #[derive(Debug)]
 enum Place {
     Held { slab: usize, span: Range<usize>, cols: usize },
     File { at: u64, rows: usize, cols: usize },
 }
 
-/// One block, row after row.
+/// One block: its numbers, row after row.
 #[derive(Debug)]
 pub(crate) struct Block<'a> {
     values: Cow<'a, [f32]>,
@@ -159,12 +163,13 @@ impl Spill {
     fn new(folder: &Path) -> Result<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         loop {
-            // A checkpoint's folder takes this for the rest of an interrupted write and clears it away.
+            // Under this name a checkpoint's folder takes the file for the rest of an interrupted write and removes
+            // it.
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = folder.join(format!(".simplicit-layers.{}.{count}.part", std::process::id()));
             match OpenOptions::new().read(true).write(true).create_new(true).open(&path) {
                 Ok(file) => {
-                    // Where an open file may be removed, nothing is left behind even by a process that is killed.
+                    // Where an open file may be removed, nothing is left behind, even if the process is killed.
                     let _ = std::fs::remove_file(&path);
                     return Ok(Self { path, file: Mutex::new(file), length: 0 });
                 }
@@ -190,7 +195,7 @@ impl Pile {
         Self { room: room.clone(), blocks: Vec::new(), slabs: Vec::new(), held: 0, file: None }
     }
 
-    /// One more block.
+    /// Adds a block.
     pub(crate) fn push(&mut self, block: Matrix<f32>) -> Result<()> {
         let bytes = 4 * block.as_slice().len() as u64;
         if self.room.take(bytes) {
@@ -212,7 +217,7 @@ impl Pile {
         Ok(())
     }
 
-    /// Puts a block behind the one before, or into a new slab.
+    /// Puts a block after the one before, or into a new slab.
     fn hold(&mut self, block: &Matrix<f32>) {
         let values = block.as_slice();
         if self.slabs.last().is_none_or(|slab| slab.capacity() - slab.len() < values.len()) {
@@ -225,13 +230,13 @@ impl Pile {
         self.blocks.push(Place::Held { slab: number, span, cols: block.cols() });
     }
 
-    /// A block by its number.
+    /// A block, by its number.
     pub(crate) fn get(&self, number: usize) -> Result<Block<'_>> {
         self.rows(number, 0..usize::MAX)
     }
 
-    /// Some rows of a block, or as many of them as it has: a block in a file may have hundreds of megabytes, of which a reader
-    /// of one sample needs a few.
+    /// Some rows of a block, fewer if the block ends before. A block in a file may have hundreds of megabytes, of
+    /// which a reader of one sample needs only a few.
     pub(crate) fn rows(&self, number: usize, range: Range<usize>) -> Result<Block<'_>> {
         let missing = || Error::shape("block of a layer", format!("one of {}", self.blocks.len()), number);
         let within = |rows: usize| range.start.min(rows)..range.end.min(rows);
@@ -262,7 +267,7 @@ impl Pile {
         Ok(Block { values: Cow::Owned(values), cols })
     }
 
-    /// Bytes of it that lie in a file.
+    /// Number of its bytes that are in a file.
     #[cfg(test)]
     fn spilled(&self) -> u64 {
         self.file.as_ref().map_or(0, |f| f.length)
@@ -293,7 +298,7 @@ mod tests {
         assert_eq!((words(3 << 29).as_str(), words(300 << 20).as_str()), ("1.5 GB", "300 MB"));
     }
 
-    /// In a process of its own: tests beside it take memory, too.
+    /// Runs in a process of its own, because tests in the same process take memory too.
     #[test]
     fn a_pile_gives_its_memory_back_to_the_system() {
         const ALONE: &str = "SIMPLICIT_TEST_ALONE";
@@ -307,7 +312,8 @@ mod tests {
         }
         let Some(before) = used() else { return };
         let folder = tempfile::tempdir().unwrap();
-        // From here on the allocator takes blocks of this size from its heap, where what lies behind them holds them fast.
+        // From here on the allocator takes blocks of this size from its heap, where later blocks prevent it from
+        // returning them.
         drop(vec![1.0f32; 7 << 20]);
         let room = Room::new(u64::MAX, folder.path());
         let mut pile = Pile::new(&room);

@@ -1,4 +1,5 @@
-//! Work on several threads: an ordered map over blocks with an explicit number of threads, which a process keeps.
+//! Work on several threads: an ordered map over blocks with an explicit number of threads; a process keeps its
+//! threads.
 //!
 //! Blocks have fixed sizes chosen by the caller and results come back in block order, so what is computed from them is
 //! bit-identical for any number of threads.
@@ -29,7 +30,7 @@ impl Threads {
         Self(std::thread::available_parallelism().unwrap_or(std::num::NonZeroUsize::MIN))
     }
 
-    /// The number.
+    /// The number of threads.
     pub fn get(self) -> usize {
         self.0.get()
     }
@@ -40,28 +41,29 @@ impl Threads {
 pub struct Cancel(std::sync::Arc<AtomicBool>);
 
 impl Cancel {
-    /// Nobody has asked yet.
+    /// A request to stop that has not been made yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ask; work in flight stops at its next block or row.
+    /// Makes the request; work stops at its next block or row.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether anybody asked.
+    /// Whether the request has been made.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// [`Error::Cancelled`] once somebody asked.
+    /// [`Error::Cancelled`] if the request has been made.
     pub fn check(&self) -> Result<()> {
         if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }
 }
 
-/// `work(0), …, work(blocks − 1)` in order; the first error (lowest block among those run) wins and stops the rest.
+/// Runs `work(0), …, work(blocks − 1)` and returns the results in order; the first error (of the lowest block among
+/// those that ran) is returned and stops the rest.
 pub fn map<T: Send>(threads: Threads, blocks: usize, work: impl Fn(usize) -> Result<T> + Sync) -> Result<Vec<T>> {
     let mut out = Vec::with_capacity(blocks);
     fold(threads, blocks, work, |_, value| {
@@ -87,12 +89,13 @@ pub fn fold<T: Send>(
         return Ok(());
     }
     let window = 2 * threads;
-    // Slot `block % window`; a block begins once it is less than `window` ahead of those that were handed over.
+    // A result waits in slot `block % window`; a block begins only when it is less than `window` ahead of those that
+    // were handed over.
     let board = Mutex::new(Board { slots: (0..window).map(|_| None).collect(), next: 0, taken: 0, stop: false });
     let changed = Condvar::new();
     let lock = || board.lock().unwrap_or_else(PoisonError::into_inner);
     let wait = |guard| changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
-    // Does one block that was claimed. A panic in `work` must not leave other threads waiting.
+    // Runs one block that this thread has claimed. A panic in `work` must not leave other threads waiting.
     let run = |block: usize| {
         let stop = OnDrop(|| {
             if std::thread::panicking() {
@@ -135,7 +138,7 @@ pub fn fold<T: Send>(
                 if guard.stop {
                     return Err(Error::Cancelled);
                 }
-                // Who waits for a block works on the next one.
+                // A thread that waits for a block works on the next one meanwhile.
                 if guard.next < blocks
                     && let Some(other) = guard.claim(window)
                 {
@@ -155,8 +158,8 @@ pub fn fold<T: Send>(
     })
 }
 
-/// Runs `work` on every block on up to `threads` threads, in any order and without room for results; the error of the lowest
-/// block with one stops the rest.
+/// Runs `work` on every block on up to `threads` threads, in any order and without results; an error stops the rest,
+/// and that of the lowest block is returned.
 pub fn each(threads: Threads, blocks: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
     let next = AtomicUsize::new(0);
     let first: Mutex<Option<(usize, Error)>> = Mutex::new(None);
@@ -168,7 +171,7 @@ pub fn each(threads: Threads, blocks: usize, work: impl Fn(usize) -> Result<()> 
                 return;
             }
             if let Err(error) = work(block) {
-                // Blocks below this one have begun, so the lowest error will be seen.
+                // All blocks below this one have begun, so the lowest error will be found.
                 next.store(blocks, Ordering::Relaxed);
                 let mut first = lock();
                 if first.as_ref().is_none_or(|(known, _)| block < *known) {

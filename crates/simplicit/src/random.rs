@@ -1,11 +1,11 @@
-//! Seeded random numbers whose stream is part of the file formats: the same seed gives the same run for ever.
+//! Seeded random numbers whose stream is part of the file formats: the same seed gives the same run in every version.
 
 /// SplitMix64: 64 bits of state, full period, good enough for sampling and tests.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// A stream of its own for every seed.
+    /// The stream of a seed; different seeds have different streams.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }

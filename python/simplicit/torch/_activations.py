@@ -1,4 +1,4 @@
-"""What counts as an activation, and what it is called here."""
+"""The functions that are activations, and their names in this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _named(name: str) -> Callable[..., str]:
     return lambda *_, **__: name
 
 
-#: Every function that is an activation, and what it is called here.
+#: Every function that is an activation, with its name in this package.
 FUNCTIONS: dict[Any, Callable[..., str]] = {
     **{f: _named("relu") for f in (F.relu, F.relu_, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_)},
     **{f: _named("tanh") for f in (F.tanh, torch.tanh, torch.Tensor.tanh, torch.Tensor.tanh_)},

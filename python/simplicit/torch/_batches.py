@@ -1,4 +1,4 @@
-"""Batches of any kind, and what a module makes of them."""
+"""Batches of any kind, and the outputs of a module for them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 class Batches:
-    """A loader that is gone through again and again, and how a module is called with its batches.
+    """A loader that is iterated repeatedly, and how a module is called with its batches.
 
-    A loader that can only be gone through once (a generator) is kept, batch by batch as it is; anything else is never
-    held. Batches are a tensor, a tuple that begins with the inputs, or a mapping of keyword arguments.
+    The batches of a loader that can be iterated only once (a generator) are kept; those of any other loader are never
+    kept. Batches are a tensor, a tuple that begins with the inputs, or a mapping of keyword arguments.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Batches:
         return int(first.shape[0])
 
     def run(self, module: nn.Module, batch: Any) -> Any:
-        """What the module returns for a batch."""
+        """The value that the module returns for a batch."""
         if self._forward is not None:
             return self._forward(module, batch)
         if isinstance(batch, Mapping):

@@ -1,4 +1,4 @@
-"""Linear maps of a module as they happen: which weight was applied to what.
+"""Records the linear maps of a module while it runs: which weight was applied to which input.
 
 A module may keep its weights in ``nn.Linear`` or hand them to a function, use one weight in several places or hide it
 inside attention. What they have in common is the call: ``F.linear``, a convolution, or Hugging Face's ``addmm``, with a

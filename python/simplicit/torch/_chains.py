@@ -1,4 +1,4 @@
-"""Where the output of a linear map goes, as long as it stays that output: through a batch norm, dropout in evaluation mode,
+"""Follows the output of a linear map while it stays the same numbers: through a batch norm, dropout in evaluation mode,
 another shape, up to the sum that it is added to.
 
 A sum's constants are one number, whichever of its terms has it; and what the other term of a sum has lost to sparsity, a
@@ -30,7 +30,7 @@ class Chain:
     norm: str | None = None
     #: From the tensor's shape to that of the block's output, last step first.
     back: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = ()
-    #: Whoever read it so far; those of all tensors before it, too.
+    #: The functions that have read it so far, and those that have read the tensors before it.
     reads: list[Any] = field(default_factory=list)
     before: Chain | None = None
     is_sum: bool = False
@@ -83,7 +83,7 @@ class Chains:
         return [(self.of(a), self.of(b), a, b)]
 
     def after(self, func: Any, args: Any, kwargs: Any, out: Any, sums: Any) -> tuple[Chain, str] | None:
-        """Goes on with the chains that a function read; a block and its batch norm where it was one."""
+        """Continues the chains that a function read; returns a block and its batch norm if the function was one."""
         paired = None
         name = getattr(func, "__name__", "")
         chain = self.of(args[0]) if args else None

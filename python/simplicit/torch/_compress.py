@@ -1,4 +1,4 @@
-"""A module made sparse: its own linear maps, whatever stands between them."""
+"""Makes a module sparse: its own linear maps, whatever is between them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def compress(
 
     Any module that applies parameters by ``F.linear``, ``F.conv1d``, ``F.conv2d`` or Hugging Face's ``Conv1D``, in modules or
     in functions, attention included. The module runs itself, on its own device and in its own precision, in evaluation
-    mode; the library solves the rows of its weights against what they gave in the original.
+    mode; the library fits the rows of its weights to their outputs in the original module.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def _train(sim: SIM, source: Source) -> TrainReport:
 
 
 def _converted(module: nn.Module, loader: Iterable[Any], target_sparsity: float | None, as_module: bool, settings: dict[str, Any]) -> Any:
-    """The deprecated door: the module as a network."""
+    """The deprecated way: the module is converted to a network first."""
     instead = "compress(...).module" if as_module else "compress(...).model, or SIM(...).fit(simplicit.torch.network(module, sample), U)"
     warnings.warn(f"as_module is deprecated; use {instead}", DeprecationWarning, stacklevel=3)
     if as_module and settings.get("connectivity", "baseline") != "baseline":

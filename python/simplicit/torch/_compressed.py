@@ -1,4 +1,4 @@
-"""A module with zeros, what is known about it, and how the zeros stay."""
+"""A module with zeros, the report about it, and ways to keep its zeros."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Compressed:
-    """What :func:`compress` returns.
+    """The result of :func:`compress`.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Compressed:
         Returns
         -------
         RemovableHandle
-            ``remove()`` lets the weights go.
+            After ``remove()`` the weights may become non-zero again.
         """
         return hold(self.module, optimizer, masks=self.masks)
 
@@ -127,7 +127,7 @@ def hold(
     Parameters
     ----------
     module : nn.Module
-        Whose zeros stay.
+        The module whose zeros are kept.
     optimizer : torch.optim.Optimizer
         One that steps parameters of `module`.
     masks : mapping of str to bool tensor, optional
@@ -136,7 +136,7 @@ def hold(
     Returns
     -------
     RemovableHandle
-        ``remove()`` lets the weights go.
+        After ``remove()`` the weights may become non-zero again.
     """
     parameters = dict(module.named_parameters())
     if masks is None:

@@ -30,7 +30,7 @@ class Block:
     groups: int
     rows: int
     features: int
-    #: Lines that a sample gives, over all uses.
+    #: Number of lines that a sample gives, over all uses.
     positions: int = 0
     uses: int = 0
     bias: Key | None = None
@@ -52,7 +52,7 @@ class Block:
 
 @dataclass
 class Found:
-    """What one pass over a module showed."""
+    """The linear blocks and norms that one pass over a module found."""
 
     blocks: list[Block]
     known: Known
@@ -65,7 +65,7 @@ class Found:
 
 
 def check(module: nn.Module) -> None:
-    """Refuses weights that are not parameters: what would be written is not what the module reads."""
+    """Refuses weights that are not parameters, because new weights could not be written where the module reads them."""
     for name, child in module.named_modules():
         at = name or type(child).__name__
         place = type(child).__module__
@@ -156,7 +156,7 @@ class _Finder:
                 if bias is not None and taken[bias] == 1 and bias.parameter not in self.others:
                     block.bias = bias
         for chain, norm in self.pairs:
-            # A second reader would not see what the norm takes in.
+            # A second reader would not get the constant that is folded into the norm.
             (key,) = chain.keys
             if chain.read_once() and self.blocks[key].uses == 1 and self.chains.norm_uses[norm] == 1:
                 self.blocks[key].norm = norm
@@ -218,7 +218,7 @@ def choose(module: nn.Module, found: Found, include: Any, exclude: Any) -> None:
         for one in wanted:
             if one not in used:
                 names = ", ".join(b.name for b in found.blocks[:8])
-                raise SettingError(f"{what}: expected names or types of linear layers such as {names}; got {one!r}, which none has")
+                raise SettingError(f"{what}: expected names or types of linear layers such as {names}; got {one!r}, which matches no layer")
     if all(block.kept for block in found.blocks):
         raise SettingError("include, exclude: expected at least one layer to train, got none")
 

@@ -24,7 +24,7 @@ def implicit(model: ImplicitModel, *, dtype: torch.dtype | None = None) -> Impli
     ----------
     model : ImplicitModel
     dtype : torch.dtype, optional
-        Of its parameters, float32 by default.
+        The type of its parameters, float32 by default.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def implicit(model: ImplicitModel, *, dtype: torch.dtype | None = None) -> Impli
 
 
 class _Outer(nn.Module):
-    """What both kinds have: biases, and units of inputs and outputs."""
+    """The part that both kinds share: biases, and units of inputs and outputs."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -53,7 +53,7 @@ class _Outer(nn.Module):
         for name in ("mean", "std"):
             spread = np.repeat(how[name], model.n_inputs // len(how[name]))
             self.register_buffer(name, torch.tensor(spread, dtype=dtype))
-        #: To the units of the network that everything started from.
+        #: Factor from the model's outputs to the units of the original network.
         self.factor = model.output_factor
 
     def forward(self, u: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ class _Outer(nn.Module):
         return self.outputs(u) * self.factor
 
     def outputs(self, u: torch.Tensor) -> torch.Tensor:
-        """In the model's own units."""
+        """Outputs in the model's own units."""
         raise NotImplementedError
 
 
@@ -105,7 +105,7 @@ class ImplicitModule(_Outer):
         self.max_iterations = max_iterations
         for letter in "ABCD":
             stored = model._stored(letter)
-            # Residual sums are structure: there, but not parameters.
+            # Residual sums are structure: they are entries, but not parameters.
             sums = unroll([block for block in model.taps if block.letter == letter], self.layout, stored.shape)
             for part, matrix in (("", stored), ("fixed_", sums)):
                 coo = matrix.tocoo()
@@ -118,7 +118,7 @@ class ImplicitModule(_Outer):
                     setattr(self, letter, nn.Parameter(values))
 
     def outputs(self, u: torch.Tensor) -> torch.Tensor:
-        """At the equilibrium."""
+        """Outputs at the equilibrium."""
         return _Equilibrium.apply(self, u, self.A, self.B, self.C, self.D, self.b, self.d)  # type: ignore[no-any-return]
 
     def product(self, letter: str, values: torch.Tensor, *, transposed: bool = False) -> Callable[[Any], torch.Tensor]:
@@ -147,7 +147,7 @@ class ImplicitModule(_Outer):
             if not change.numel() or change.max() <= self.tolerance:
                 return x
         error = NotConvergedError(f"the equilibrium was not reached in {self.max_iterations} steps; raise max_iterations")
-        # Written so that a NaN is among them.
+        # Written so that a NaN counts as not converged.
         error.samples = torch.nonzero(~(change.amax(0) <= self.tolerance)).flatten().tolist()
         raise error
 
@@ -177,7 +177,7 @@ class _Equilibrium(torch.autograd.Function):
 
         def on(letter: str, left: Any, right: Any) -> Any:
             rows, cols = getattr(module, f"{letter}_index")
-            # A chunk at a time: memory is not non-zeros × samples.
+            # A chunk at a time, so that memory does not grow to non-zeros × samples.
             chunks = [(left[r] * right[k]).sum(1) for r, k in zip(rows.split(4096), cols.split(4096), strict=True)]
             return torch.cat(chunks) if chunks else left.new_zeros(0)
 
@@ -194,7 +194,7 @@ class LayeredModule(_Outer):
     Parameters
     ----------
     model : ImplicitModel
-        Whose layers form no cycle.
+        A model whose layers form no cycle.
     dtype : torch.dtype, optional
         float32 by default.
     """
@@ -214,11 +214,11 @@ class LayeredModule(_Outer):
 
     @property
     def summands(self) -> list[_Summand]:
-        """Of all layers and the output."""
+        """The summands of all layers and of the output."""
         return [block for block in self.blocks if isinstance(block, _Summand)]
 
     def outputs(self, u: torch.Tensor) -> torch.Tensor:
-        """Layer by layer."""
+        """Outputs, computed layer by layer."""
         values: dict[int | None, torch.Tensor] = {None: u}
         biases = torch.split(self.b, self.channels)
         for k in self.order:
@@ -247,7 +247,7 @@ class _Summand(nn.Module):
         self.residual = block.taps is None
         if block.taps is None:
             factors = np.ones(block.output[0]) if block.factors is None else block.factors
-            # Structure: not a parameter.
+            # Residual sums are structure, not parameters.
             self.register_buffer("factors", torch.tensor(factors, dtype=dtype)[:, None, None])
             return
         self.kernel = (block.output[0], block.input[0], *block.kernel)
@@ -282,7 +282,7 @@ def _pool(x: torch.Tensor, pooling: dict[str, Any]) -> torch.Tensor:
     mean = F.avg_pool2d(_padded(x, padding), tuple(kernel), tuple(stride))
     if counted or not any(padding):
         return mean
-    # Of what is not padding.
+    # The mean over the values that are not padding.
     return mean / F.avg_pool2d(_padded(torch.ones_like(x[:1]), padding), tuple(kernel), tuple(stride))
 
 

@@ -33,7 +33,7 @@ class Place:
 
 @dataclass
 class Converted:
-    """A network, and where every weight of the module went."""
+    """A network, and the place of every weight of the module in it."""
 
     network: Network
     places: list[Place]
@@ -61,7 +61,7 @@ def network(module: nn.Module, sample: Any) -> Network:
 
 
 class _Values(fx.Interpreter):
-    """Runs one sample and keeps shapes of tensors and everything that is none, as ``x.size(0)``."""
+    """Runs one sample and keeps the shapes of tensors, and all values that are not tensors, such as ``x.size(0)``."""
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -71,7 +71,7 @@ class _Values(fx.Interpreter):
 
 
 def convert(module: nn.Module, sample: torch.Tensor, *, places: bool = False) -> Converted:
-    """The network, and with `places` what is needed to write weights back."""
+    """The network, and with `places` the data that are needed to write weights back."""
     with Evaluating(module):
         try:
             traced = fx.symbolic_trace(module)
@@ -92,7 +92,7 @@ class _Conversion:
 
     def __init__(self, module: nn.Module, shape: list[int]) -> None:
         self.modules = dict(module.named_modules())
-        # Images without channels have one.
+        # Images without a channel axis have one channel.
         self.builder = Builder([1, *shape] if len(shape) == 2 else shape)
         self.at: dict[fx.Node, int] = {}
         #: The layer that a value comes from; None is the input.
@@ -212,7 +212,7 @@ class _Conversion:
         """The layer that a linear map feeds, following sums and batch norms."""
         node = place.node
         while node is not output:
-            # Readers of its shape do not count.
+            # Readers that only use its shape do not count.
             users = [user for user in node.users if user.meta.get("tensor")]
             if len(users) != 1:
                 raise refusal(node, place.module, f"it is read {len(users)} times without an activation")
@@ -223,7 +223,7 @@ class _Conversion:
 
 
 def refusal(node: fx.Node, what: Any, why: str) -> UnsupportedError:
-    """What is not supported, where, and why."""
+    """The error for something that is not supported, with its place and the reason."""
     name = getattr(what, "__name__", what)
     return UnsupportedError(f"{name} at {node.name} is not supported: {why}")
 

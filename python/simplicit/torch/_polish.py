@@ -19,7 +19,7 @@ from simplicit.torch._compressed import Compressed
 
 @dataclass(frozen=True)
 class Polished:
-    """What :func:`polish` did: losses on the held-out batches, before and after every epoch, and the epoch that was kept.
+    """The result of :func:`polish`: losses on the held-out batches, before and after every epoch, and the epoch that was kept.
 
     Epoch 0 is the module as it was. The losses are divergences from the original's outputs; no label is involved.
     """
@@ -60,9 +60,9 @@ def polish(
     learning_rate : float, optional
         Adam's first rate.
     temperature : float, optional
-        Of the softmax of logits.
+        Temperature of the softmax of logits.
     held_out : iterable or float, optional
-        Batches that are only watched, or the share of the loader's batches that are: every so-manyth one.
+        Batches that are only watched, or the share of the loader's batches that are, at regular distances.
     augment : callable, optional
         Applied to every batch before it is learned from.
     progress : str or callable, optional

@@ -1,4 +1,4 @@
-"""A module as a source of linear blocks: it runs itself, the library decides what its weights become."""
+"""A module as a source of linear blocks: it runs itself, and the library computes its new weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from simplicit.torch._calls import Call, Calls, Key, Known, Stop, no_fast_path
 from simplicit.torch._chains import Chains
 from simplicit.torch._find import Block, Found
 
-#: Samples per feature that positions are added for where a few per sample would not give as many; as in the library.
+#: Positions are added until there are this many samples per feature, if a few per sample give fewer; as in the library.
 _SAMPLES_PER_FEATURE = 20
-#: Samples over features below which the library works with the samples themselves.
+#: Below this ratio of samples to features the library works with the samples themselves.
 _FEW = 0.41
 #: Lines that are multiplied at once.
 _LINES = 4096
@@ -70,7 +70,7 @@ class _Sums:
 
 
 class _Pass:
-    """What one forward pass is asked for about some blocks: features, outputs, and what their outputs are added to."""
+    """One forward pass that records features and outputs of some blocks, and the values that their outputs are added to."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class _Pass:
         self.terms: dict[Key, torch.Tensor] = {}
         self.left = {key: block.uses for key, block in blocks.items()}
         self.chains = Chains({})
-        #: Blocks whose sum is still to come: how they were called, and the lines that count.
+        #: Blocks whose sum has not come yet: how they were called, and the lines that count.
         self._open: dict[Key, tuple[Call, torch.Tensor | None]] = {}
 
     def see(self, call: Call, out: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ class _Pass:
 
 
 class Source:
-    """What the native side calls: passes over the batches in steps, weights in and out.
+    """The object that the native side calls: passes over the batches in steps; weights are read and written.
 
     `original` gives targets and keeps its weights; `module` is written to. Both are in evaluation mode.
     """
@@ -148,7 +148,7 @@ class Source:
         self._steps: Iterator[int] = iter(())
         self._result: Any = None
 
-    # What is trained.
+    # The blocks that are trained.
 
     def offset(self, block: Block) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Scale s and offset o of the batch norm behind a block: it gives s·(z + o)."""
@@ -253,12 +253,12 @@ class Source:
                 place = _part(self._of_module, block.bias)
                 place.copy_(value.to(place.dtype))
             elif block.norm is not None:
-                # The mean that is subtracted takes the constant in: scale and shift stay as they are.
+                # The constant is folded into the mean that is subtracted, so scale and shift stay as they are.
                 before, after = self._originals[block.norm].running_mean, self._modules[block.norm].running_mean
                 after.copy_((before.float() - value).to(after.dtype))
 
     def reset(self) -> None:
-        """The original weights everywhere."""
+        """Put the original weights back everywhere."""
         with torch.no_grad():
             for block in self.trained:
                 for key in (block.key, block.bias):
@@ -274,7 +274,7 @@ class Source:
         return next(self._steps, None)
 
     def finish(self) -> Any:
-        """What the pass was for."""
+        """The results of the pass."""
         result, self._result, self._steps = self._result(), None, iter(())
         return result
 
@@ -325,7 +325,7 @@ class Source:
                     offset = offsets[key]
                     z = z.float()
                     if own and key in original.terms and key in present.terms:
-                        # What the other term of the sum has lost, in the block's own units.
+                        # The error of the other term of the sum, in the block's own units.
                         lost = original.terms[key].float() - present.terms[key].float()
                         if offset is not None:
                             lost = torch.where(offset[0] != 0, lost / torch.where(offset[0] != 0, offset[0], 1), 0)
@@ -349,7 +349,7 @@ class Source:
                 pass
 
     def _chosen(self, block: Block, lines: int, size: int, samples: int, batch: int, use: int) -> torch.Tensor | None:
-        """The lines of a batch that stand for all of them; None for all."""
+        """The lines of a batch that are used in place of all of them; None for all."""
         wanted = -(-_SAMPLES_PER_FEATURE * (block.features + 1) // max(1, samples))
         count = max(self.positions, wanted) * size
         if count >= lines:
@@ -434,7 +434,7 @@ class Source:
                 changes, made = errors
                 with torch.no_grad():
                     made.setdefault(k, []).append(call.again(*changes[k]))
-            # The features are not needed again.
+            # The features are not needed any more.
             kept = Call(call.key, call.kind, call.input.new_empty(0), None, groups=call.groups)
             calls.setdefault(k, []).append(kept)
             return out + probe
@@ -444,7 +444,7 @@ class Source:
                 outputs = self.batches.outputs(self.original, batch)
             for k, of_block in calls.items():
                 if len(of_block) != self.trained[k].uses:
-                    # What runs depends on the data: nothing may be cut short.
+                    # Which functions run depends on the data, so no pass may be cut short.
                     self.trained[k].uses = 1 << 60
             flat = [(k, call, probe) for k in calls for call, probe in zip(calls[k], probes[k], strict=True)]
             if not flat:
@@ -500,7 +500,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def fingerprint(module: nn.Module, batches: Batches) -> dict[str, str]:
-    """What a checkpoint of a module depends on."""
+    """Everything that a checkpoint of a module depends on."""
     weights, inputs = hashlib.sha256(), hashlib.sha256()
     for name, value in module.state_dict().items():
         weights.update(name.encode())

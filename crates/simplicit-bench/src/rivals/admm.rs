@@ -8,10 +8,10 @@ use super::{Budget, Layer, Normalised, Prepared, Rival};
 
 const FIRST_RHO: f64 = 0.1;
 const STEPS: usize = 300;
-/// The support is looked at every so many steps.
+/// The support is compared with the previous one every this many steps.
 const LOOK: usize = 3;
 
-/// Price: of a weight, over the energy of the group.
+/// The price is that of a weight, relative to the energy of the group.
 #[derive(Debug)]
 pub struct Admm;
 
@@ -55,7 +55,7 @@ impl Seen {
         self.constant == Some(self.normalised.live[j])
     }
 
-    /// The smallest |t| that stays.
+    /// The smallest |t| that is kept.
     fn threshold(&self, t: &[f64], budget: Budget, rho: f64, sizes: &mut Vec<f64>) -> f64 {
         match budget {
             Budget::Price(price) => (2.0 * price * self.energy / rho).sqrt(),
@@ -130,7 +130,7 @@ impl Prepared for Seen {
                 row
             })
             .collect();
-        // Equal sizes at the threshold may leave a weight too many.
+        // Where several entries have exactly the threshold's size, more weights may stay than the budget allows.
         let supports = match budget {
             Budget::Count(count) => layer.largest(&supports, count, |k, j| supports[k][j].abs()),
             Budget::Price(_) => supports,

@@ -6,7 +6,7 @@ use simplicit::Result;
 use super::{Layer, Prepared, Rival, SecondOrder};
 use crate::walk::Allocation;
 
-/// Its price is never asked for: there is no threshold for all layers.
+/// Its price is never asked for, because no single threshold applies to all layers.
 #[derive(Debug)]
 pub struct Evopress;
 

@@ -12,21 +12,22 @@ use simplicit::train::Found;
 
 use super::{Budget, Layer, Prepared, Rival, normalised};
 
-/// Solves of the search for a count.
+/// Most solves in the search for a count.
 const TRIES: usize = 8;
 /// Accepted surplus over a count, as a share of it; the surplus is trimmed.
 const SURPLUS: f64 = 0.02;
 
-/// ℓ1 in normalised units. Price: β.
+/// ℓ1 in normalised units. The price is β.
 #[derive(Debug)]
 pub struct LayerwiseL1;
 
-/// β with its rows.
+/// A β with the rows that it gives.
 type Solved = (f64, Vec<Vec<f64>>);
 
 struct Seen {
     problems: Vec<RowProblem>,
-    /// Prices come back, counts are searched among what is known.
+    /// Solutions by β. The same price may be asked for again, and the search for a count begins between known
+    /// solutions.
     solved: Mutex<Vec<Solved>>,
 }
 
@@ -66,7 +67,7 @@ impl Seen {
         if let Some((_, rows)) = self.solved().iter().find(|(b, _)| *b == beta) {
             return Ok(rows.clone());
         }
-        // Supports are what is wanted; a tighter gap does not change them.
+        // Only the supports are used here, and a tighter gap does not change them.
         let settings = SolverSettings { tolerance: 1e-4, ..Default::default() };
         let (threads, cancel) = (layer.threads, layer.cancel);
         let rows = solve_rows(layer.design, &L1::new(beta)?, &self.problems, &settings, threads, cancel, |_| {})?;

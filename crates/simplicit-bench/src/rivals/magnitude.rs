@@ -1,13 +1,14 @@
-//! Magnitude pruning: the smallest weights go, whatever the data; optionally least squares on what stays.
+//! Magnitude pruning: the smallest weights are removed, whatever the data; optionally least squares refits the
+//! others.
 
 use simplicit::Result;
 
 use super::{Budget, Layer, Prepared, Rival};
 
-/// Largest |w| stay. Price: the smallest |w| that stays.
+/// The weights with the largest |w| stay. The price is the smallest |w| that stays.
 #[derive(Debug, Clone, Copy)]
 pub struct Magnitude {
-    /// Least squares on the support.
+    /// Whether least squares refits the weights that stay.
     pub refit: bool,
 }
 

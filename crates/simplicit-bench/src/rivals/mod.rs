@@ -1,5 +1,6 @@
-//! The methods we are compared with. Each is a function from a group's statistics, the baseline's weights and a budget to
-//! rows of weights; everything else (groups, cascade, statistics, refit, counting) is the library's own walk.
+//! The methods that ours is compared with. Each is a function from a group's statistics, the baseline's weights and a
+//! budget to rows of weights; everything else (groups, cascade, statistics, refit, counting) is the library's own
+//! walk.
 
 mod admm;
 mod evopress;
@@ -27,19 +28,19 @@ use simplicit::{Error, Result};
 
 use crate::walk::Allocation;
 
-/// What a rival sees of one group.
+/// One group of rows, as a rival sees it.
 pub struct Layer<'a> {
-    /// Of the group's features and targets.
+    /// Statistics of the group's features and targets.
     pub statistics: &'a Statistics,
-    /// The same, as the solver and the refit want it.
+    /// The same statistics, in the form that the solver and the refit take.
     pub design: &'a Design<'a>,
     /// The baseline's weights, rows × features.
     pub weights: Matrix,
-    /// The feature that is the constant: never removed, never counted in a budget.
+    /// The feature that is the constant, if there is one: it is never removed and never counted in a budget.
     pub constant: Option<usize>,
-    /// Who works.
+    /// Threads to use.
     pub threads: Threads,
-    /// Who may stop it.
+    /// A request to stop the work.
     pub cancel: &'a Cancel,
 }
 
@@ -48,11 +49,12 @@ pub struct Layer<'a> {
 pub enum Budget {
     /// This many weights in the group.
     Count(usize),
-    /// As many as the method's own criterion lets stay at this price; one price for all groups is its global allocation.
+    /// As many weights as the method's own criterion keeps at this price. One price for all groups is the method's
+    /// global allocation.
     Price(f64),
 }
 
-/// A method.
+/// A pruning method that ours is compared with.
 pub trait Rival: std::fmt::Debug + Send + Sync {
     /// Its name in the table.
     fn name(&self) -> &'static str;
@@ -63,26 +65,26 @@ pub trait Rival: std::fmt::Debug + Send + Sync {
     /// Whether weights are fitted to the features, so that running group by group on the model's own states (the
     /// cascade) makes a difference.
     fn fits(&self) -> bool;
-    /// Everything about a group that does not depend on the budget.
+    /// Computes everything about a group that does not depend on the budget.
     fn prepare(&self, layer: &Layer) -> Result<Box<dyn Prepared>>;
-    /// Ways to share what may stay among the layers; all of them are tried.
+    /// The ways to share the weights that stay among the layers; all of them are tried.
     fn allocations(&self) -> &'static [Allocation] {
         &[Allocation::Uniform, Allocation::Global]
     }
-    /// How many joints ahead values are matched when the kept weights of the chosen model are reconstructed; 0 is no
-    /// reconstruction.
+    /// How many joints ahead values are matched when the kept weights of the chosen model are reconstructed; 0 means
+    /// no reconstruction.
     fn ahead(&self) -> usize {
         0
     }
 }
 
-/// A method that has seen a group.
+/// A rival's work on one group that serves every budget.
 pub trait Prepared: Send + Sync {
     /// One weight per feature for every row of the same group; zeros are exact.
     fn rows(&self, layer: &Layer, budget: Budget) -> Result<Vec<Vec<f64>>>;
 }
 
-/// All of them, in the order of the table.
+/// All rivals, in the order of the table.
 pub fn all() -> Vec<Arc<dyn Rival>> {
     vec![
         Arc::new(Magnitude { refit: false }),
@@ -96,8 +98,8 @@ pub fn all() -> Vec<Arc<dyn Rival>> {
 }
 
 impl<'a> Layer<'a> {
-    /// Of a group in the library's walk. Rivals prune what is there: a connection that the baseline lacks within a layer
-    /// is not theirs to leave out again.
+    /// From a group in the library's walk. A layer in which the baseline has zeros is refused: rivals prune existing
+    /// weights, and such a zero would count as one that they pruned.
     pub fn new(group: &RowGroup<'a>) -> Result<Self> {
         let RowGroup { statistics, design, threads, cancel, .. } = *group;
         let entry = |k: usize, j: usize| group.problems[k].weights.as_ref().map_or(1.0, |w| w[j]);
@@ -113,7 +115,7 @@ impl<'a> Layer<'a> {
         Ok(Self { statistics, design, weights, constant, threads, cancel })
     }
 
-    /// Weights that may be removed.
+    /// Number of weights that may be removed.
     pub fn removable(&self) -> usize {
         self.weights.rows() * (self.weights.cols() - usize::from(self.constant.is_some()))
     }
@@ -129,7 +131,8 @@ impl<'a> Layer<'a> {
         Refit::default().rows(self.design, &normalised(self.design), supports, self.threads, self.cancel)
     }
 
-    /// Keeps the `count` weights with the largest score, ties in order; the constant stays.
+    /// Keeps the `count` weights with the largest score; equal scores are kept in the order of the features. The
+    /// constant always stays.
     fn largest(&self, rows: &[Vec<f64>], count: usize, score: impl Fn(usize, usize) -> f64) -> Vec<Vec<f64>> {
         let mut entries: Vec<(f64, usize, usize)> = Vec::new();
         for (k, row) in rows.iter().enumerate() {
@@ -149,7 +152,7 @@ impl<'a> Layer<'a> {
         out
     }
 
-    /// Weights that stay without the constant.
+    /// Number of weights that stay, the constant not counted.
     fn count(&self, rows: &[Vec<f64>]) -> usize {
         let of = |row: &Vec<f64>| (0..row.len()).filter(|&j| row[j] != 0.0 && Some(j) != self.constant).count();
         rows.iter().map(of).sum()
@@ -171,7 +174,7 @@ struct Normalised {
     live: Vec<usize>,
     rms: Vec<f64>,
     gram: Matrix,
-    /// rows × live.
+    /// H, with a row per target and a column per live feature.
     cross: Matrix,
 }
 

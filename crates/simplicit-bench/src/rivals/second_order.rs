@@ -1,5 +1,6 @@
-//! Greedy second-order pruning in the manner of OBC: of every row the weight with the smallest w²/[H⁻¹]_jj goes, the
-//! others make up for it, and so on to the last. One trace per row serves every budget.
+//! Greedy second-order pruning in the manner of OBC: in every row the weight with the smallest w²/[H⁻¹]_jj is
+//! removed, the others are updated to make up for it, and this repeats until none is left. One trace per row serves
+//! every budget.
 
 use simplicit::linalg::{Cholesky, axpy};
 use simplicit::parallel;
@@ -9,16 +10,16 @@ use super::{Budget, Layer, Normalised, Prepared, Rival};
 
 /// Added to the unit diagonal of H, so that hundreds of downdates of its inverse stay accurate.
 const DAMPING: f64 = 1e-4;
-/// The working matrix is packed once this share of its rows is gone.
+/// The working matrix is packed when this share of its rows has been removed.
 const PACK: f64 = 0.2;
 
-/// Price: the loss of a removal over the energy of the group.
+/// The price is the loss of a removal relative to the energy of the group.
 #[derive(Debug)]
 pub struct SecondOrder;
 
 struct Seen {
     energy: f64,
-    /// Per row: features in the order they go, each with the rise of the mean squared mismatch.
+    /// For every row its features in the order of their removal, each with the rise of the mean squared mismatch.
     traces: Vec<Vec<(usize, f64)>>,
 }
 
@@ -55,7 +56,7 @@ impl Rival for SecondOrder {
         let inverse = factor.inverse();
         let traces = parallel::map(layer.threads, layer.weights.rows(), |k| {
             layer.cancel.check()?;
-            // The best dense row is where the removals start; on the baseline's own states it is the baseline's.
+            // The removals start from the best dense row, which on the baseline's own states is the baseline's.
             let mut w = normalised.cross.row(k).to_vec();
             factor.solve(&mut w, 1);
             Ok(trace(inverse.as_slice().to_vec(), w, &normalised.live, layer.constant))
@@ -64,7 +65,7 @@ impl Rival for SecondOrder {
     }
 }
 
-/// Removal order of one row; `inverse` is H⁻¹ and w = H⁻¹h, both over `live`.
+/// Removal order of one row; `inverse` is H⁻¹ and w = H⁻¹h, both over the features in `live`.
 fn trace(mut inverse: Vec<f64>, mut w: Vec<f64>, live: &[usize], constant: Option<usize>) -> Vec<(usize, f64)> {
     let mut names: Vec<usize> = live.to_vec();
     let mut gone = vec![false; w.len()];
@@ -105,8 +106,8 @@ fn trace(mut inverse: Vec<f64>, mut w: Vec<f64>, live: &[usize], constant: Optio
 }
 
 impl Seen {
-    /// How many go from every row so that `count` stay in the group: always the cheapest removal next, as each row's
-    /// order allows.
+    /// How many weights are removed from every row so that `count` stay in the group: the cheapest removal comes
+    /// next, in the order that each row has fixed.
     fn removals(&self, count: usize) -> Vec<usize> {
         let mut heap: std::collections::BinaryHeap<Next> = std::collections::BinaryHeap::new();
         let mut left: usize = self.traces.iter().map(Vec::len).sum();
@@ -124,7 +125,7 @@ impl Seen {
     }
 }
 
-/// The next removal of a row; the cheapest is the greatest.
+/// The next removal of a row, ordered so that the cheapest is the greatest.
 #[derive(PartialEq)]
 struct Next(f64, usize);
 
@@ -165,7 +166,8 @@ impl Prepared for Seen {
                 row
             })
             .collect();
-        // The updates of the removals are least squares on what is left; done afresh, nothing accumulates.
+        // Each removal updates the least-squares solution, and rounding errors add up; a solve from the beginning has
+        // none of them.
         layer.refit(&supports)
     }
 }
@@ -181,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// (H⁻¹h)ᵀ-style loss of a support, from scratch: ‖z‖² − hᵀ_S H_S⁻¹ h_S.
+    /// The loss of a support, computed from its definition: ‖z‖² − hᵀ_S H_S⁻¹ h_S.
     fn loss(n: &Normalised, k: usize, support: &[usize]) -> f64 {
         let s = support.len();
         let mut factor = Cholesky::with_capacity(s);
@@ -239,7 +241,7 @@ mod tests {
                 before = loss(&n, k, &support);
             }
         }
-        // A count over both rows is met exactly, the constants beside it.
+        // A count over both rows is met exactly; the constants are not part of it.
         let seen = SecondOrder.prepare(&layer).unwrap();
         for count in [0, 3, 9, 22] {
             assert_eq!(layer.count(&seen.rows(&layer, Budget::Count(count)).unwrap()), count);

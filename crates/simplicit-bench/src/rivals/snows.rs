@@ -1,17 +1,17 @@
-//! Reconstruction over the next operations in the manner of SNOWS: any mask, here by magnitude, then the kept weights so that
-//! values some operations ahead match the network's. The mask and the rows are those of magnitude + refit; the
-//! reconstruction is the library's own (`--reconstruct`), without output-aware weights.
+//! Reconstruction over the next operations in the manner of SNOWS: any mask (here by magnitude), then the kept
+//! weights are fitted so that values some operations ahead match the network's. The mask and the rows are those of
+//! magnitude + refit; the reconstruction is the library's own (`--reconstruct`), without output-aware weights.
 
 use simplicit::Result;
 
 use super::{Layer, Magnitude, Prepared, Rival};
 
 const MASK: Magnitude = Magnitude { refit: true };
-/// Joints ahead. A residual block has seven operations (convolutions, norms, activations, the sum), of which the paper looks
-/// over 20 to 30 ahead.
+/// Joints ahead. A residual block has seven operations (convolutions, norms, activations, the sum), and the paper
+/// matches values 20 to 30 operations ahead.
 const AHEAD: usize = 4;
 
-/// Price: that of magnitude.
+/// The price is that of magnitude pruning.
 #[derive(Debug)]
 pub struct Snows;
 

@@ -1,4 +1,4 @@
-//! The binary; everything is in the library beside it.
+//! The binary; all of its code is in the library of the same crate.
 
 fn main() -> std::process::ExitCode {
     simplicit_cli::main()

@@ -167,7 +167,7 @@ fn table(report: &CertifyReport, seconds: f64, passes: f64) -> String {
     let mut head = vec!["epsilon"];
     head.extend(names.iter().map(String::as_str));
     let mut table = Table::with_head(&head);
-    // Two cells would read as a remark.
+    // A row of two cells would be shown as a remark.
     if head.len() == 2 {
         table = Table::new();
     }

@@ -146,13 +146,13 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     Ok(Outcome::with_notices(&results.notices()))
 }
 
-/// What the outputs are compared with: classes, or numbers.
+/// The answers that the outputs are compared with: classes, or numbers.
 enum Answers {
     Classes(Labels),
     Targets(Matrix<f32>),
 }
 
-/// What is measured against the answers.
+/// How well outputs match the answers.
 #[derive(Default)]
 struct Scores {
     top1: Option<f64>,
@@ -167,12 +167,12 @@ impl Scores {
 }
 
 impl Answers {
-    /// The classes, where the answers are such.
+    /// The classes, if the answers are classes.
     fn classes(&self) -> Option<&Labels> {
         if let Answers::Classes(labels) = self { Some(labels) } else { None }
     }
 
-    /// One integer a sample is its class; several numbers, or numbers that are no integers, are targets.
+    /// One integer a sample is its class; several numbers, or numbers that are not integers, are targets.
     fn read(path: &Path, selection: &Selection) -> anyhow::Result<Self> {
         let array = Labels::open(path)?;
         let is_class =

@@ -53,7 +53,7 @@ pub(crate) struct FrontierArgs {
 }
 
 impl FrontierArgs {
-    /// What `bench inference` takes of these.
+    /// The flags that `bench inference` also uses.
     pub(crate) fn shared(&self) -> Shared<'_> {
         Shared { network: self.network.as_ref(), inputs: self.inputs.as_ref(), json: &self.json }
     }
@@ -63,7 +63,7 @@ impl FrontierArgs {
         lists || self.selection.samples.is_some() || self.selection.seed != 0
     }
 
-    /// Flags of a frontier that `bench inference` would ignore.
+    /// Refuses the flags of a frontier, which `bench inference` would ignore.
     pub(crate) fn refuse_levels(&self) -> anyhow::Result<()> {
         if self.is_given() {
             bail!("bench inference: expected no --levels, --include, --exclude, --samples or --seed");
@@ -71,7 +71,7 @@ impl FrontierArgs {
         Ok(())
     }
 
-    /// Flags without a frontier would be ignored.
+    /// Refuses flags that would be ignored because no frontier is computed.
     pub(crate) fn refuse(&self) -> anyhow::Result<()> {
         if self.network.is_some() || self.inputs.is_some() || self.is_given() {
             bail!("bench: expected lab frontier with --network, --levels, --samples or --seed, got bench");
@@ -123,7 +123,7 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
         ..TrainSettings::default()
     };
     let points = path(&input, Some(&judge), &levels, &settings, &mut work)?;
-    // Labels are at hand for the embedded data alone.
+    // Only the embedded data come with labels.
     let accuracies = match args.network {
         Some(_) => None,
         None => {
@@ -151,7 +151,7 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
     Ok(Outcome::with_notices(&notices.into_iter().collect::<Vec<_>>()))
 }
 
-/// The baseline's accuracy and every point's.
+/// The accuracies of the baseline and of every point.
 type Accuracies = (f64, Vec<f64>);
 
 fn table(points: &[Trained], accuracies: Option<&Accuracies>, samples: usize, held_out: usize) -> String {

@@ -1,4 +1,4 @@
-//! `simplicit bench inference`: how fast a model runs on this machine, beside the dense network it came from.
+//! `simplicit bench inference`: how fast a model runs on this machine, compared with the dense network it came from.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -24,10 +24,10 @@ use crate::results::require_writable;
 use crate::table::{Table, count, or_dash, percent};
 
 const BATCHES: [usize; 3] = [1, 8, 64];
-/// Time spent on one number, and the least calls it takes.
+/// Time spent on one measurement, and the fewest calls that it makes.
 const PATIENCE: Duration = Duration::from_millis(1500);
 const LEAST: usize = 5;
-/// Runs of which a layer's best time is taken.
+/// Runs of a layer; the best time is reported.
 const ROUNDS: usize = 5;
 
 /// Of `bench inference` alone.
@@ -48,7 +48,7 @@ enum Beside {
 }
 
 impl InferenceArgs {
-    /// Flags without the measurement would be ignored.
+    /// Refuses flags that would be ignored because no inference is measured.
     pub(crate) fn refuse(&self) -> anyhow::Result<()> {
         if self.model.is_some() || self.beside.is_some() {
             bail!("bench: expected bench inference with --model or --beside");
@@ -57,7 +57,7 @@ impl InferenceArgs {
     }
 }
 
-/// What all kinds of bench share.
+/// Flags that all kinds of bench share.
 pub(crate) struct Shared<'a> {
     pub(crate) network: Option<&'a PathBuf>,
     pub(crate) inputs: Option<&'a PathBuf>,
@@ -126,7 +126,7 @@ pub(crate) fn run(
     if some.rows() == 0 {
         bail!("--inputs: expected at least one sample, got none");
     }
-    // Fewer samples than a batch are taken again.
+    // A batch larger than the number of samples repeats them.
     let u = Matrix::from_fn(largest, some.cols(), |i, j| some[(i % some.rows(), j)]);
     let theirs = match args.beside {
         Some(Beside::Onnxruntime) => {
@@ -199,7 +199,7 @@ pub(crate) fn run(
     Ok(Outcome::Done)
 }
 
-/// Every call of a batch, timed one by one.
+/// Runs a batch many times and measures the time of every call.
 fn latency(model: &ImplicitModel, u: &Matrix<f32>, threads: Threads, cancel: &Cancel) -> anyhow::Result<Latency> {
     let prepared = Prepared::new(model, u.rows())?;
     prepared.outputs(u, threads)?;
@@ -292,7 +292,7 @@ fn show(model: &ImplicitModel, rows: &[Row], layers: &Layers<'_>) -> String {
         if own.peek().is_none() {
             blocks.row(&[&time.layer, "–", "–", "–", "–", "no weights", &micros, &dense]);
         }
-        // The time of a layer stands with its first block.
+        // The first block of a layer has the layer's time in its row.
         for (k, block) in own.enumerate() {
             let cells = [
                 if k == 0 { block.layer.clone() } else { String::new() },

@@ -22,13 +22,13 @@ use crate::args::JsonArgs;
 use crate::exit::{Outcome, say};
 use crate::table::{Table, count};
 
-/// Multiply-adds of the row weights for every sample and multiply-add of the network: two draws, each a pass back, behind a
-/// pass forward, where a pass back costs twice.
+/// Multiply-adds of the row weights for every sample and multiply-add of the network: one pass forward (1), then two
+/// draws with a pass back each, where a pass back costs twice a pass forward (2 · 2).
 const ROW_WEIGHTS: f64 = 5.0;
 
-/// The share of a large product's speed that a training reaches, bounds and single moves included: about 0.28 on ResNet-20 with
-/// 5,000 samples and on a CNN with a wide last layer, more where groups are large (0.6 on ResNet-18), less where they are small
-/// and samples few (0.1 on SqueezeNet 1.1 and MobileNetV3-small with 64 samples).
+/// The share of a large matrix product's speed that training reaches, bounds and single moves included: about 0.28 on
+/// ResNet-20 with 5,000 samples and on a CNN with a wide last layer, more where groups are large (0.6 on ResNet-18),
+/// less where they are small and samples few (0.1 on SqueezeNet 1.1 and MobileNetV3-small with 64 samples).
 const REACHED: f64 = 0.25;
 
 pub(crate) fn run(
@@ -55,15 +55,15 @@ pub(crate) fn run(
     Ok(Outcome::with_notices(&notices))
 }
 
-/// What training a network on so many samples would take, or why it is refused.
+/// What training a network on a number of samples would take, or why it is refused.
 struct Training {
     samples: usize,
     threads: usize,
-    /// With the seconds of a model at a given price and of one of a given sparsity.
+    /// The estimate, the seconds of a model at a given price and the seconds of a model of a given sparsity.
     estimate: Result<(Estimate, [f64; 2]), String>,
 }
 
-/// Inputs of which only the number is asked.
+/// Inputs of which only the number is known; nothing reads their values.
 struct Blank {
     samples: usize,
     features: usize,
@@ -137,7 +137,7 @@ impl Training {
     }
 }
 
-/// Single-precision multiply-adds that one thread makes in a second, by a product large enough to show it.
+/// Single-precision multiply-adds per second of one thread, measured on a product that is large enough to show it.
 fn multiply_adds_per_second() -> f64 {
     const SIDE: usize = 384;
     const TIMES: usize = 8;
@@ -238,7 +238,7 @@ fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>, training: Option<&Tra
         }
         return format!("{}\n{}", head.show(), body.show());
     }
-    // A reason is a sentence, which a column of its own would push out of sight.
+    // A reason is a whole sentence: in a column of the table it would be cut off, so it gets a line of its own.
     let lines = file.unsupported.iter().map(|node| format!("  {} ({}): {}\n", node.name, node.operator, node.why));
     format!("{}\ncannot be read:\n{}", head.show(), lines.collect::<String>())
 }

@@ -57,7 +57,7 @@ pub(crate) fn run(args: LabArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     }
 }
 
-/// An old spelling works for one version, with a note. The exit code stays what it was.
+/// An old spelling of a command works for one more version and prints a note. The exit code does not change.
 pub(crate) fn moved(old: &str, new: &str) {
     complain(&format!("note: simplicit {old} is now simplicit {new}; the old spelling goes with the next version"));
 }

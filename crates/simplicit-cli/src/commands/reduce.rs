@@ -60,7 +60,7 @@ pub(crate) struct ReduceArgs {
     json: JsonArgs,
 }
 
-/// The results of every command, of the smaller model, and what went.
+/// The results that every command has, here of the smaller model, and what was removed.
 #[derive(serde::Serialize)]
 struct Reduced {
     #[serde(flatten)]
@@ -141,10 +141,11 @@ pub(crate) fn run(args: &ReduceArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     Ok(Outcome::Done)
 }
 
-/// u = (v − mean)/std over v in [low, high], one per input.
+/// The range of every input u = (v − mean)/std where v lies in [low, high].
 fn input_ranges(model: &ImplicitModel, low: f64, high: f64) -> Vec<(f64, f64)> {
     let (inputs, about) = (model.shape().inputs, model.preprocessing());
-    // Means and stds are one for all or one per channel of equal channels, which the model has checked.
+    // Mean and std are one number for all inputs or one per channel, and channels have equal sizes, which the model
+    // has checked.
     let of = |values: &[f64], j: usize| values[j * values.len() / inputs.max(1)];
     let at = |v: f64, j: usize| (v - of(&about.mean, j)) / of(&about.std, j);
     (0..inputs).map(|j| (at(low, j), at(high, j))).collect()

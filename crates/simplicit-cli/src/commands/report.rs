@@ -74,7 +74,7 @@ pub(crate) struct ReportArgs {
     json: JsonArgs,
 }
 
-/// The keys of a run that the page shows.
+/// The keys of a training's JSON that the page shows.
 #[derive(Default, Deserialize)]
 pub(crate) struct Run {
     accuracy: Option<f64>,
@@ -95,11 +95,11 @@ pub(crate) struct Run {
     models_tried: Vec<ModelDetails>,
 }
 
-/// A name for messages, and JSON.
+/// The name of a JSON file, for messages, and its content.
 pub(crate) type Json<'a> = (&'a str, &'a [u8]);
 
 impl Run {
-    /// What training said about this model.
+    /// What training reported about this model.
     pub(crate) fn of(given: Option<Json<'_>>, model: &ImplicitModel) -> anyhow::Result<Self> {
         let Some((name, json)) = given else { return Ok(Self::default()) };
         let run: Self =
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     Ok(Outcome::Done)
 }
 
-/// What `--report` of another command has at hand.
+/// What another command knows when it writes a page for `--report`.
 pub(crate) struct About<'a> {
     /// The model's file, which names the page.
     pub(crate) title: &'a Path,
@@ -168,7 +168,7 @@ pub(crate) struct About<'a> {
     pub(crate) results: &'a Results,
 }
 
-/// The page of `--report`: what the command found, and what measuring on inputs (and labels) adds.
+/// The page of `--report`: the command's own results, and measurements on inputs (and labels).
 pub(crate) fn page_about(
     about: &About,
     measured: Option<(&Inputs, Option<&Labels>)>,
@@ -192,7 +192,7 @@ pub(crate) fn page_about(
     })
 }
 
-/// What a page is made of.
+/// Everything that a page is made from.
 pub(crate) struct Page<'a> {
     pub(crate) title: &'a str,
     pub(crate) model: &'a ImplicitModel,
@@ -206,7 +206,7 @@ pub(crate) struct Page<'a> {
     pub(crate) watcher: &'a Watcher<'a>,
 }
 
-/// Measures what can be measured and renders the page.
+/// Measures everything that the given inputs and labels allow, and renders the page.
 pub(crate) fn page(of: Page) -> anyhow::Result<String> {
     let Page { title, model, baseline, inputs, labels, robustness, mut run, threads, cancel, watcher } = of;
     let implicit = baseline.map(Baseline::implicit).transpose()?;
@@ -272,7 +272,7 @@ struct OverEpsilon {
     attacked_accuracy: Option<Vec<f64>>,
     certified_accuracy: Option<Vec<f64>>,
     attacks: Vec<AttackCurve>,
-    /// Results of version 0.1 have none: they are linf.
+    /// Results of version 0.1 have no norm; they are linf.
     #[serde(default)]
     norm: Option<String>,
 }
@@ -299,7 +299,7 @@ impl OverEpsilon {
     }
 }
 
-/// Of each norm with results: curves of transferred and white-box attacks and of the certificate.
+/// For each norm with results: curves of transferred attacks, of white-box attacks and of the certificate.
 pub(crate) fn robustness(
     attack: &[Json<'_>],
     certify: &[Json<'_>],
@@ -329,7 +329,7 @@ fn curves(attacked: Option<OverEpsilon>, certified: Option<OverEpsilon>, norm: N
     if let Some(results) = &attacked {
         let of = |whose: &str| -> Option<Vec<f64>> {
             let curves = results.attacks.iter().filter(|a| a.gradient.as_deref() == Some(whose));
-            // The strongest attack has the points of the others.
+            // The strongest attack includes the points of the others.
             curves.map(|a| a.accuracy.clone()).min_by(|a, b| a.iter().sum::<f64>().total_cmp(&b.iter().sum()))
         };
         curves.extend(of("baseline").map(|a| results.curve(RobustnessKind::Transfer, &a)));

@@ -1,4 +1,4 @@
-//! `simplicit lab reproduce`: the paper's experiments, each item beside the paper's figure.
+//! `simplicit lab reproduce`: the paper's experiments, each item compared with the paper's figure.
 
 use std::path::{Path, PathBuf};
 
@@ -138,7 +138,7 @@ pub(crate) fn run(args: &ReproduceArgs, cancel: &Cancel) -> anyhow::Result<Outco
     Ok(Outcome::Done)
 }
 
-/// What all steps took, also those of an earlier run.
+/// Seconds that all steps took, with those of an earlier run included.
 fn seconds(found: &Found) -> f64 {
     found.values().filter_map(|v| v["seconds"]["total"].as_f64()).sum()
 }

@@ -34,9 +34,9 @@ use crate::summary::summary;
 use crate::table::count;
 use crate::training::{Job, Samples, moved};
 
-/// Distance from a target that a script must see.
+/// A larger distance from a target than this ends the command with exit code 1, so that a script sees it.
 const MISSED: f64 = 0.002;
-/// Error of the outputs over their size from which on the table says what may be the reason.
+/// From this relative error of the outputs on, the table names a likely reason.
 const FAR_OFF: f64 = 0.4;
 
 const HELP: &str = "\
@@ -239,7 +239,7 @@ fn size(text: &str) -> Result<u64, String> {
 }
 
 impl TrainArgs {
-    /// The network from its place on the line; a recipe's gives way to it.
+    /// Uses the network that was given as a positional argument; it replaces that of a recipe.
     pub(crate) fn settle(&mut self) -> anyhow::Result<()> {
         if let Some(path) = self.positional.take() {
             if let (Some(flag), None) = (&self.network, &self.recipe) {
@@ -320,7 +320,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         results.not_converged = Some(of_model.not_converged());
         results.accuracy = test.accuracy(&of_model.outputs)?;
         results.milliseconds = Some(runner.milliseconds(&test.inputs, cancel)?);
-        // Not comparable without a baseline: only plain states have none.
+        // Plain states have no baseline to compare with.
         results.equilibrium_error = None;
         if let Some(baseline) = origin.baseline() {
             let runner = Runner::of_baseline(baseline, threads)?;
@@ -367,7 +367,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     Ok(Outcome::with_notices(&notices))
 }
 
-/// A target that was not reached.
+/// A notice where a target was not reached.
 pub(crate) fn missed(effective: &Effective, model: &ImplicitModel, agreement: Option<f64>) -> Option<String> {
     if let Some(missed) = missed_target(effective, model.sparsity().sparsity) {
         return Some(missed);
@@ -377,19 +377,19 @@ pub(crate) fn missed(effective: &Effective, model: &ImplicitModel, agreement: Op
         .then(|| format!("max-drop {drop} missed: {:.2} points on the held-out inputs", 100.0 * (1.0 - agreement)))
 }
 
-/// Whether the target sparsity was missed.
+/// A notice where the target sparsity was missed.
 pub(crate) fn missed_target(effective: &Effective, sparsity: f64) -> Option<String> {
     let target = effective.target_sparsity.filter(|target| (sparsity - target).abs() > MISSED)?;
     Some(format!("target sparsity {target} missed: {sparsity:.4}"))
 }
 
-/// What is trained on.
+/// What the model is trained on.
 enum Origin {
     Network(Box<Baseline>, Box<dyn InputSource>, Preprocessing),
     States(Box<ArrayStates>, Preprocessing),
 }
 
-/// How many samples, of how many states.
+/// The number of samples and the sizes of the states.
 struct Sizes {
     samples: usize,
     states: usize,
@@ -459,7 +459,7 @@ impl Origin {
         }
     }
 
-    /// The cluster at an address, given what is trained on.
+    /// Joins the cluster at an address, which receives what is trained on.
     fn join(&self, address: &str, args: &TrainArgs, effective: &Effective) -> anyhow::Result<Cluster> {
         let decided = serde_json::to_string(effective)?;
         match (self, &args.network, &args.states) {
@@ -489,7 +489,7 @@ impl Origin {
     }
 }
 
-/// Test inputs and their labels, opened before the work begins.
+/// Test inputs and their labels, opened before the work begins so that errors come early.
 struct Test {
     inputs: Inputs,
     labels: Option<Labels>,
@@ -520,7 +520,7 @@ fn read_mask(path: &Path) -> anyhow::Result<Mask> {
 pub(crate) fn is_cyclic(mask: &Mask, states: usize) -> bool {
     let (rows, cols) = mask.shape();
     if rows < states || cols < states {
-        // The wrong shape is refused by training, with both shapes named.
+        // A mask of the wrong shape is refused by training, in a message with both shapes.
         return true;
     }
     let allowed = |i: usize| (0..states).filter(move |&j| mask.allows(i, j)).map(|j| (j, 1.0f32)).collect::<Vec<_>>();

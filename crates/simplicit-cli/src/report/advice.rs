@@ -1,13 +1,13 @@
-//! Which layers lost most, and what to do about it.
+//! Which layers lost most accuracy, and what the user can do about it.
 
 use super::Input;
 use super::text::{escape, percent, signed};
 
-/// Layers that are named.
+/// The most layers that are named.
 const NAMED: usize = 3;
 /// A layer that adds less than this share of the whole output error is not worth naming.
 const WORTH: f64 = 0.05;
-/// A drop in accuracy up to this many points is within what a test set of some thousand samples resolves.
+/// A drop in accuracy up to this many points is within what a test set of a few thousand samples resolves.
 const RESOLVED: f64 = 0.15;
 
 /// A list of sentences; empty where nothing was measured.

@@ -1,4 +1,4 @@
-//! A chart as a file of its own: several series over two axes, for pages that are not the report.
+//! A chart as an SVG file: several series over two axes, for pages other than the report.
 
 use super::svg::{Axis, Plot, Point};
 use super::text::escape;
@@ -9,9 +9,9 @@ const COLOURS: [&str; 7] = ["#1668b8", "#c4432c", "#2b7f50", "#8a5fb5", "#b8860b
 /// One line of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
-    /// What the key calls it.
+    /// Its name in the key.
     pub name: String,
-    /// Points in the order they are joined.
+    /// The points, in the order in which they are joined.
     pub points: Vec<(f64, f64)>,
     /// Whether the points are joined.
     pub joined: bool,
@@ -32,9 +32,9 @@ impl Series {
 /// Series over two axes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// Below the x axis.
+    /// The label below the x axis.
     pub x: String,
-    /// Beside the y axis.
+    /// The label at the y axis.
     pub y: String,
     /// The lines, at most seven in different colours.
     pub series: Vec<Series>,
@@ -42,12 +42,12 @@ pub struct Chart {
     pub level: Option<(f64, String)>,
     /// Whether x is logarithmic.
     pub log_x: bool,
-    /// What lies below is not drawn, so that one bad curve does not flatten the others.
+    /// Values below this are not drawn, so that one bad curve does not flatten the others.
     pub least_y: Option<f64>,
 }
 
 impl Chart {
-    /// An SVG document; `alt` says in words what it shows. Values that are not finite are left out.
+    /// An SVG document; `alt` describes the chart in words. Values that are not finite are left out.
     pub fn svg(&self, alt: &str) -> String {
         let least = self.least_y.unwrap_or(f64::MIN);
         let drawn = |p: &(f64, f64)| p.0.is_finite() && p.1.is_finite() && p.1 >= least;
@@ -81,7 +81,7 @@ impl Chart {
     }
 }
 
-/// Range of the values with a twentieth of room on both sides.
+/// The range of the values, extended by a twentieth on both sides.
 fn padded(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
     if low > high {

@@ -6,7 +6,7 @@ use super::svg::{Axis, Plot, Point};
 use super::text::percent;
 use super::{Input, figure as framed};
 
-/// Models at different sparsities that make a curve.
+/// The fewest models at different sparsities that make a curve.
 const LEAST: usize = 3;
 
 pub(super) fn figure(input: &Input) -> String {

@@ -56,7 +56,7 @@ pub(super) fn layers(input: &Input) -> String {
     table += "</tbody></table></div>";
     let unread: usize = sparsity.layers.iter().map(|l| l.unread).sum();
     let rows: usize = sparsity.layers.iter().map(|l| l.rows).sum();
-    // Channels are not left out one by one when the model runs.
+    // A model with shared weights computes unread channels too, so only unread states are said to cost nothing.
     let (kind, cost) = if rows == input.model.shape().states {
         ("states", " and cost nothing when only outputs are asked for")
     } else {
@@ -82,7 +82,7 @@ fn per_input(model: &ImplicitModel) -> Vec<usize> {
         counts[j as usize] += 1;
     }
     for block in model.taps().iter().filter(|b| b.source == Source::Input) {
-        // Behind a pooling a channel's reads fall on all of its inputs alike.
+        // Where the input is pooled first, the reads of a channel are spread evenly over all of its inputs.
         let reads = block.reads();
         for (j, count) in counts.iter_mut().enumerate() {
             *count += reads[if block.maps.is_empty() { j } else { j * reads.len() / model.shape().inputs }] as usize;

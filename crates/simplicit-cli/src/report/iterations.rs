@@ -1,4 +1,4 @@
-//! How many steps the equilibrium took.
+//! How many steps the search for the equilibrium took.
 
 use super::svg::{Axis, Plot};
 use super::text::{count, counted, fixed};
@@ -6,7 +6,7 @@ use super::{Input, figure as framed};
 
 const MOST_BARS: usize = 30;
 
-/// Samples per bin: width of a bin, first value, counts.
+/// A histogram of the values: the width of a bin, the first value and the number of samples in each bin.
 fn histogram(values: &[usize]) -> (usize, usize, Vec<usize>) {
     let low = values.iter().copied().min().unwrap_or(0);
     let high = values.iter().copied().max().unwrap_or(0);

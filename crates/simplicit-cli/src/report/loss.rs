@@ -1,4 +1,4 @@
-//! What was lost where: the error each layer adds at the output, the change per class.
+//! Where accuracy was lost: the error that each layer adds at the output, and the change per class.
 
 use super::text::{UNKNOWN, count, escape, fixed, known, percent, signed, width};
 use super::{Input, figure};
@@ -17,7 +17,7 @@ pub(super) fn layers(input: &Input) -> String {
     );
     let mut before = 0.0;
     for e in errors {
-        // What was there already is pale, what this layer adds is strong.
+        // The error from the layers before is pale, what this layer adds is strong.
         let (kept, added) = (e.output_error.min(before) / most, (e.output_error - before).max(0.0) / most);
         table += &format!(
             "<tr><th scope=\"row\">{}</th><td class=\"track\"><span class=\"bar pale\" style=\"width:{}\"></span>\

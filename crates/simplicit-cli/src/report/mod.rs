@@ -1,7 +1,8 @@
 //! The report: one self-contained HTML page about a model.
 //!
-//! The page needs nothing from elsewhere: figures are inline SVG, images are embedded PNG, and the only script zooms the
-//! pattern. What is not known is left `None` (or empty) in [`Input`] and left out, or "–" in the table.
+//! The page needs nothing from elsewhere: figures are inline SVG, images are embedded PNG, and the only script zooms
+//! the pattern. Values that are not known are `None` (or empty) in [`Input`]; the page leaves them out or shows "–"
+//! in the table.
 
 mod advice;
 mod chart;
@@ -36,50 +37,50 @@ pub struct Input<'a> {
     pub title: &'a str,
     /// The model. Its sizes, pattern, singular values and well-posedness are computed from it.
     pub model: &'a ImplicitModel,
-    /// The baseline as an implicit model, for everything "before".
+    /// The baseline as an implicit model, for everything that the page shows as "before".
     pub baseline: Option<&'a ImplicitModel>,
     /// Bytes of the baseline's file.
     pub baseline_bytes: Option<u64>,
     /// Test samples that the accuracies, the agreement and the equilibrium error are measured on.
     pub test_samples: Option<usize>,
-    /// The model's accuracy on them, a fraction.
+    /// The model's accuracy on the test samples, a fraction.
     pub accuracy: Option<f64>,
-    /// The baseline's.
+    /// The baseline's accuracy on the test samples, a fraction.
     pub baseline_accuracy: Option<f64>,
-    /// Share of them that model and baseline predict alike.
+    /// Share of the test samples for which model and baseline predict the same class.
     pub agreement: Option<f64>,
     /// RMS of (model − baseline outputs) / RMS of baseline outputs.
     pub equilibrium_error: Option<f64>,
     /// Milliseconds per 1,000 samples of the model.
     pub milliseconds: Option<f64>,
-    /// The baseline's, on the same threads.
+    /// The baseline's milliseconds per 1,000 samples, on the same threads.
     pub baseline_milliseconds: Option<f64>,
     /// Threads that both were timed on.
     pub threads: Option<usize>,
-    /// Per row of M, states then outputs, from training. Empty: not known.
+    /// Per row of M, states then outputs, from training. Empty if not known.
     pub rows: &'a [RowReport],
-    /// The models of the search for a target. Empty: not known.
+    /// The models of the search for a target. Empty if not known.
     pub tried: &'a [TriedModel],
-    /// Per class, from [`simplicit::evaluate::class_changes`]. Empty: not known.
+    /// Changes per class, from [`simplicit::evaluate::class_changes`]. Empty if not known.
     pub classes: &'a [ClassChange],
-    /// Names of the classes; numbers where there is none.
+    /// Names of the classes; a class without a name is shown by its number.
     pub class_names: &'a [String],
-    /// From [`simplicit::evaluate::layer_errors`]. Empty: not known.
+    /// Errors per layer, from [`simplicit::evaluate::layer_errors`]. Empty if not known.
     pub layer_errors: &'a [LayerError],
-    /// One per test sample. Empty: not known.
+    /// Diagnostics of every test sample. Empty if not known.
     pub diagnostics: &'a [SampleDiagnostics],
-    /// From `attack --json` and `certify --json`.
+    /// Results from `attack --json` and `certify --json`.
     pub robustness: &'a [Robustness],
-    /// Seconds from start to end.
+    /// Seconds that the training took in all.
     pub seconds: Option<f64>,
     /// Name and seconds of every phase.
     pub phases: &'a [(String, f64)],
-    /// Settings of the run, in the order to be shown. The model's own provenance is shown as well.
+    /// Settings of the run, in the order in which they are shown. The model's own provenance is shown as well.
     pub settings: &'a [(String, String)],
 }
 
 impl<'a> Input<'a> {
-    /// The model alone; nothing else is known.
+    /// An input that has only the model; everything else is unknown.
     pub fn new(title: &'a str, model: &'a ImplicitModel) -> Self {
         Self {
             title,
@@ -108,7 +109,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// The page.
+/// The page as HTML.
 pub fn render(input: &Input) -> String {
     let mut body = summary::section(input);
     body += &section("search", "Where this model lies", &grid(&[curve::figure(input)]));
@@ -133,7 +134,7 @@ pub fn render(input: &Input) -> String {
     )
 }
 
-/// Nothing where there is nothing to show.
+/// A section, or nothing if it has no content.
 fn section(id: &str, title: &str, content: &str) -> String {
     if content.is_empty() {
         return String::new();
@@ -150,7 +151,7 @@ fn grid(figures: &[String]) -> String {
     format!("<div class=\"grid\">\n{}</div>\n", figures.concat())
 }
 
-/// A figure with a heading and a caption (HTML) that says what to see.
+/// A figure with a heading and a caption (HTML) that explains it.
 fn figure(title: &str, content: &str, caption: &str) -> String {
     format!("<figure>\n<h3>{title}</h3>\n{content}\n<figcaption>{caption}</figcaption>\n</figure>\n")
 }

@@ -11,9 +11,10 @@ use super::{Input, figure as framed};
 
 /// Larger patterns are shown in square blocks of entries, one pixel each.
 const LARGEST: usize = 2048;
-/// Small patterns are enlarged by a whole factor up to this width.
+/// Small patterns are enlarged by a whole factor, up to this width in pixels.
 const COMFORTABLE: usize = 1000;
-/// Palette: 0 is no non-zero, up to this is the darkness of a block, then the lines.
+/// Palette: 0 means no non-zero, the entries up to this one are the darkness of a block, and the colours of the lines
+/// follow.
 const BLACK: u8 = 200;
 const RED: u8 = BLACK + 1;
 const DIAGONAL: u8 = BLACK + 2;
@@ -90,7 +91,7 @@ pub fn patterns(models: &[(String, ImplicitModel)], alt: &str) -> String {
     )
 }
 
-/// Whether M is made of tap blocks, which as a matrix would be millions of equal entries.
+/// Whether M is made of tap blocks. Written out as a matrix, they would have millions of equal entries.
 fn has_shared(model: &ImplicitModel) -> bool {
     model.taps().iter().any(|b| matches!(b.weights, TapWeights::Taps(_)))
 }
@@ -141,7 +142,8 @@ fn image(model: &ImplicitModel) -> Image {
     let scale = scale(model);
     let shape = model.shape();
     let [n, p, q] = [shape.states, shape.inputs, shape.outputs].map(|size| size.div_ceil(scale));
-    // Thick enough to be seen when a phone shrinks the image, and absent where there is nothing to separate.
+    // Lines are thick enough to be seen when a phone shrinks the image, and absent where there is nothing to
+    // separate.
     let line = ((n + p) / 300).max(1);
     let (across, down) = (if n > 0 && p > 0 { line } else { 0 }, if n > 0 && q > 0 { line } else { 0 });
     let (width, height) = (n + across + p, n + down + q);
@@ -156,7 +158,7 @@ fn image(model: &ImplicitModel) -> Image {
         }
     }
     let cells = (scale * scale) as f64;
-    // The square root keeps thin blocks visible.
+    // The square root keeps blocks with few non-zeros visible.
     let shade = |count: u32| {
         if count == 0 { 0.0 } else { (f64::from(count) / cells).min(1.0).sqrt().max(0.15) * f64::from(BLACK) }
     };
@@ -183,7 +185,7 @@ fn palette() -> Vec<[u8; 3]> {
     palette
 }
 
-/// Everything with weights, from the first layer to the outputs.
+/// Every block with weights, from the first layer to the outputs.
 fn tap_blocks(model: &ImplicitModel) -> Vec<Csr<f32>> {
     let targets = (0..model.layout().layers().len()).rev().map(Target::Layer).chain([Target::Output]);
     let blocks = targets.flat_map(|target| model.summands(target));
@@ -215,7 +217,7 @@ fn taps_image(blocks: &[Csr<f32>]) -> Image {
         for i in 0..block.rows() {
             block.row(i).for_each(|(j, _)| counts[i / scale * width + j / scale] += 1);
         }
-        // Beyond its last tap a block has nothing, which is not the same as zeros.
+        // A block has no entries beyond its last tap; that area is not drawn as zeros.
         let own = block.cols().div_ceil(scale);
         pixels
             .extend(counts.iter().enumerate().map(|(at, c)| if at % width < own { shade(*c) as u8 } else { NOTHING }));

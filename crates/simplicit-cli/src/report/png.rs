@@ -2,7 +2,7 @@
 
 use png::{ColorType, Compression, Encoder, Filter};
 
-/// One byte a pixel, an index into the palette.
+/// An image with one byte per pixel, which is an index into the palette.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Image {
     pub(super) width: usize,
@@ -13,7 +13,7 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// A `data:` address with the whole PNG; empty for an empty image.
+    /// A `data:` address that contains the whole PNG; empty for an empty image.
     pub(super) fn data_address(&self) -> String {
         if self.width == 0 || self.height == 0 {
             return String::new();
@@ -27,7 +27,7 @@ impl Image {
         encoder.set_color(ColorType::Indexed);
         encoder.set_palette(self.palette.as_flattened());
         encoder.set_compression(Compression::High);
-        // A palette gains nothing from the others.
+        // Other filters do not make an image with a palette smaller.
         encoder.set_filter(Filter::NoFilter);
         // Writing to memory does not fail; an empty image would show if it did.
         let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(&self.pixels));

@@ -6,34 +6,35 @@ use super::svg::{Axis, Plot, Point};
 use super::text::{escape, fixed, percent};
 use super::{Input, figure as framed};
 
-/// Accuracies over ε, from `attack --json` and `certify --json`. Lists belong to `epsilon` in order.
+/// Accuracies over ε, from `attack --json` and `certify --json`. Each list has one value per ε, in the order of
+/// `epsilon`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Robustness {
-    /// Share of samples right without any change.
+    /// Share of samples that are classified correctly without any change.
     pub clean: f64,
-    /// Curves in the order they are to be explained.
+    /// The curves, in the order in which the page explains them.
     pub curves: Vec<RobustnessCurve>,
     /// How ε is measured.
     pub norm: Norm,
 }
 
-/// One curve.
+/// One curve: accuracies over ε.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RobustnessCurve {
-    /// Which.
+    /// What the curve shows.
     pub kind: RobustnessKind,
-    /// (ε in raw·scale units, accuracy).
+    /// Pairs of ε (in raw·scale units) and accuracy.
     pub points: Vec<(f64, f64)>,
 }
 
-/// What a curve shows.
+/// The attack or bound that a curve belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RobustnessKind {
     /// Attacks along the baseline's gradient.
     Transfer,
     /// Attacks along the model's own gradient, and everything weaker.
     WhiteBox,
-    /// Proved.
+    /// Accuracy that is proved.
     Certified,
 }
 
@@ -75,7 +76,7 @@ fn figure(robustness: &Robustness) -> String {
     let mut plot = Plot::new(Axis::linear(0.0, widest, axis), Axis::linear(0.0, 1.0, "accuracy"));
     plot.level(robustness.clean, "clean");
     let mut key = String::from("<ul class=\"key\">");
-    let mut told = Vec::new();
+    let mut parts = Vec::new();
     for curve in &robustness.curves {
         let (name, class) = (curve.kind.name(), curve.kind.class());
         let mut at: Vec<(f64, f64)> = curve.points.iter().filter(|p| known(p)).map(|(e, a)| (255.0 * e, *a)).collect();
@@ -93,7 +94,7 @@ fn figure(robustness: &Robustness) -> String {
         plot.points(&points);
         key += &format!("<li><i class=\"stroke {class}\"></i>{}</li>", escape(name));
         if let Some(&(e, a)) = at.first() {
-            told.push(format!("{name} {} at {}/255", percent(a, 2), fixed(e, 2)));
+            parts.push(format!("{name} {} at {}/255", percent(a, 2), fixed(e, 2)));
         }
     }
     key += "</ul>";
@@ -101,7 +102,7 @@ fn figure(robustness: &Robustness) -> String {
         "Share of the samples still right when {change} and values stay in [0, 1]. What attacks leave is an \
          upper bound on what is safe, what is certified a lower bound. Without a change {}; {}.",
         percent(robustness.clean, 2),
-        told.join(", ")
+        parts.join(", ")
     );
     framed(TITLE, &(key + &plot.finish("Accuracy over the size of the perturbation, one line per kind.")), &caption)
 }

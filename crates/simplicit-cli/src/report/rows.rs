@@ -6,7 +6,7 @@ use super::{Input, figure};
 
 const X_LABEL: &str = "row of M (last layer first, outputs at the end)";
 
-/// A plot over the rows with a thin line between layers.
+/// A plot over the rows, with a thin line between layers.
 fn over_rows(input: &Input, y: Axis) -> Plot {
     let mut plot = Plot::new(Axis::linear(0.0, input.rows.len() as f64, X_LABEL), y);
     let layout = input.model.layout();

@@ -7,7 +7,8 @@ use super::svg::{Axis, Plot, Point};
 use super::text::{count, escape, plain, scientific};
 use super::{Input, figure as framed};
 
-/// Values further below the tolerance than this factor are rounding of no interest and would only stretch the axis.
+/// Values that are smaller than the tolerance times this factor are rounding errors; they would only stretch the
+/// axis.
 const DEPTH: f64 = 1e-3;
 
 pub(super) fn figure(input: &Input) -> String {
@@ -61,8 +62,8 @@ pub(super) fn figure(input: &Input) -> String {
     framed(TITLE, &format!("{key}{}", plot.finish(&alt)), &caption)
 }
 
-/// Shared weights: the unrolled A is too large to decompose, so the rank of every block of taps as a matrix, channels ×
-/// taps.
+/// For shared weights the unrolled A is too large to decompose; shown is the rank of every block of taps as a matrix,
+/// channels × taps.
 fn taps(model: &ImplicitModel) -> String {
     const TITLE: &str = "Rank of the taps";
     let mut table = String::from(

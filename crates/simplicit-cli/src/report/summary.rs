@@ -1,4 +1,4 @@
-//! The head of the page, its table, and where the model comes from.
+//! The head of the page, its table, and the provenance of the model.
 
 use super::Input;
 use super::text::{bytes, count, counted, escape, fixed, known, percent, scientific, seconds, signed, three_digits};
@@ -45,7 +45,7 @@ pub(super) fn section(input: &Input) -> String {
     } else if let Some(gap) = worst_gap(input) {
         tiles.push((scientific(gap), "worst gap", "certified, relative, of all rows' convex solves".into()));
     }
-    // Without a cycle there is nothing to show.
+    // A model without cycles has no bound to show here.
     if !posed.acyclic {
         let word = if posed.is_shown() { "shown" } else { "not shown" };
         tiles.push((word.into(), "well-posedness", posedness(&posed)));
@@ -68,7 +68,7 @@ fn worst_gap(input: &Input) -> Option<f64> {
     input.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
 }
 
-/// Rows proven optimal, of those that have a bound.
+/// The number of rows proven optimal, of those that have a bound.
 fn proven(input: &Input) -> String {
     let bounded = input.rows.iter().filter(|r| r.bound_distance.is_some()).count();
     let proven = input.rows.iter().filter(|r| r.proven).count();
@@ -90,7 +90,7 @@ fn posedness(posed: &simplicit::model::WellPosedness) -> String {
     }
 }
 
-/// One row: what, before, after, change.
+/// One row of the table: name, before, after, change.
 struct Row(String, String, String, String);
 
 fn table(input: &Input) -> String {
@@ -197,11 +197,11 @@ pub(super) fn provenance(input: &Input) -> String {
     let metadata = input.model.metadata();
     let mut facts: Vec<(String, String)> =
         input.settings.iter().map(|(key, value)| (escape(key), escape(value))).collect();
-    let told: Vec<&str> = input.settings.iter().map(|(key, _)| key.as_str()).collect();
-    if let Some(kappa) = metadata.kappa.filter(|_| !told.contains(&"kappa")) {
+    let shown: Vec<&str> = input.settings.iter().map(|(key, _)| key.as_str()).collect();
+    if let Some(kappa) = metadata.kappa.filter(|_| !shown.contains(&"kappa")) {
         facts.push(("kappa".into(), kappa.to_string()));
     }
-    for (key, value) in metadata.provenance.iter().filter(|(key, _)| !told.contains(&key.as_str())) {
+    for (key, value) in metadata.provenance.iter().filter(|(key, _)| !shown.contains(&key.as_str())) {
         facts.push((escape(key), escape(value)));
     }
     let mut out = String::from("<div class=\"grid small\">\n");

@@ -4,17 +4,17 @@ use std::fmt::Write;
 
 use super::text::{count, escape, fixed};
 
-/// Drawn at about its own size on a phone, so that its text stays readable there.
+/// Width of a plot in pixels: about what a phone shows, so that the text stays readable there.
 const WIDTH: f64 = 420.0;
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 60.0;
 const RIGHT: f64 = 10.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
-/// Points up to this many say their name when pointed at; more are one path.
+/// With up to this many points each shows its name under the pointer; more points are drawn as one path.
 const NAMED: usize = 600;
 
-/// One axis.
+/// One axis of a plot.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Axis {
     low: f64,
@@ -24,13 +24,14 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// From `low` to `high`, which are widened if they are the same.
+    /// An axis from `low` to `high`, which are widened if they are equal.
     pub(super) fn linear(low: f64, high: f64, label: &str) -> Self {
         let high = if high > low { high } else { low + 1.0 };
         Self { low, high, log: false, label: label.into() }
     }
 
-    /// Whole decades around the positive values. What is zero goes to the lower edge, a decade below the rest.
+    /// A logarithmic axis of whole decades around the positive values. Zeros are drawn at the lower edge, a decade
+    /// below the rest.
     pub(super) fn log(values: impl Iterator<Item = f64> + Clone, label: &str) -> Self {
         let positive = values.clone().filter(|v| *v > 0.0 && v.is_finite());
         let low = positive.clone().fold(f64::INFINITY, f64::min);
@@ -39,7 +40,7 @@ impl Axis {
         if values.into_iter().any(|v| v <= 0.0) {
             low -= 1.0;
         }
-        // A subnormal must not end in 10^-324 = 0.
+        // Without this, a subnormal value would give 10^-324, which is 0.
         low = low.max(-300.0);
         if high <= low {
             high = low + 1.0;
@@ -47,7 +48,7 @@ impl Axis {
         Self { low, high, log: true, label: label.into() }
     }
 
-    /// 0 at the lower end, 1 at the upper.
+    /// The place of a value on the axis: 0 at the lower end, 1 at the upper.
     fn share(&self, value: f64) -> f64 {
         let value = match (self.log, value > 0.0) {
             (true, true) => value.log10(),
@@ -57,7 +58,7 @@ impl Axis {
         ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
     }
 
-    /// Value and label of the ticks, at most seven.
+    /// Values and labels of the ticks, at most seven.
     fn ticks(&self) -> Vec<(f64, String)> {
         let span = self.high - self.low;
         if self.log {
@@ -90,7 +91,7 @@ impl Axis {
     }
 }
 
-/// A plot in the making.
+/// A plot that is being drawn.
 #[derive(Debug, Clone)]
 pub(super) struct Plot {
     x: Axis,
@@ -98,7 +99,7 @@ pub(super) struct Plot {
     body: String,
 }
 
-/// A point, what it is called, and its class.
+/// A point, its name, and its CSS class.
 pub(super) struct Point<'a> {
     pub(super) x: f64,
     pub(super) y: f64,
@@ -187,7 +188,7 @@ impl Plot {
         );
     }
 
-    /// The finished plot; `alt` says in words what it shows.
+    /// The finished plot; `alt` describes it in words.
     pub(super) fn finish(self, alt: &str) -> String {
         let mut axes = String::new();
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
@@ -235,7 +236,7 @@ mod tests {
         assert!((axis.share(1e-5) - 0.0).abs() < 1e-12 && (axis.share(1.0) - 1.0).abs() < 1e-12);
         assert!((axis.share(1e-3) - 0.4).abs() < 1e-12);
         assert_eq!(axis.ticks().len(), 6);
-        // Zeros stand below everything else; nothing at all still gives an axis.
+        // Zeros are drawn below everything else; no values at all still give an axis.
         let axis = Axis::log([0.0, 0.2].into_iter(), "");
         assert_eq!((axis.low, axis.share(0.0)), (-2.0, 0.0));
         for values in [vec![], vec![0.0], vec![f64::INFINITY, f64::NAN], vec![5e-324]] {

@@ -1,9 +1,9 @@
 //! Numbers and words as the page shows them.
 
-/// What stands for something not known.
+/// Shown in place of a value that is not known.
 pub(super) const UNKNOWN: &str = "–";
 
-/// Text that may stand in HTML, also inside an attribute.
+/// Escapes text for HTML, also inside an attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -21,12 +21,12 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
-/// `f` of what is known, a dash otherwise.
+/// `f` of a value that is known, a dash otherwise.
 pub(super) fn known<T>(value: Option<T>, f: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| UNKNOWN.to_string(), f)
 }
 
-/// 52,896.
+/// A number with separators: 52,896.
 pub(super) fn count(value: u64) -> String {
     let digits = value.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -39,7 +39,7 @@ pub(super) fn count(value: u64) -> String {
     out
 }
 
-/// 1 row, 2,000 rows.
+/// A number and a noun in singular or plural: 1 row, 2,000 rows.
 pub(super) fn counted(value: usize, noun: &str) -> String {
     format!("{} {noun}{}", count(value as u64), if value == 1 { "" } else { "s" })
 }
@@ -49,7 +49,7 @@ pub(super) fn percent(value: f64, decimals: usize) -> String {
     format!("{} %", fixed(100.0 * value, decimals))
 }
 
-/// With a proper minus, and no minus on a zero.
+/// A number with a proper minus sign, and without a minus on zero.
 pub(super) fn fixed(value: f64, decimals: usize) -> String {
     if !value.is_finite() {
         return if value.is_nan() { UNKNOWN.into() } else { format!("{}∞", if value < 0.0 { "−" } else { "" }) };
@@ -62,14 +62,14 @@ pub(super) fn fixed(value: f64, decimals: usize) -> String {
     }
 }
 
-/// [`fixed`] with a plus in front of what is larger than zero.
+/// As [`fixed`], with a plus sign before positive numbers.
 pub(super) fn signed(value: f64, decimals: usize) -> String {
     let text = fixed(value, decimals);
     let zero = !text.chars().any(|c| ('1'..='9').contains(&c) || c == '∞');
     if value > 0.0 && !zero { format!("+{text}") } else { text }
 }
 
-/// 219 kB, 1.18 MB; three digits.
+/// A size in three digits: 219 kB, 1.18 MB.
 pub(super) fn bytes(value: u64) -> String {
     let (value, unit) = match value {
         0..1_000 => return format!("{value} B"),
@@ -80,7 +80,7 @@ pub(super) fn bytes(value: u64) -> String {
     format!("{} {unit}", three_digits(value))
 }
 
-/// 0.0123, 1.23, 12.3, 123: three digits.
+/// A number in three digits: 0.0123, 1.23, 12.3, 123.
 pub(super) fn three_digits(value: f64) -> String {
     let decimals = if value == 0.0 || !value.is_finite() {
         0
@@ -90,7 +90,7 @@ pub(super) fn three_digits(value: f64) -> String {
     fixed(value, decimals)
 }
 
-/// 3.2 × 10⁻⁵ in HTML; plain where that is short.
+/// A number as 3.2 × 10⁻⁵ in HTML; plain where that is short.
 pub(super) fn scientific(value: f64) -> String {
     if value == 0.0 {
         return "0".into();
@@ -106,12 +106,12 @@ pub(super) fn scientific(value: f64) -> String {
     format!("{} × 10<sup>{}</sup>", mantissa.replace('-', "−"), exponent.replace('-', "−"))
 }
 
-/// 3.21e−5, for places without markup.
+/// A number as 3.21e−5, for places without markup.
 pub(super) fn plain(value: f64) -> String {
     if value.is_finite() { format!("{value:.2e}").replace('-', "−") } else { fixed(value, 0) }
 }
 
-/// 250 ms, 12.3 s, 3 min 20 s.
+/// A time: 250 ms, 12.3 s, 3 min 20 s.
 pub(super) fn seconds(value: f64) -> String {
     if value < 1.0 {
         format!("{} ms", three_digits(1e3 * value))

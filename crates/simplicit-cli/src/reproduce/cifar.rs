@@ -4,7 +4,7 @@ use crate::report::{Chart, Series};
 
 use super::{Experiment, Files, Found, Item, Picture, Step, curve, drop, number, percent, points, under_attack};
 
-/// What the network was trained on.
+/// The preprocessing of the inputs that the network was trained on.
 pub(crate) const PREPROCESSING: &str = "--mean 0.50707516,0.48654887,0.44091784 --std 0.26733429,0.25643846,0.27615047";
 
 /// An objective: its name in steps and in the text, its flags, its sparsities.
@@ -20,9 +20,9 @@ const FAMILIES: [Family; 3] = [
     Family { id: "perspective", name: "perspective", flags: "--penalty perspective", levels: &[0.297, 0.41, 0.481] },
     Family { id: "l1", name: "ℓ1", flags: "--penalty l1", levels: &[0.297, 0.41, 0.481] },
 ];
-/// Images of figure 3.
+/// Numbers of images in figure 3.
 const IMAGES: [usize; 4] = [500, 1000, 5000, 10_000];
-/// Images of everything else.
+/// The number of images everywhere else.
 const USUAL: usize = 5000;
 /// The paper's Table 1: method, setting, points, sparsity.
 const QUOTED: [(&str, &str, f64, f64); 8] = [
@@ -57,7 +57,7 @@ impl Family {
         format!("{}-{level}", self.id)
     }
 
-    /// At the one price of a weight that is the default.
+    /// The step trained on a number of images, at the default price of a weight.
     fn on_images(&self, images: usize) -> String {
         format!("{}-images-{images}", self.id)
     }
@@ -99,7 +99,7 @@ impl Cifar {
         if self.fast { 100 } else { 2000 }
     }
 
-    /// The steps of an objective, one for every level.
+    /// The names of an objective's steps, one for every level.
     fn steps_of(&self, family: &Family) -> Vec<String> {
         self.some(family.levels).iter().map(|level| family.at_level(*level)).collect()
     }

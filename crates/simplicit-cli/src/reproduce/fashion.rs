@@ -13,8 +13,8 @@ use super::{
 const PARAMETERS: f64 = 52_896.0;
 const ROWS: f64 = 122.0;
 
-/// A row of the paper's table of settings: samples, λ₁ = λ₂, weight of the penalty, then what it reports: sparsity in
-/// per cent and accuracy under the two attacks.
+/// A row of the paper's table of settings: samples, λ₁ = λ₂, weight of the penalty, then the results that it reports:
+/// sparsity in per cent and accuracy under the two attacks.
 struct Setting {
     samples: usize,
     lambda: f64,
@@ -43,12 +43,12 @@ const L1: [Setting; 6] = [
     setting(900, 0.01, 0.001, 65.0, [74.9, 69.9]),
     setting(400, 0.01, 0.001, 76.0, [72.3, 68.4]),
 ];
-/// Samples of figure 3.
+/// Numbers of samples in figure 3.
 const SAMPLES: [usize; 7] = [100, 200, 400, 700, 1000, 1500, 2000];
-/// Our own levels: the default method, and ℓ1 as it comes out of the same walk.
+/// Our own levels, for the default method and for ℓ1 in the same walk.
 const LEVELS: [f64; 6] = [0.5, 0.7, 0.8, 0.85, 0.9, 0.93];
 const L1_LEVELS: [f64; 4] = [0.2, 0.47, 0.65, 0.8];
-/// A model with feedback, as sparse as the paper's picture, and its images.
+/// A model with feedback, as sparse as the paper's picture: its name, number of images and flags.
 const CYCLIC: (&str, usize, &str) =
     ("ours-full", 5000, "--connectivity full --rescale --kappa 0.8 --penalty l1 --target-sparsity 0.3");
 
@@ -60,7 +60,7 @@ pub(crate) struct Fashion {
 }
 
 impl Fashion {
-    /// The first few in a fast run.
+    /// In a fast run only the first few.
     fn some<'a, T>(&self, all: &'a [T]) -> &'a [T] {
         if self.fast { &all[..all.len().min(2)] } else { all }
     }
@@ -113,7 +113,7 @@ impl Experiment for Fashion {
                 steps.push(self.files.train(&by_samples(penalty, samples), samples, &flags));
             }
         }
-        // No item shows the rows' bounds, which take longer than the rest of the fast variant.
+        // No item shows the lower bounds of rows, which take longer than the rest of the fast variant.
         let unbounded = if self.fast { " --bounds off" } else { "" };
         for &level in self.some(&LEVELS) {
             let flags = format!("--target-sparsity {level}{unbounded}");
@@ -126,7 +126,7 @@ impl Experiment for Fashion {
             steps.push(self.files.attack(&ours_l1(level), ""));
         }
         let (name, images, flags) = CYCLIC;
-        // Few images and all connections: the refits would take minutes.
+        // Few images, because with all connections the refits would take minutes.
         let (images, quick) = if self.fast { (500, " --rounds 1 --output-refit 0") } else { (images, "") };
         steps.push(self.files.train(name, images, &format!("{flags}{quick}")));
         steps.push(self.files.attack(name, ""));
@@ -322,7 +322,7 @@ impl Fashion {
         }
     }
 
-    /// The model of about 30 % as in the paper's picture, beside the network and our default.
+    /// The model of about 30 % as in the paper's picture, next to the network and our default.
     fn structure(&self, found: &Found) -> anyhow::Result<Item> {
         let mut rows = Vec::new();
         let near = |target: f64| {

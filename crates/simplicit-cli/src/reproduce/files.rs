@@ -7,14 +7,14 @@ use super::Step;
 /// ε of the paper's attacks.
 const EPSILON: &str = "1/255,2/255";
 
-/// What the steps read, and where they leave their models.
+/// The files that the steps read, and the folder for their models.
 pub(crate) struct Files {
     pub(crate) network: PathBuf,
     pub(crate) inputs: PathBuf,
     pub(crate) test_inputs: PathBuf,
     pub(crate) test_labels: PathBuf,
     pub(crate) models: PathBuf,
-    /// Flags from raw values to inputs, beside the files' own.
+    /// Flags from raw values to inputs, in addition to those of the files' format.
     pub(crate) preprocessing: &'static str,
 }
 
@@ -58,7 +58,7 @@ impl Files {
     }
 }
 
-/// The step that attacks the model of another.
+/// The name of the step that attacks the model of another step.
 pub(super) fn attacked(name: &str) -> String {
     format!("{name}-attacked")
 }

@@ -20,7 +20,7 @@ const POLL: Duration = Duration::from_millis(20);
 /// One command of this program.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Step {
-    /// Unique in the experiment; names its files.
+    /// A name that is unique in the experiment; the files of the step have it too.
     pub(crate) name: String,
     /// The command and its flags, without `--json` and `--progress`.
     pub(crate) args: Vec<String>,
@@ -28,10 +28,10 @@ pub(crate) struct Step {
     pub(crate) writes: Option<PathBuf>,
 }
 
-/// Where steps run and leave their results.
+/// Where steps run and store their results.
 ///
-/// A step is a process of its own, started from this very program: what is measured is exactly what the command printed
-/// on the page does, and no step can leave memory or threads behind for the next.
+/// A step is a process of its own, started from this program itself. So the measurement is exactly that of the
+/// command printed on the page, and no step can leave memory or threads behind for the next.
 pub(crate) struct Laboratory<'a> {
     directory: PathBuf,
     threads: usize,
@@ -44,7 +44,7 @@ impl<'a> Laboratory<'a> {
         Self { directory: directory.to_path_buf(), threads, cancel, watcher }
     }
 
-    /// All steps in order; those whose results are there from the same command and version are not repeated.
+    /// Runs all steps in order. A step whose results are there, from the same command and version, is not run again.
     pub(crate) fn run(&self, steps: &[Step]) -> anyhow::Result<Found> {
         std::fs::create_dir_all(&self.directory).with_context(|| self.directory.display().to_string())?;
         let mut found = Found::new();
@@ -103,7 +103,7 @@ impl<'a> Laboratory<'a> {
             std::thread::sleep(POLL);
         };
         self.cancel.check()?;
-        // 1 is done as well, with a note that the results repeat.
+        // Exit code 1 also means that the work is done, with a notice that the results repeat.
         if !matches!(status.code(), Some(0 | 1)) {
             let mut said = String::new();
             child.stderr.take().map(|mut e| e.read_to_string(&mut said)).transpose()?;

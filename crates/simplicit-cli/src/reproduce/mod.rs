@@ -1,5 +1,5 @@
-//! The paper's experiments from files to tables and pictures: a list of this program's own commands, what they gave,
-//! and what the paper says beside it.
+//! The paper's experiments from files to tables and pictures: a list of this program's own commands, their results,
+//! and what the paper says about the same items.
 
 pub(crate) mod cifar;
 mod fashion;
@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::report::{Chart, Series};
 
-/// What every step gave, by name.
+/// The results of every step, by its name.
 pub(crate) type Found = BTreeMap<String, Value>;
 
 /// An experiment: which commands, and how their results are shown.
@@ -32,22 +32,22 @@ pub(crate) trait Experiment {
     fn items(&self, found: &Found) -> anyhow::Result<Vec<Item>>;
 }
 
-/// A number of a step's results.
+/// A number in the results of a step.
 fn number(found: &Found, step: &str, key: &str) -> Option<f64> {
     found.get(step)?.get(key)?.as_f64()
 }
 
-/// Element k of a list of a step's results.
+/// Element k of a list in the results of a step.
 fn element(found: &Found, step: &str, key: &str, k: usize) -> Option<f64> {
     found.get(step)?.get(key)?.get(k)?.as_f64()
 }
 
-/// Accuracy under the paper's attack at its ε number k.
+/// Accuracy under the paper's attack at the k-th ε.
 fn attacked_accuracy(found: &Found, step: &str, k: usize) -> Option<f64> {
     element(found, &files::attacked(step), "attacked_accuracy", k)
 }
 
-/// (sparsity in per cent, value) of some steps, in the order of sparsity.
+/// Pairs (sparsity in per cent, value) of some steps, in ascending order of sparsity.
 fn curve(found: &Found, steps: impl Iterator<Item = String>, value: impl Fn(&str) -> Option<f64>) -> Vec<(f64, f64)> {
     let mut points: Vec<(f64, f64)> =
         steps.filter_map(|s| Some((100.0 * number(found, &s, "sparsity")?, value(&s)?))).collect();
@@ -55,7 +55,7 @@ fn curve(found: &Found, steps: impl Iterator<Item = String>, value: impl Fn(&str
     points
 }
 
-/// Accuracy under the paper's attack of families of models, beside the network's own.
+/// Accuracy under the paper's attack of families of models, compared with the network's own.
 fn under_attack(found: &Found, families: Vec<(String, Vec<String>)>, paper: String, finding: String) -> Item {
     let row = |name: &str, sparsity: Option<f64>, step: &str| {
         let clean = number(found, &files::attacked(step), "clean_accuracy");
@@ -93,12 +93,12 @@ fn percent(value: Option<f64>) -> String {
     value.map_or("–".into(), |v| format!("{:.1}", 100.0 * v))
 }
 
-/// Accuracy minus the baseline's in points.
+/// Accuracy minus the baseline's, in percentage points.
 fn drop(found: &Found, step: &str) -> Option<f64> {
     Some(100.0 * (number(found, step, "accuracy")? - number(found, step, "baseline_accuracy")?))
 }
 
-/// A difference in points with its sign.
+/// A difference in percentage points, with its sign.
 fn points(value: Option<f64>) -> String {
     value.map_or("–".into(), |v| format!("{v:+.2}").replace('-', "−"))
 }

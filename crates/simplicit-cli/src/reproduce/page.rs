@@ -9,7 +9,7 @@ use serde_json::json;
 use super::{Found, Step};
 use crate::results::Staged;
 
-/// A drawing and the words for those who cannot see it.
+/// A drawing and a text for readers who cannot see it.
 pub(crate) struct Picture {
     pub(crate) svg: String,
     pub(crate) alt: String,
@@ -21,14 +21,14 @@ impl Picture {
     }
 }
 
-/// One figure or table of the paper, ours beside it.
+/// One figure or table of the paper, and ours.
 pub(crate) struct Item {
-    /// Names its picture.
+    /// Identifier, which also names the file of its picture.
     pub(crate) id: &'static str,
     pub(crate) title: &'static str,
     /// What the paper says.
     pub(crate) paper: String,
-    /// What was found, and why where it differs.
+    /// What we found and, where it differs from the paper, why.
     pub(crate) finding: String,
     pub(crate) head: Vec<&'static str>,
     pub(crate) rows: Vec<Vec<String>>,
@@ -41,13 +41,13 @@ pub(crate) struct Page<'a> {
     pub(crate) items: &'a [Item],
     pub(crate) steps: &'a [Step],
     pub(crate) found: &'a Found,
-    /// How the page was made.
+    /// The command that made the page.
     pub(crate) command: &'a str,
     pub(crate) seconds: f64,
 }
 
 impl Page<'_> {
-    /// Writes `results.md`, `results.json` and the pictures; all appear together.
+    /// Writes `results.md`, `results.json` and the pictures; all of them appear at the same moment.
     pub(crate) fn write(&self, directory: &Path) -> anyhow::Result<()> {
         let mut files = Staged::default();
         for item in self.items {

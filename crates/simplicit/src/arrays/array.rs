@@ -1,4 +1,4 @@
-//! One array: shape and type known, rows read on demand.
+//! One array: its shape and type are known, its rows are read on demand.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ enum Kind {
     Plain,
     /// An image file of bytes.
     Idx,
-    /// Records of so many label bytes and an image.
+    /// Records that each consist of this many label bytes and an image.
     Cifar { labels: u64 },
 }
 
@@ -54,9 +54,9 @@ impl Array {
         }
     }
 
-    /// The samples as rows of a matrix; copied. `name` is what errors call it.
+    /// The samples as rows of a matrix; copied. Errors refer to the array as `name`.
     pub fn from_matrix<T: Scalar>(name: &str, matrix: &Matrix<T>) -> Self {
-        // Through f64 every value of either type is exact; bytes of the type itself are kept.
+        // Every value of either type is exact in f64; the bytes of the type itself are kept.
         let wide = size_of::<T>() == 8;
         let mut bytes = Vec::with_capacity(size_of_val(matrix.as_slice()));
         for value in matrix.as_slice() {
@@ -77,7 +77,7 @@ impl Array {
         }
     }
 
-    /// Little-endian, row-major numbers in memory. `name` is what errors call it.
+    /// Little-endian, row-major numbers in memory. Errors refer to the array as `name`.
     pub fn from_le_bytes(name: &str, element: Element, shape: &[usize], bytes: Vec<u8>) -> Result<Self> {
         Self::packed(Bytes::memory(Path::new(name), bytes), element, shape.to_vec(), Kind::Plain)
     }
@@ -116,7 +116,7 @@ impl Array {
     }
 
     pub(super) fn from_idx(bytes: &Bytes, element: Element, shape: Vec<usize>, header: u64) -> Result<Self> {
-        // Checked against the whole file, so that the sizes in an error are the ones `ls` shows.
+        // The whole file is checked, so that the sizes in an error are those that `ls` shows.
         let size = shape.iter().try_fold(element.size() as u64, |size, axis| size.checked_mul(*axis as u64));
         bytes.require_len(size.and_then(|s| s.checked_add(header)).unwrap_or(u64::MAX))?;
         let mut array = Self::packed(bytes.slice(header, bytes.len() - header)?, element, shape, Kind::Idx)?;
@@ -146,7 +146,7 @@ impl Array {
         Some(Self { shape: vec![self.shape[0]], features: 1, order, kind: Kind::Plain, ..self.clone() })
     }
 
-    /// Whether this is an IDX or CIFAR file, whose bytes are scaled by 1/255 unless the user says otherwise.
+    /// Whether this is an IDX or CIFAR file, whose bytes are scaled by 1/255 by default.
     pub fn is_image_file(&self) -> bool {
         self.kind != Kind::Plain
     }
@@ -184,7 +184,7 @@ impl Array {
         Ok(out)
     }
 
-    /// The same into `out`, which has the right length, through the buffer `raw`.
+    /// The same into `out`, which must have the right length; `raw` is a buffer that is used again.
     pub(super) fn read_rows<T: Scalar>(&self, samples: Range<usize>, raw: &mut Vec<u8>, out: &mut [T]) -> Result<()> {
         self.require_range(&samples)?;
         if out.is_empty() {
@@ -215,7 +215,8 @@ impl Array {
     fn read_records(&self, first: u64, stride: u64, samples: Range<usize>, raw: &mut Vec<u8>) -> Result<()> {
         let row = (self.features * self.element.size()) as u64;
         let len = (samples.len() as u64 - 1) * stride + row;
-        // The swap also reverses bytes between rows, which is harmless: only records of single bytes have any there.
+        // The swap also reverses bytes between rows, which is harmless: only records of single bytes have bytes
+        // between rows.
         self.read_little_endian(first + samples.start as u64 * stride, len, raw)
     }
 
@@ -227,7 +228,7 @@ impl Array {
         Ok(())
     }
 
-    /// Labels: the first value of every sample, as small integers.
+    /// Labels: the first value of every sample, which must be a small integer.
     pub(super) fn small_integers(&self) -> Result<Vec<u32>> {
         let size = self.element.size();
         let mut labels = Vec::new();
@@ -247,7 +248,8 @@ impl Array {
 
     /// Position among the columns of a Fortran-ordered array of the j-th value of a row-major sample.
     fn column_of(&self, mut j: usize) -> usize {
-        // Peel axes off the end (row-major: last axis fastest) and weigh them first axis fastest.
+        // Takes the axes from the last to the first (in row-major order the last is fastest) and weighs them with the
+        // first axis fastest.
         let mut weight = self.features;
         let mut column = 0;
         for axis in self.shape[1..].iter().rev() {
@@ -270,7 +272,7 @@ impl Array {
     }
 }
 
-/// `784 × 10`.
+/// A shape as text, such as `784 × 10`.
 pub(super) struct Shape<'a>(pub(super) &'a [usize]);
 
 impl std::fmt::Display for Shape<'_> {

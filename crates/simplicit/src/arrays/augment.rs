@@ -1,4 +1,5 @@
-//! Images with a second, changed copy of each: mirrored and moved by some pixels, drawn by a seed, made as they are read.
+//! Images with a changed copy of each: mirrored and moved by some pixels, as a seed decides. Copies are made when
+//! they are read.
 
 use std::ops::Range;
 
@@ -9,17 +10,17 @@ use crate::linalg::Matrix;
 use crate::random::Random;
 use crate::{Error, Result};
 
-/// Images of a group, whose copies follow it. A sample and its copy then have the same last digit, by which samples are held
-/// out: neither is judged by the other.
+/// Images of a group, whose copies follow it. The number of a sample and that of its copy then have the same last
+/// digit, which decides who is held out. So an image and its copy are always on the same side.
 const GROUP: usize = 10;
 
-/// How copies differ from their images.
+/// How copies differ from their originals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Augment {
-    /// Mirrored left to right: every copy, or half of them where they are moved as well.
+    /// Whether copies are mirrored left to right: all of them, or half of them if they are moved as well.
     pub flip: bool,
-    /// Moved by up to so many pixels along each axis; what comes into sight is a raw zero.
+    /// The most pixels that a copy is moved by along each axis; the pixels that this uncovers are raw zeros.
     pub shift: usize,
 }
 
@@ -71,9 +72,9 @@ impl std::fmt::Display for Augment {
 #[derive(Debug, Clone)]
 pub struct Augmented<S> {
     source: S,
-    /// Channels, height and width.
+    /// Channels, height and width of an image.
     map: [usize; 3],
-    /// A raw zero as the network sees it.
+    /// The network's input for a raw zero, one number per value of a sample.
     fill: Vec<f32>,
     augment: Augment,
     seed: u64,
@@ -125,7 +126,7 @@ impl<S: InputSource> Augmented<S> {
     }
 
     fn copy(&self, number: usize, image: &[f32], out: &mut [f32]) {
-        // The stream of an image depends on its number alone.
+        // The random stream of an image depends on its number alone.
         let mut random = Random::new(self.seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let Augment { flip, shift } = self.augment;
         let mut step = || random.below(2 * shift + 1) as isize - shift as isize;
@@ -184,7 +185,7 @@ mod tests {
     use crate::arrays::Preprocessing;
 
     fn source(samples: usize) -> Matrix<f32> {
-        // Every pixel says whose it is and where.
+        // Every pixel's value identifies its sample and its place.
         Matrix::from_fn(samples, 24, |s, j| (1000 * s + j) as f32)
     }
 
@@ -208,7 +209,7 @@ mod tests {
                 assert_eq!(rows.row(s), images.row(number));
                 continue;
             }
-            // Some mirroring and some move of at most two pixels explain every pixel.
+            // Every pixel must be explained by one mirroring and one move of at most two pixels.
             let explains = |down: isize, right: isize, flip: bool| {
                 (0..24).all(|j| {
                     let (c, y, x) = (j / 12, (j / 4 % 3) as isize - down, (j % 4) as isize - right);
@@ -225,9 +226,10 @@ mod tests {
         }
         assert!(seen.iter().all(|s| *s == [1, 1]), "every image once, and once as a copy");
         assert!(moved.len() > 10, "{moved:?}");
-        // Held-out tenths hold images with their copies, but for the rest behind the last ten.
+        // Every tenth of the samples holds images together with their copies, except for the remainder after the last
+        // ten.
         assert!((0..40).all(|s| all.image(s).0 % 10 == s % 10));
-        // Any cut reads the same numbers.
+        // The same numbers are read however the range is cut.
         for range in [0..7, 5..31, 38..46, 46..46] {
             let part = all.rows(range.clone()).unwrap();
             assert!(range.enumerate().all(|(k, s)| part.row(k) == rows.row(s)));

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use crate::{Error, Result};
 
-/// Most that a compressed file may unpack to: such files are held in memory whole.
+/// The most bytes that a compressed file may unpack to, because such files are held in memory whole.
 pub(super) const UNPACKED_LIMIT: u64 = 1 << 30;
 
 /// Part of a file (never loaded) or of a buffer.
 #[derive(Debug, Clone)]
 pub(super) struct Bytes {
-    /// What errors call it.
+    /// The name in errors.
     path: PathBuf,
     source: Source,
     start: u64,
@@ -39,7 +39,7 @@ impl Bytes {
         Ok(Self { path: path.to_path_buf(), source, start: 0, len: metadata.len() })
     }
 
-    /// A whole buffer; `path` is what errors call it.
+    /// A whole buffer; errors refer to it as `path`.
     pub(super) fn memory(path: &Path, bytes: impl Into<Cow<'static, [u8]>>) -> Self {
         let bytes = bytes.into();
         let len = bytes.len() as u64;
@@ -77,7 +77,7 @@ impl Bytes {
         )
     }
 
-    /// An error unless there are exactly so many bytes.
+    /// An error unless there are exactly this many bytes.
     pub(super) fn require_len(&self, expected: u64) -> Result<()> {
         if self.len < expected {
             Err(self.truncated(expected))
@@ -90,7 +90,7 @@ impl Bytes {
         }
     }
 
-    /// Fills `out` from `offset` on.
+    /// Fills `out` with the bytes from `offset` on.
     pub(super) fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<()> {
         let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.len);
         if end.is_none() {
@@ -106,14 +106,14 @@ impl Bytes {
         }
     }
 
-    /// `len` bytes from `offset` on; allocates only what is there.
+    /// `len` bytes from `offset` on; an error before any allocation if there are fewer.
     pub(super) fn read_vec(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         self.read_into(offset, len, &mut out)?;
         Ok(out)
     }
 
-    /// The same into a buffer that is used again.
+    /// The same into a buffer that can be used again.
     pub(super) fn read_into(&self, offset: u64, len: u64, out: &mut Vec<u8>) -> Result<()> {
         let part = self.slice(offset, len)?;
         let len = usize::try_from(len).map_err(|_| self.truncated(u64::MAX))?;
@@ -125,7 +125,7 @@ impl Bytes {
         part.read_at(0, out)
     }
 
-    /// The first bytes, fewer if there are fewer.
+    /// The first `len` bytes, or all if there are fewer.
     pub(super) fn head(&self, len: u64) -> Result<Vec<u8>> {
         self.read_vec(0, len.min(self.len))
     }
@@ -159,7 +159,7 @@ impl Bytes {
 
     fn unpack(&self, decoder: impl Read, limit: u64) -> Result<Vec<u8>> {
         let mut out = Vec::new();
-        // The buffer grows with what really comes out, never with what a header promises.
+        // The buffer grows with the bytes that are really unpacked, never to a size that a header claims.
         decoder.take(limit + 1).read_to_end(&mut out).map_err(|e| {
             Error::file(&self.path, format!("cannot be unpacked ({e}); the file is damaged or cut short"))
         })?;
@@ -176,7 +176,7 @@ impl Bytes {
         )
     }
 
-    /// Everything in order, through a buffer.
+    /// A buffered reader from the first byte to the last.
     pub(super) fn reader(&self) -> std::io::BufReader<Sequential<'_>> {
         std::io::BufReader::with_capacity(1 << 16, Sequential { bytes: self, position: 0 })
     }
@@ -261,7 +261,7 @@ mod tests {
         let mut crc = flate2::Crc::new();
         crc.update(&content);
         assert_eq!(member.inflate(5000, crc.sum(), 1 << 20).unwrap().len(), 5000);
-        // Declared smaller than it is: stopped there, not unpacked further.
+        // The header declares fewer bytes than there are: unpacking stops at the declared size.
         assert!(member.inflate(10, crc.sum(), 1 << 20).is_err());
         assert!(member.inflate(6000, crc.sum(), 1 << 20).unwrap_err().to_string().contains("expected 6000"));
         assert!(member.inflate(5000, crc.sum() ^ 1, 1 << 20).unwrap_err().to_string().contains("checksum"));

@@ -7,20 +7,21 @@ use crate::backend::cuda::{LentRows, Session, Values};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
-/// Samples that are looked at together when they are checked.
+/// Samples that are checked together.
 const CHECKED: usize = 512;
 
-/// Samples on a GPU, preprocessed as they are read: there for what runs there, and through the host for everything else.
+/// Samples on a GPU, preprocessed as they are read: directly for work on that GPU, through the host for everything
+/// else.
 #[derive(Debug)]
 pub struct DeviceInputs {
     raw: LentRows,
     per_feature: PerFeature,
-    /// The row of every sample.
+    /// The row of every sample, in the order used.
     chosen: Vec<i32>,
 }
 
 impl DeviceInputs {
-    /// All rows, or some in the order given. Every value must be finite, which is looked at on the device.
+    /// All rows, or some in the order given. Every value must be finite; the device checks that.
     pub fn new(raw: LentRows, per_feature: PerFeature, indices: Option<&[usize]>) -> Result<Self> {
         let number = |row: usize| i32::try_from(row).map_err(|_| Error::shape("samples on a GPU", "below 2^31", row));
         let chosen = match indices {
@@ -34,7 +35,7 @@ impl DeviceInputs {
                 let session = all.raw.cuda().session()?;
                 session.channel_squares(&all.values(&session, range.clone())?)?
             };
-            // A value that is not finite shows in the squares; only then is it looked for.
+            // A value that is not finite shows in the sums of squares; only then is its place searched for.
             if squares.iter().any(|s| !s.is_finite()) {
                 all.rows(range.clone())?.require_finite("U", range.start)?;
             }

@@ -42,7 +42,7 @@ impl Element {
         }
     }
 
-    /// Little-endian from big-endian numbers, in place.
+    /// Converts big-endian numbers to little-endian ones, in place.
     pub(super) fn swap_bytes(self, bytes: &mut [u8]) {
         bytes.chunks_exact_mut(self.size()).for_each(<[u8]>::reverse);
     }
@@ -65,7 +65,8 @@ impl Element {
         }
     }
 
-    /// Every little-endian number as an integer; `Err` with index and text of the first that is none within u32.
+    /// Every little-endian number as an integer; `Err` with index and text of the first number that is not an integer
+    /// in the range of u32.
     pub(super) fn decode_small_integers(self, bytes: &[u8]) -> Result<Vec<u32>, (usize, String)> {
         // Integers beyond 2⁵³ are rounded here, but they are far outside u32 all the same.
         let mut values = vec![0.0f64; bytes.len() / self.size()];
@@ -112,7 +113,7 @@ fn half(bits: u16) -> f32 {
     }
 }
 
-/// The upper half of a float32.
+/// bfloat16: the upper half of a float32.
 fn brain(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }

@@ -31,12 +31,12 @@ impl ArrayFile {
         Self::parse(Bytes::open(path.as_ref())?)
     }
 
-    /// A file already in memory, such as one embedded in a program; its name says the format as a path would.
+    /// A file already in memory, such as one embedded in a program; the format follows from its name, as from a path.
     pub fn from_bytes(name: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         Self::parse(Bytes::memory(Path::new(name), bytes))
     }
 
-    /// The format by what the file begins with where that says it, by its name where it does not.
+    /// The format follows from the first bytes of the file if they are characteristic, otherwise from its name.
     fn parse(mut bytes: Bytes) -> Result<Self> {
         let mut name = bytes.path().to_path_buf();
         if bytes.head(2)? == [0x1f, 0x8b] {
@@ -60,13 +60,14 @@ impl ArrayFile {
         Ok(Self { bytes, content })
     }
 
-    /// IDX and CIFAR have no magic worth the name.
+    /// IDX and CIFAR files do not begin with a characteristic number.
     fn image(bytes: &Bytes, name: &Path) -> Result<Array> {
         let text = name.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
         let cifar = text.ends_with(".bin");
         if let Some((element, shape, header)) = image::parse_idx(bytes)? {
             let array = Array::from_idx(bytes, element, shape, header);
-            // A CIFAR file may begin like an IDX file, but hardly has the size that its first bytes would announce.
+            // A CIFAR file may begin like an IDX file, but it hardly has the size that its first bytes would then
+            // announce.
             if array.is_ok() || !cifar {
                 return array;
             }
@@ -143,7 +144,7 @@ impl ArrayFile {
         }
     }
 
-    /// Whether `path:key` makes sense.
+    /// Whether the format of a path can have keys, so that `path:key` makes sense.
     pub(super) fn name_may_have_keys(path: &Path) -> bool {
         let plain = path.with_extension("");
         let path = if has_extension(path, "gz") { &plain } else { path };
@@ -163,7 +164,7 @@ fn has_extension(path: &Path, extension: &str) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension))
 }
 
-/// `none`, or `2: U, V`; a hostile file may have very many.
+/// The keys as text, such as `none` or `2: U, V`; shortened, because a hostile file may have very many.
 fn listed(keys: &[String]) -> String {
     const SHOWN: usize = 8;
     if keys.is_empty() {

@@ -1,4 +1,4 @@
-//! What a file contained, for manifests and checkpoints.
+//! Hashes of file contents, for manifests and checkpoints.
 
 use std::io::Read;
 use std::path::Path;
@@ -22,7 +22,8 @@ fn hexadecimal(hash: Sha256) -> String {
 }
 
 /// SHA-256 of a file's bytes as 64 hexadecimal digits, the same that `sha256sum` prints. Reads the file once; a key
-/// after the name (`file.npz:key`) makes no difference. Of a folder of pictures: that of the hashes of its files.
+/// after the name (`file.npz:key`) makes no difference. For a folder of pictures it is the hash of the hashes of its
+/// files.
 pub fn content_hash(path: impl AsRef<Path>) -> Result<String> {
     if path.as_ref().is_dir() {
         let mut hash = Sha256::new();

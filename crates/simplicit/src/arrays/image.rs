@@ -1,4 +1,4 @@
-//! The image files people have: IDX (MNIST and its kin) and the CIFAR binaries.
+//! Common image files: IDX (MNIST and similar) and the CIFAR binaries.
 
 use std::path::Path;
 
@@ -56,7 +56,7 @@ pub(super) fn cifar_labels(path: &Path, len: u64) -> Result<u64> {
     }
 }
 
-/// By the name of the file or its folder, as the two archives unpack.
+/// The number of label bytes by the name of the file or its folder, which are those that the two archives unpack to.
 fn cifar_by_name(path: &Path) -> Option<u64> {
     path.iter().rev().take(2).find_map(|part| {
         let part = part.to_string_lossy().to_lowercase();
@@ -70,7 +70,7 @@ fn cifar_by_name(path: &Path) -> Option<u64> {
     })
 }
 
-/// Bytes of a record with so many label bytes.
+/// Bytes of a record with this many label bytes.
 pub(super) fn cifar_record(labels: u64) -> u64 {
     labels + CIFAR_IMAGE
 }

@@ -1,4 +1,4 @@
-//! Inputs of a network: an array, preprocessed, all samples or some.
+//! Inputs of a network: an array with its preprocessing, and which of its samples are used.
 
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ impl Inputs {
         &self.array.shape()[1..]
     }
 
-    /// Consecutive rows of the array into as many rows of `out`; `raw` and `values` are buffers.
+    /// Reads consecutive rows of the array into `out`, one row for each; `raw` and `values` are buffers.
     fn read(&self, rows: Range<usize>, raw: &mut Vec<u8>, values: &mut [f64], out: &mut [f32]) -> Result<()> {
         let features = self.array.features();
         self.array.read_rows(rows.clone(), raw, values)?;

@@ -1,4 +1,4 @@
-//! Class labels: small integers, one a sample.
+//! Class labels: one small integer per sample.
 
 use std::path::{Path, PathBuf};
 
@@ -14,13 +14,13 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// Reads any file that [`Array::open`] reads; a CIFAR file gives its own (fine) labels, a folder of folders of pictures the
-    /// place of every picture's folder in the order of their names.
+    /// Reads any file that [`Array::open`] reads; a CIFAR file gives its own (fine) labels. In a folder of folders of
+    /// pictures, the label of a picture is the place of its folder in the order of the names.
     pub fn read(file: impl AsRef<Path>, selection: &Selection) -> Result<Self> {
         Self::from_array(&Self::open(file)?, selection)
     }
 
-    /// The array behind labels, or behind other answers.
+    /// The array that labels, or other answers, are read from.
     pub fn open(file: impl AsRef<Path>) -> Result<Array> {
         let file = file.as_ref();
         if file.is_dir() { Array::from_class_folders(file) } else { Array::open(file) }
@@ -46,7 +46,7 @@ impl Labels {
         Ok(Self { path, values })
     }
 
-    /// One label a sample.
+    /// The labels, one per sample.
     pub fn as_slice(&self) -> &[u32] {
         &self.values
     }

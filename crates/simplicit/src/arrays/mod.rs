@@ -1,4 +1,4 @@
-//! Arrays from files: where the walk starts.
+//! Arrays from files, the inputs of everything else.
 //!
 //! | file | read as | in memory |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | CIFAR-10 and CIFAR-100 binary | N × 3 × 32 × 32 images, with their (fine) labels | nothing |
 //! | any of them as `.gz` | the same | whole, at most 1 GiB |
 //!
-//! The first axis is samples, the others are flattened. An [`Array`] knows its shape and type without loading anything
-//! and reads any rows from several threads at once. Files are hostile: a header's sizes are checked against the file
-//! before anything is allocated.
+//! The first axis is samples, the others are flattened. An [`Array`] knows its shape and type without loading
+//! anything and reads any rows from several threads at once. No file is trusted: a header's sizes are checked against
+//! the file before anything is allocated.
 
 mod array;
 mod augment;

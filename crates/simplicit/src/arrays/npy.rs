@@ -8,16 +8,16 @@ use crate::{Error, Result};
 
 /// What `\x93NUMPY` files begin with.
 pub(super) const MAGIC: &[u8] = b"\x93NUMPY";
-/// NumPy pads its headers to a few hundred bytes; nothing honest comes near this.
+/// NumPy pads its headers to a few hundred bytes; a header near this limit is not genuine.
 const HEADER_LIMIT: u64 = 1 << 16;
 const AXES_LIMIT: usize = 32;
 
-/// What a header says.
+/// The content of a header.
 #[derive(Debug, PartialEq)]
 pub(super) struct Header {
     pub(super) element: Element,
     pub(super) big_endian: bool,
-    /// First axis fastest.
+    /// Whether the first axis is the fastest.
     pub(super) fortran_order: bool,
     pub(super) shape: Vec<usize>,
 }
@@ -53,7 +53,7 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Header, Bytes)> {
 pub fn write_npy(path: impl AsRef<std::path::Path>, matrix: &Matrix<f32>) -> Result<()> {
     let (rows, cols) = (matrix.rows(), matrix.cols());
     let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
-    // The numbers begin at a multiple of 64 bytes, as NumPy has it; the last byte before them is a line end.
+    // The numbers begin at a multiple of 64 bytes, as NumPy writes them; the last byte before them is a line end.
     let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
     header.extend(std::iter::repeat_n(' ', padding));
     header.push('\n');
@@ -116,7 +116,7 @@ fn number_type(descr: &str) -> Option<(bool, Element)> {
         _ => return None,
     };
     let element = match &descr[1..] {
-        // Truth values are bytes, 0 or 1.
+        // Truth values are bytes that are 0 or 1.
         "u1" | "b1" => Element::U8,
         "i1" => Element::I8,
         "u2" => Element::U16,
@@ -133,7 +133,7 @@ fn number_type(descr: &str) -> Option<(bool, Element)> {
     Some((big_endian, element))
 }
 
-/// The rest of the text; flat on purpose: nothing in a header nests, so nothing recurses.
+/// The part of the text that has not been parsed. Nothing in a header nests, so the parser does not recurse.
 struct Cursor<'a>(&'a str);
 
 impl<'a> Cursor<'a> {

@@ -1,4 +1,4 @@
-//! A folder of JPEG and PNG files as one array: samples × 3 × height × width, bytes.
+//! A folder of JPEG and PNG files as one array of bytes: samples × 3 × height × width.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,15 @@ use super::element::Element;
 use super::selection::Selection;
 use crate::{Error, Result};
 
-/// Widest and highest picture that is decoded.
+/// The greatest width and height of a picture that is decoded, in pixels.
 const MAX_SIDE: usize = 1 << 14;
 
-/// What happens to a picture before it is a sample.
+/// How a picture becomes a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PictureSettings {
-    /// The shorter side becomes this long, the other one in proportion.
+    /// Resize so that the shorter side has this many pixels; the other one in proportion.
     pub resize: Option<usize>,
-    /// A square of this side is cut from the middle.
+    /// Cut a square of this many pixels a side from the middle.
     pub crop: Option<usize>,
 }
 
@@ -31,7 +31,7 @@ struct Picture {
     bytes: Vec<u8>,
 }
 
-/// What lies in a folder, in the order of the names.
+/// The entries of a folder, in the order of their names.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = std::fs::read_dir(folder).map_err(|e| Error::io(folder, e))?;
     let mut paths =
@@ -48,8 +48,8 @@ fn pictures(paths: Vec<PathBuf>) -> Vec<PathBuf> {
     paths.into_iter().filter(is_picture).collect()
 }
 
-/// The JPEG and PNG files of a folder in the order of their names or, where it has none itself, those of its folders, which are
-/// classes: one list for each of them.
+/// The JPEG and PNG files of a folder in the order of their names or, if it has none itself, those of its subfolders,
+/// which are classes: one list per class.
 fn picture_classes(folder: &Path) -> Result<Vec<Vec<PathBuf>>> {
     let all = entries(folder)?;
     let own = pictures(all.clone());
@@ -67,13 +67,14 @@ fn picture_classes(folder: &Path) -> Result<Vec<Vec<PathBuf>>> {
     Ok(classes)
 }
 
-/// The JPEG and PNG files of a folder, class after class where it has folders of them.
+/// The JPEG and PNG files of a folder; class after class if it has a subfolder for each.
 pub(crate) fn picture_files(folder: impl AsRef<Path>) -> Result<Vec<PathBuf>> {
     Ok(picture_classes(folder.as_ref())?.concat())
 }
 
 impl Array {
-    /// The classes of the pictures in the folders of a folder, in the order of the folders' names: one number a picture.
+    /// The class of every picture in the subfolders of a folder; classes are numbered in the order of the subfolders'
+    /// names.
     pub(super) fn from_class_folders(folder: &Path) -> Result<Self> {
         let classes = picture_classes(folder)?;
         if let [_] = classes[..] {
@@ -157,7 +158,7 @@ fn read_png(bytes: &[u8]) -> Result<Picture, String> {
     let frame = reader.next_frame(&mut values).map_err(bad)?;
     values.truncate(frame.buffer_size());
     let channels = frame.color_type.samples();
-    // Grey is the same in all three; what shines through is left out.
+    // A grey picture has the same value in all three channels; transparency is ignored.
     let colours: [usize; 3] = if channels < 3 { [0; 3] } else { [0, 1, 2] };
     let bytes = values.chunks_exact(channels).flat_map(|pixel| colours.map(|c| pixel[c])).collect();
     Ok(Picture { width, height, bytes })
@@ -167,7 +168,7 @@ fn cropped(picture: &Picture, side: usize) -> Result<Picture, String> {
     if picture.width < side || picture.height < side {
         return Err(format!("{} × {}", picture.height, picture.width));
     }
-    // As others round it: half a pixel goes to the even side.
+    // Rounded as other programs do: half a pixel goes to the even side.
     let middle = |size: usize| ((size - side) as f64 / 2.0).round_ties_even() as usize;
     let (top, left) = (middle(picture.height), middle(picture.width));
     let row = |y: usize| {
@@ -177,8 +178,8 @@ fn cropped(picture: &Picture, side: usize) -> Result<Picture, String> {
     Ok(Picture { width: side, height: side, bytes: (0..side).flat_map(row).copied().collect() })
 }
 
-/// The shorter side `side` long: every pixel is a mean of its neighbours, nearer ones with more weight (a triangle as wide
-/// as the step between pixels), along the rows and then along the columns.
+/// Makes the shorter side `side` pixels long. Every pixel is a mean of its neighbours, nearer ones with more weight
+/// (a triangle as wide as the step between pixels), along the rows and then along the columns.
 fn resized(picture: &Picture, side: usize) -> Picture {
     let (width, height) = (picture.width, picture.height);
     let short = width.min(height).max(1);
@@ -209,7 +210,7 @@ fn resized(picture: &Picture, side: usize) -> Picture {
     Picture { width: new_width, height: new_height, bytes }
 }
 
-/// For every new place the first old one and the shares of it and those behind it.
+/// For every new place the first old place that it reads, and the weights of that place and those after it.
 fn weights(from: usize, to: usize) -> Vec<(usize, Vec<f64>)> {
     let scale = from as f64 / to as f64;
     let reach = scale.max(1.0);
@@ -281,7 +282,7 @@ mod tests {
         assert_eq!(reds, [1.0, 2.0, 3.0]);
         let labels = crate::arrays::Labels::read(folder.path(), &Selection::all()).unwrap();
         assert_eq!(labels.as_slice(), [0, 1, 1]);
-        // The pictures of one class say nothing about classes.
+        // The pictures inside the folder of one class have no classes.
         assert!(crate::arrays::Labels::read(folder.path().join("dog"), &Selection::all()).is_err());
     }
 

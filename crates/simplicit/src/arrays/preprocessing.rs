@@ -10,13 +10,13 @@ use crate::{Error, Result};
 pub struct Preprocessing {
     /// The factor on the raw numbers; finite, not zero.
     pub scale: f64,
-    /// Subtracted after scaling: one finite number, or one per channel.
+    /// Subtracted after scaling; one finite number, or one per channel.
     pub mean: Vec<f64>,
-    /// Divided by at the end: one positive number, or one per channel.
+    /// The divisor at the end; one positive number, or one per channel.
     pub std: Vec<f64>,
 }
 
-/// What a file may hold before it is checked.
+/// The content of a file before it is checked.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Unchecked {
@@ -39,7 +39,7 @@ impl Default for Preprocessing {
 }
 
 impl Preprocessing {
-    /// The three parts, checked.
+    /// Checks the three parts.
     pub fn new(scale: f64, mean: Vec<f64>, std: Vec<f64>) -> Result<Self> {
         let preprocessing = Self { scale, mean, std };
         preprocessing.check()?;
@@ -59,8 +59,8 @@ impl Preprocessing {
         Ok(())
     }
 
-    /// Whether it can apply to samples of `inputs` values, whatever their axes: one number, or a number per channel of
-    /// equal channels.
+    /// Checks that it can be applied to samples of `inputs` values, whatever their axes: it needs one number, or a
+    /// number per channel where channels have equal sizes.
     pub(crate) fn check_inputs(&self, inputs: usize) -> Result<()> {
         self.check()?;
         for (name, values) in [("mean", &self.mean), ("std", &self.std)] {
@@ -121,7 +121,7 @@ pub struct PerFeature {
 }
 
 impl PerFeature {
-    /// What the network sees of one raw sample: computed in f64, rounded once.
+    /// The network's input for one raw sample: computed in f64, rounded once.
     pub fn apply(&self, raw: &[f64], out: &mut [f32]) {
         for (((u, raw), mean), std) in out.iter_mut().zip(raw).zip(&self.mean).zip(&self.std) {
             *u = ((raw * self.scale - mean) / std) as f32;
@@ -141,7 +141,7 @@ mod tests {
         let mut out = [0.0f32; 6];
         spread.apply(&[2.0, 3.0, 4.0, 6.0, 7.0, 11.0], &mut out);
         assert_eq!(out, [1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
-        // Mixed: one mean, three stds.
+        // One mean with three stds.
         let mixed = Preprocessing::new(1.0, vec![0.5], vec![1.0, 2.0, 4.0]).unwrap();
         assert_eq!(mixed.per_feature(&[3, 1, 1]).unwrap().mean, [0.5; 3]);
         for shape in [vec![6], vec![2, 3], vec![2, 1, 3], vec![3, 2, 1, 1]] {

@@ -6,7 +6,7 @@ use super::bytes::Bytes;
 use super::element::Element;
 use crate::{Error, Result};
 
-/// A header holds names, shapes and our metadata; a layout of a thousand layers is some 100 kB.
+/// A header holds names, shapes and our metadata; the layout of a thousand layers takes about 100 kB.
 const HEADER_LIMIT: u64 = 1 << 24;
 
 /// The header (whose offsets the crate has checked against shapes and each other) and the bytes after it.
@@ -29,7 +29,7 @@ pub(super) fn parse(bytes: &Bytes) -> Result<(Metadata, Bytes)> {
     Ok((metadata, data))
 }
 
-/// Our name for the type, if we read it.
+/// Our name for the type, if it is a type that we read.
 pub(super) fn element(dtype: Dtype) -> Option<Element> {
     Some(match dtype {
         Dtype::U8 => Element::U8,

@@ -1,4 +1,4 @@
-//! Inputs, wherever they are kept.
+//! The trait for inputs, in memory, in a file or on a GPU.
 
 use super::DeviceInputs;
 use crate::Result;
@@ -10,9 +10,9 @@ pub trait InputSource: Sync {
     fn samples(&self) -> usize;
     /// Values per sample.
     fn features(&self) -> usize;
-    /// Some consecutive samples, one a row, preprocessed as the network expects them.
+    /// Some consecutive samples, one per row, preprocessed as the network expects them.
     fn rows(&self, samples: std::ops::Range<usize>) -> Result<Matrix<f32>>;
-    /// The same samples where they lie on a GPU, if they do: what runs there need not read them through the host.
+    /// The same samples on a GPU, if they are there: work on that GPU then need not read them through the host.
     fn on_device(&self) -> Option<&DeviceInputs> {
         None
     }

@@ -3,7 +3,7 @@
 use super::bytes::{Bytes, UNPACKED_LIMIT};
 use crate::{Error, Result};
 
-/// Caps on what a directory may ask for; NumPy writes one short entry per array.
+/// Limits for the directory of an archive; NumPy writes one short entry per array.
 const DIRECTORY_LIMIT: u64 = 1 << 24;
 const END_LEN: u64 = 22;
 const COMMENT_LIMIT: u64 = 65535;
@@ -62,7 +62,7 @@ fn entry(rest: &mut Fields<'_>) -> Option<Member> {
     }
     rest.take(4)?;
     let encrypted = rest.u16()? & 1 == 1;
-    // An encrypted member gets a method that no reader supports.
+    // An encrypted member is given a method number that no reader supports, so that opening it fails.
     let method = rest.u16().map(|m| if encrypted { u16::MAX } else { m })?;
     rest.take(4)?;
     let crc = rest.u32()?;
@@ -97,7 +97,7 @@ impl Member {
         let skip = u64::from(field.u16().unwrap_or(0)) + u64::from(field.u16().unwrap_or(0));
         let packed = archive.slice(self.header_at.saturating_add(30 + skip), self.packed)?;
         match self.method {
-            // The checksum of a stored member is not looked at: it is read in pieces, and perhaps never whole.
+            // The checksum of a stored member is not verified: the member is read in pieces, and perhaps never whole.
             0 if self.packed == self.unpacked => Ok(packed),
             8 => packed.inflate(self.unpacked, self.crc, UNPACKED_LIMIT),
             _ => Err(Error::unsupported(

@@ -1,4 +1,4 @@
-//! What an attack needs of a model: logits, and the gradient of a loss with respect to the inputs.
+//! What an attack needs from a model: logits, and the gradient of a loss with respect to the inputs.
 
 use crate::Result;
 use crate::equilibrium::{EquilibriumSettings, InputGradient};
@@ -9,12 +9,12 @@ use crate::network::Network;
 use crate::parallel::Threads;
 use crate::states::StateMap;
 
-/// What an attack climbs.
+/// The loss that an attack increases.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Loss<'a> {
     /// −log softmax(outputs) at the label.
     CrossEntropy,
-    /// The output of one other class per sample less that of the label.
+    /// The output of one other class, given per sample, minus the output of the label.
     Towards(&'a [u32]),
 }
 
@@ -23,7 +23,7 @@ pub(super) enum Loss<'a> {
 #[derive(Debug)]
 pub struct Classifier {
     gradient: InputGradient,
-    /// From stored outputs to the original network's.
+    /// The factor from stored outputs to those of the original network.
     factor: f64,
 }
 
@@ -35,17 +35,17 @@ impl Classifier {
         Ok(Self { gradient: InputGradient::new(model, settings)?, factor })
     }
 
-    /// The same for a network, as the model that computes what it computes.
+    /// The same for a network, through the model that computes the same outputs.
     pub fn of_network(network: &Network) -> Result<Self> {
         Self::new(&ImplicitModel::from_network(network)?)
     }
 
-    /// Values per sample.
+    /// Number of values per sample.
     pub fn inputs(&self) -> usize {
         self.gradient.equilibrium().shape().inputs
     }
 
-    /// Outputs.
+    /// Number of outputs.
     pub fn classes(&self) -> usize {
         self.gradient.equilibrium().shape().outputs
     }
@@ -55,8 +55,8 @@ impl Classifier {
         Ok(self.gradient.equilibrium().outputs(u)?.y)
     }
 
-    /// Outputs, and the gradient of the loss with respect to the inputs, each sample's scaled by a positive number of its
-    /// own: a softmax that is saturated must not round the direction to zero.
+    /// Outputs, and the gradient of the loss with respect to the inputs, the gradient of each sample is scaled by a
+    /// positive number of its own, so that a saturated softmax does not round the direction to zero.
     pub(super) fn loss_gradient(
         &self,
         u: &Matrix<f32>,
@@ -80,14 +80,14 @@ fn cotangent(logits: &Matrix<f32>, labels: &[u32], loss: Loss<'_>, factor: f64) 
     out
 }
 
-/// (softmax − one-hot) of every sample over its largest magnitude.
+/// (softmax − one-hot) of every sample, divided by its largest magnitude.
 fn cross_entropy_cotangent(logits: &Matrix<f32>, labels: &[u32], factor: f64) -> Matrix<f32> {
     let mut out = Matrix::zeros(logits.rows(), logits.cols());
     let mut others = vec![0.0f64; logits.cols()];
     for (i, &label) in labels.iter().enumerate().take(logits.rows()) {
         let row = logits.row(i);
         let label = label as usize;
-        // Relative to the largest of the others: their ratios are all that the direction depends on.
+        // Relative to the largest of the other outputs, because the direction depends only on their ratios.
         let top = (0..row.len()).filter(|&j| j != label).map(|j| row[j]).fold(f32::NEG_INFINITY, f32::max);
         let mut sum = 0.0;
         for (j, e) in others.iter_mut().enumerate() {
@@ -104,7 +104,7 @@ fn cross_entropy_cotangent(logits: &Matrix<f32>, labels: &[u32], factor: f64) ->
     out
 }
 
-/// Whose largest output is not their label's.
+/// For every sample, whether its largest output is not that of its label.
 pub(super) fn fooled(logits: &Matrix<f32>, labels: &[u32]) -> Vec<bool> {
     predictions(logits).into_iter().zip(labels).map(|(p, l)| p != *l).collect()
 }

@@ -1,8 +1,9 @@
-//! FGSM and PGD: along the sign of a gradient inside the box, or along the gradient itself inside the ball.
+//! FGSM and PGD: steps along the sign of a gradient inside the box, or along the gradient itself inside the ball.
 //!
-//! PGD's first start is FGSM's point, and it climbs the cross-entropy. The others are random points, each of which climbs
-//! towards one other class: the second start towards the one with the largest output, the third towards the next. Where
-//! the cross-entropy mixes the others' gradients, a class of one's own goes straight. Steps shrink to nothing.
+//! PGD's first start is FGSM's point, and it climbs the cross-entropy. The others are random points, each of which
+//! climbs towards one other class: the second start towards the one with the largest output, the third towards the
+//! next. The cross-entropy mixes the gradients of all other classes; a start with one target class follows that class
+//! alone. Steps shrink to nothing.
 
 use super::classifier::{Classifier, Loss, fooled};
 use super::region::{Part, pick, stream};
@@ -12,14 +13,14 @@ use crate::random::Random;
 
 const START: u64 = 2;
 
-/// How many steps, how large.
+/// The number of steps and their size.
 pub(super) struct Steps {
-    /// From raw·scale units to those of every value.
+    /// For every value, the factor from raw·scale units to its own units.
     inverse: Vec<f64>,
-    /// In raw·scale units: PGD's first step, and FGSM's.
+    /// Size of PGD's first step, and of FGSM's step, in raw·scale units.
     step: f64,
     epsilon: f64,
-    /// 0 is FGSM.
+    /// Number of steps; 0 means FGSM.
     iterations: usize,
     restarts: usize,
     seed: u64,
@@ -38,7 +39,8 @@ impl Steps {
     }
 }
 
-/// Which samples were fooled by a point on the way. `source` is the model that gives the gradient, if that is not the target.
+/// For every sample, whether some point on the way fooled the target. `source` is the model that gives the gradient,
+/// if that is not the target.
 pub(super) fn search(
     target: &Classifier,
     source: Option<&Classifier>,
@@ -46,7 +48,7 @@ pub(super) fn search(
     steps: &Steps,
 ) -> Result<Vec<bool>> {
     let mut found = vec![false; part.samples.len()];
-    // Samples not yet fooled, and where they are.
+    // Samples that are not yet fooled, and the points that they have reached.
     let mut open: Vec<usize> = (0..found.len()).collect();
     let (clean, first) = source.unwrap_or(target).loss_gradient(&part.u, &part.labels, Loss::CrossEntropy)?;
     let ranked: Vec<Vec<u32>> = (0..found.len()).map(|s| others(clean.row(s), part.labels[s])).collect();
@@ -80,7 +82,7 @@ pub(super) fn search(
                 _ => open.iter().map(|&s| ranked[s].get((restart - 1) % ranked[s].len().max(1)).copied()).collect(),
             };
             let loss = classes.as_deref().map_or(Loss::CrossEntropy, Loss::Towards);
-            // White box: the outputs come with the gradient.
+            // White box: the target's outputs come with its gradient.
             let (logits, gradient) = match (source, last) {
                 (None, false) => {
                     let (logits, gradient) = target.loss_gradient(&x, &labels, loss)?;
@@ -118,14 +120,14 @@ pub(super) fn search(
     Ok(found)
 }
 
-/// The classes other than the label, largest output first.
+/// The classes other than the label, the one with the largest output first.
 fn others(logits: &[f32], label: u32) -> Vec<u32> {
     let mut classes: Vec<u32> = (0..logits.len() as u32).filter(|c| *c != label).collect();
     classes.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]));
     classes
 }
 
-/// By the sign of the gradient; a gradient that is not a number moves nothing.
+/// A step by the sign of the gradient; a NaN moves nothing.
 fn towards(gradient: f32, below: f32, here: f32, above: f32) -> f32 {
     if gradient > 0.0 {
         above

@@ -1,13 +1,14 @@
 //! Attacks: inputs that are hardly changed and classified wrongly.
 //!
 //! The threat model: every value of an input may move by at most ε, in raw·scale units (before mean and std), or all
-//! together by at most ε in the Euclidean norm, and stays in [0, 1]; `pixels` limits the attacker to a random share of the values of every image. FGSM climbs the
-//! cross-entropy along its exact gradient, PGD that and, from further starts, the differences of outputs, either that of the model itself (white box, through the equilibrium) or that
-//! of the baseline (transfer, the paper's setting); the square search needs no gradient and would see through one that
-//! is masked.
+//! together by at most ε in the Euclidean norm, and stays in [0, 1]; `pixels` limits the attacker to a random share
+//! of the values of every image. FGSM increases the cross-entropy along its exact gradient. PGD does so too and, from
+//! further starts, increases differences of outputs. The gradient is that of the model itself (white box, through the
+//! equilibrium) or that of the baseline (transfer, the paper's setting). The square search needs no gradient, so a
+//! model cannot hide from it behind a masked gradient.
 //!
 //! Three orderings hold by construction, example by example: what fools a model at ε fools it at every larger ε (its
-//! point is tried again), PGD starts at FGSM's point, and white box also tries the transferred point.
+//! point is tried again), PGD starts at FGSM's point, and a white-box attack also tries the transferred point.
 
 mod classifier;
 mod gradient;
@@ -23,7 +24,7 @@ use crate::parallel::{self, Cancel, Threads};
 use crate::states::InputSource;
 use crate::{Error, Result};
 
-/// Samples attacked together; part of no result.
+/// Samples that are attacked together; the number has no influence on the result.
 const BLOCK: usize = 64;
 
 /// How a perturbation is measured.
@@ -45,12 +46,13 @@ impl std::fmt::Display for Norm {
     }
 }
 
-/// How a perturbation is looked for.
+/// The attacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Method {
     /// One step of size ε along the gradient: its sign, or its direction in the Euclidean norm.
     Fgsm,
-    /// Projected steps of the same kind, from FGSM's point, and from random ones towards one other class each.
+    /// Projected steps of the same kind: from FGSM's point, then from random points, each of these towards one other
+    /// class.
     Pgd,
     /// Random search over squares of extreme values; needs outputs only.
     Square,
@@ -84,7 +86,7 @@ impl std::fmt::Display for Gradient {
     }
 }
 
-/// What the attacker may do and how hard it tries.
+/// What the attacker may do, and how much effort it makes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttackSettings {
     /// Largest changes, in raw·scale units.
@@ -103,7 +105,7 @@ pub struct AttackSettings {
     pub restarts: usize,
     /// Outputs the square search may ask for per ε. Default 300.
     pub queries: usize,
-    /// Of masks, starts and squares. Default 0.
+    /// Seed of masks, starts and squares. Default 0.
     pub seed: u64,
     /// How ε is measured. Default: every value on its own.
     pub norm: Norm,
@@ -149,7 +151,7 @@ impl AttackSettings {
         Ok(())
     }
 
-    /// Transfer before white box, which also tries its points; FGSM before PGD.
+    /// Transfer comes before white box, which also tries its points; FGSM comes before PGD for the same reason.
     fn attacks(&self) -> Vec<(Method, Option<Gradient>)> {
         let mut list: Vec<(Option<Gradient>, Method)> = Vec::new();
         for &method in &self.methods {
@@ -164,7 +166,7 @@ impl AttackSettings {
     }
 }
 
-/// ε: at least one, each a positive number.
+/// Checks ε: at least one, and each a positive number.
 pub(crate) fn check_epsilon(epsilon: &[f64]) -> Result<()> {
     if epsilon.is_empty() {
         return Err(Error::setting("epsilon", "at least one number, such as 1/255", "none"));
@@ -175,48 +177,49 @@ pub(crate) fn check_epsilon(epsilon: &[f64]) -> Result<()> {
     }
 }
 
-/// Who is attacked, on what.
+/// The attacked model and the samples.
 #[derive(Clone, Copy)]
 pub struct AttackInput<'a> {
     /// The attacked model.
     pub target: &'a Classifier,
-    /// Gradients of transferred attacks.
+    /// The model whose gradients transferred attacks follow.
     pub baseline: Option<&'a Classifier>,
-    /// Clean samples, preprocessed.
+    /// The samples without changes, preprocessed.
     pub inputs: &'a dyn InputSource,
     /// The right class of every sample.
     pub labels: &'a [u32],
     /// The preprocessing, to measure ε and the range [0, 1] in raw·scale units.
     pub per_feature: &'a PerFeature,
-    /// Axes of a sample, such as 28 × 28 or 3 × 32 × 32; where squares are cut. Anything else is one line of values.
+    /// Axes of a sample, such as 28 × 28 or 3 × 32 × 32: the image that squares are placed on. With any other number
+    /// of axes a sample is one line of values.
     pub sample_shape: &'a [usize],
 }
 
 /// One attack's result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Attack {
-    /// How.
+    /// The method.
     pub method: Method,
-    /// Along whose gradient; `None` for the square search.
+    /// The model whose gradient it follows; `None` for the square search.
     pub gradient: Option<Gradient>,
-    /// Share of samples still right, one for each ε in the order asked.
+    /// Share of samples still classified correctly, one number for each ε in the order asked for.
     pub accuracy: Vec<f64>,
 }
 
-/// What attacks found.
+/// The results of all attacks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttackReport {
     /// ε in the order asked.
     pub epsilon: Vec<f64>,
-    /// Samples attacked.
+    /// Number of samples attacked.
     pub samples: usize,
-    /// Share of samples right without any change.
+    /// Share of samples classified correctly without any change.
     pub clean_accuracy: f64,
-    /// Transferred attacks, white-box ones, the square search.
+    /// Results of transferred attacks, then white-box ones, then the square search.
     pub attacks: Vec<Attack>,
     /// Share of samples that no attack fooled, one for each ε.
     pub attacked_accuracy: Vec<f64>,
-    /// One per sample and ε (in the order asked): some attack fooled it, or it was wrong to begin with.
+    /// For every sample and ε (in the order asked for): whether some attack fooled it, or it was wrong to begin with.
     pub fooled: Vec<Vec<bool>>,
 }
 
@@ -236,7 +239,7 @@ pub fn attack(
     let ascending: Vec<f64> = order.iter().map(|&k| settings.epsilon[k]).collect();
     let samples = input.inputs.samples();
     let mut clean = 0usize;
-    // Of every attack, then of any: samples fooled at each ε, ascending.
+    // Number of samples fooled at each ε, ascending: for every attack, and last for any of them.
     let mut counts = vec![vec![0usize; ascending.len()]; attacks.len() + 1];
     let mut fooled = Vec::with_capacity(samples);
     parallel::fold(
@@ -253,7 +256,8 @@ pub fn attack(
                 let firsts = outcome.first.iter().map(|first| first[s]);
                 let any = firsts.clone().min().unwrap_or(usize::MAX);
                 for (count, first) in counts.iter_mut().zip(firsts.chain([any])) {
-                    // Fooled once is fooled at every larger ε; a sample that is wrong counts as fooled at once.
+                    // A sample that is fooled at one ε counts as fooled at every larger one; a sample that is wrong
+                    // to begin with counts at every ε.
                     count.iter_mut().enumerate().for_each(|(e, c)| *c += usize::from(!right || first <= e));
                 }
                 let mut row = vec![false; ascending.len()];
@@ -315,11 +319,11 @@ fn check_input(input: &AttackInput, settings: &AttackSettings) -> Result<()> {
     }
 }
 
-/// What happened to the samples of one block.
+/// The results for the samples of one block.
 struct Outcome {
-    /// Right without any change.
+    /// Whether each sample is classified correctly without any change.
     right: Vec<bool>,
-    /// Of every attack: position of the smallest ε that fooled each sample.
+    /// For every attack, the position of the smallest ε that fooled each sample.
     first: Vec<Vec<usize>>,
 }
 
@@ -347,7 +351,8 @@ fn attack_block(
         );
         for (k, &(method, gradient)) in attacks.iter().enumerate() {
             cancel.check()?;
-            // White box tries what transfer found; PGD what FGSM found, which is its first point.
+            // A white-box attack tries the points that transfer found, and PGD those that FGSM found, which are its
+            // first points.
             let weaker = attacks[..k].iter().enumerate().filter(|(_, (m, g))| g.is_some() && *m <= method);
             let weaker: Vec<usize> = weaker.map(|(j, _)| j).collect();
             if gradient.is_some() {

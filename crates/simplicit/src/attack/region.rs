@@ -5,8 +5,8 @@ use crate::arrays::PerFeature;
 use crate::linalg::Matrix;
 use crate::random::Random;
 
-/// Lower and upper ends of what the attacker may make of one value u, in u's own units: at most ε away in raw·scale units
-/// and inside [0, 1]. A value that is outside already may stay, and move towards it.
+/// The smallest and largest value that the attacker may give to one value u, in u's own units: at most ε away in
+/// raw·scale units and inside [0, 1]. A value that is outside already may stay, and move towards it.
 pub(crate) fn limits(u: f32, mean: f64, std: f64, epsilon: f64) -> (f64, f64) {
     let u = f64::from(u);
     let raw = u * std + mean;
@@ -14,7 +14,7 @@ pub(crate) fn limits(u: f32, mean: f64, std: f64, epsilon: f64) -> (f64, f64) {
     (((low - mean) / std).min(u), ((high - mean) / std).max(u))
 }
 
-/// A stream of its own for every seed, sample and purpose.
+/// A random stream of its own for every seed, sample and purpose.
 pub(super) fn stream(seed: u64, sample: usize, purpose: u64) -> Random {
     let mut random = Random::new(seed ^ (sample as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
     Random::new(random.bits() ^ purpose.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -31,7 +31,7 @@ pub(super) struct Region {
 
 /// Some samples of a block with their boxes.
 pub(super) struct Part {
-    /// Positions within the block.
+    /// Positions of the samples within the block.
     pub(super) samples: Vec<usize>,
     pub(super) u: Matrix<f32>,
     pub(super) low: Matrix<f32>,
@@ -44,13 +44,13 @@ pub(super) struct Part {
 #[derive(Clone)]
 pub(super) struct Ball {
     pub(super) radius: f64,
-    /// From a value's own units to raw·scale units.
+    /// For every value, the factor from its own units to raw·scale units.
     pub(super) std: Vec<f64>,
 }
 
 impl Part {
-    /// Draws a point of the box of sample s into the ball around it. The box holds the sample, so what is drawn towards
-    /// it stays inside.
+    /// Draws a point of the box of sample s into the ball around it. The box contains the sample, so a point that
+    /// moves towards it stays inside the box.
     pub(super) fn draw_into_ball(&self, s: usize, x: &mut [f32]) {
         let Some(ball) = &self.ball else { return };
         let u = self.u.row(s);
@@ -63,7 +63,7 @@ impl Part {
         if long <= ball.radius {
             return;
         }
-        // Rounding to single precision must not lead out again.
+        // A little less than the radius, so that rounding to single precision does not lead out of the ball again.
         let share = ball.radius / long * (1.0 - 1e-6);
         for (x, u) in x.iter_mut().zip(u) {
             *x = (f64::from(*u) + share * (f64::from(*x) - f64::from(*u))) as f32;
@@ -76,7 +76,7 @@ impl Part {
     /// Moves a point of sample s by `size` (raw·scale units) along the gradient, all values together.
     pub(super) fn along(&self, s: usize, gradient: &[f32], size: f64, x: &mut [f32]) {
         let Some(ball) = &self.ball else { return };
-        // By raw·scale values the gradient is that by the values over std; values that may not move have no part in it.
+        // By raw·scale values the gradient is that by the values over std; values that may not move are left out.
         let free = |k: usize| self.low[(s, k)] < self.high[(s, k)];
         let raw = |k: usize| if free(k) { f64::from(gradient[k]) / ball.std[k] } else { 0.0 };
         let length = (0..x.len()).map(|k| raw(k) * raw(k)).sum::<f64>().sqrt();
@@ -92,7 +92,8 @@ impl Part {
 }
 
 impl Region {
-    /// Boxes of size `epsilon` around the rows of `u`; outside a random share `pixels` of its values a sample is fixed.
+    /// Boxes of size `epsilon` around the rows of `u`; only a random share `pixels` of the values of a sample may
+    /// change.
     pub(super) fn of_block(
         u: &Matrix<f32>,
         per_feature: &PerFeature,
@@ -130,18 +131,18 @@ impl Region {
     }
 }
 
-/// Some rows, copied.
+/// A copy of some rows.
 pub(super) fn pick(m: &Matrix<f32>, rows: &[usize]) -> Matrix<f32> {
     Matrix::from_fn(rows.len(), m.cols(), |i, j| m[(rows[i], j)])
 }
 
-/// The smallest float32 that is not below.
+/// The smallest float32 that is not below the value.
 fn at_least(value: f64) -> f32 {
     let nearest = value as f32;
     if f64::from(nearest) < value { nearest.next_up() } else { nearest }
 }
 
-/// The largest float32 that is not above.
+/// The largest float32 that is not above the value.
 fn at_most(value: f64) -> f32 {
     let nearest = value as f32;
     if f64::from(nearest) > value { nearest.next_down() } else { nearest }
@@ -164,7 +165,7 @@ mod tests {
             let (at, low, high) = (back(u[(0, k)]), back(region.low[(0, k)]), back(region.high[(0, k)]));
             assert!(low <= at && at <= high && low >= at - 0.1 - 1e-12 && high <= at + 0.1 + 1e-12);
             assert!(low >= at.min(-1e-12) && high <= at.max(1.0 + 1e-12), "{low} {at} {high}");
-            // And no smaller than they need to be.
+            // The limits are no wider than necessary.
             assert!(low <= (at - 0.1).max(0.0) + 1e-6 && high >= (at + 0.1).min(1.0) - 1e-6);
         }
     }
@@ -181,7 +182,7 @@ mod tests {
         assert!(masks.iter().all(|m| m.len() == 25) && masks[0] != masks[1]);
         assert_eq!(masks, changed(1, 7));
         assert_ne!(masks, changed(2, 7));
-        // A sample's mask is its own, wherever its block begins.
+        // The mask of a sample does not depend on where its block begins.
         assert_eq!(masks[1], changed(1, 8)[0]);
     }
 }

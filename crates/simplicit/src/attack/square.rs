@@ -1,4 +1,4 @@
-//! A random search over squares of extreme values, after the Square attack: no gradient, outputs only.
+//! A random search over squares of extreme values, after the Square attack: it uses outputs only, no gradient.
 
 use super::AttackSettings;
 use super::classifier::{Classifier, fooled};
@@ -11,7 +11,7 @@ const SQUARES: u64 = 3;
 /// Share of the image that the first squares cover; the side shrinks as the search goes on.
 const FIRST_SHARE: f64 = 0.3;
 
-/// Which samples some proposal fooled.
+/// For every sample, whether some proposal fooled the target.
 pub(super) fn search(
     target: &Classifier,
     part: &Part,
@@ -63,7 +63,7 @@ fn margin(logits: &Matrix<f32>, row: usize, label: u32) -> f64 {
     f64::from(values[label as usize]) - others.map(|(_, v)| f64::from(*v)).fold(f64::NEG_INFINITY, f64::max)
 }
 
-/// The image that a sample is.
+/// A sample seen as an image.
 struct Canvas {
     channels: usize,
     height: usize,
@@ -88,7 +88,7 @@ impl Canvas {
         (channel * self.height + y) * self.width + x
     }
 
-    /// Every column of every channel at one end of its box.
+    /// A first proposal: every column of every channel is set to one end of its box.
     fn stripes(&self, random: &mut Random, low: &[f32], high: &[f32], out: &mut [f32]) {
         for channel in 0..self.channels {
             for x in 0..self.width {
@@ -100,7 +100,7 @@ impl Canvas {
         }
     }
 
-    /// One square, every channel of it at one end; on a line of values a run.
+    /// One square whose channels are each set to one end of their box; in a line of values, a run of them.
     fn square(&self, share: f64, random: &mut Random, low: &[f32], high: &[f32], out: &mut [f32]) {
         let area = share * (self.height * self.width) as f64;
         let side = if self.height == 1 { area } else { area.sqrt() };

@@ -38,7 +38,7 @@ fn samples(count: usize, seed: u64) -> Matrix<f32> {
     Matrix::from_fn(count, 12, |_, _| r.uniform() as f32)
 }
 
-/// Labels as the model sees them, so that all samples are right to begin with.
+/// Labels that are the model's own predictions, so that all samples are right to begin with.
 fn own_labels(target: &Classifier, u: &Matrix<f32>) -> Vec<u32> {
     crate::evaluate::predictions(&target.logits(u).unwrap())
 }
@@ -80,7 +80,7 @@ fn loss(target: &Classifier, u: &Matrix<f32>, label: u32) -> f64 {
     y.iter().map(|v| v.exp()).sum::<f64>().ln() - y[label as usize]
 }
 
-/// Takes maxima of its 12 inputs before anything else; three classes.
+/// A model whose first operation takes maxima of its 12 inputs; three classes.
 fn pooled() -> ImplicitModel {
     let mut r = Random::new(2);
     let mut weights = |rows, cols| Matrix::from_fn(rows, cols, |_, _| r.normal() as f32);
@@ -113,7 +113,7 @@ fn the_gradient_points_where_the_loss_grows() {
                 loss(&target, &up, label) - loss(&target, &down, label)
             })
             .collect();
-        // Equal up to one positive factor.
+        // The gradients are equal up to a positive factor.
         let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|x| x * x).sum::<f64>().sqrt();
         let (a, b) = (norm(&mut gradient.row(0).iter().map(|g| f64::from(*g))), norm(&mut differences.iter().copied()));
         for (g, d) in gradient.row(0).iter().zip(&differences) {
@@ -138,7 +138,7 @@ fn a_saturated_softmax_still_has_a_direction() {
     assert!(gradient[(0, 0)] < 0.0 && gradient[(0, 1)] > 0.0);
 }
 
-/// y = (w·u, 0): class 0 falls exactly at ε = w·u / ‖w‖₁, and every attack must know.
+/// y = (w·u, 0): class 0 falls at exactly ε = w·u / ‖w‖₁, and every attack must find that.
 #[test]
 fn a_planted_adversarial_example_is_found_and_nothing_else() {
     let w = [0.5f32, -0.25, 1.0, -0.75, 0.3, 0.2];
@@ -170,7 +170,7 @@ fn a_planted_adversarial_example_is_found_and_nothing_else() {
     for attack in &report.attacks {
         assert_eq!(attack.accuracy, [0.0, 1.0], "{attack:?}");
     }
-    // Two of six pixels are not enough.
+    // Changing two of six pixels is not enough.
     let half = AttackSettings { pixels: 0.34, ..settings };
     let report = attack(&input, &half, Threads::one(), &Cancel::new(), |_| {}).unwrap();
     assert_eq!(report.attacked_accuracy, [1.0, 1.0]);
@@ -201,10 +201,10 @@ fn orderings_hold_and_threads_do_not_matter() {
     for gradient in [Gradient::Model, Gradient::Baseline] {
         assert!(below(&of(Method::Pgd, Some(gradient)), &of(Method::Fgsm, Some(gradient))));
     }
-    // And they are worth something: white box finds more than transfer, all find something.
+    // The attacks are effective: white box finds more than transfer, and all find something.
     assert!(of(Method::Pgd, Some(Gradient::Model))[2] < of(Method::Pgd, Some(Gradient::Baseline))[2]);
     assert!(report.attacks.iter().all(|a| a.accuracy[0] < 1.0), "{report:?}");
-    // A list of one ε is not weaker than its place in a longer list, but for the points of smaller ones.
+    // An ε alone gives what it gives in a longer list, except that points from smaller ε are not tried.
     let alone = run(&target, &baseline, &u, &all_settings(vec![0.02]), 2);
     assert_eq!(alone.attacked_accuracy[0], report.attacked_accuracy[1]);
 }

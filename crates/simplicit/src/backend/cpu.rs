@@ -11,14 +11,15 @@ use crate::Result;
 use crate::linalg::Matrix;
 use crate::parallel::{self, Cancel, Threads};
 
-/// Supports up to this size are settled entry by entry over all features; larger ones among their likeliest moves.
+/// Supports up to this size are settled entry by entry over all features; of larger ones only the likeliest moves are
+/// tried.
 const SMALL: usize = 320;
 
-/// This machine's processor.
+/// The backend that runs on this machine's processor.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cpu;
 
-/// A block of rows on its way through the ladder, in single precision.
+/// The rows of a block while they go through the ladder, in single precision.
 struct Block {
     rows: usize,
     linear: Vec<f32>,
@@ -37,7 +38,7 @@ impl Block {
         Self { rows: rows.len(), linear, prices, v, dual }
     }
 
-    /// `steps` of w = (Ĝ + ρI)⁻¹(h + ρ(v − s)), v = the entries of w + s worth their price, s += w − v.
+    /// `steps` of w = (Ĝ + ρI)⁻¹(h + ρ(v − s)), v = the entries of w + s that are worth their price, s += w − v.
     fn split(
         &mut self,
         projection: &Projection,
@@ -65,7 +66,7 @@ impl Block {
                         entries.zip(self.v[span.clone()].iter_mut().zip(&mut self.dual[span.clone()]))
                     {
                         let t = w + *s;
-                        // An entry t is worth ρt²/2.
+                        // Keeping an entry t lowers the cost by ρt²/2.
                         *v = if 0.5 * rho * t * t > *price { t } else { 0.0 };
                         *s = t - *v;
                     }

@@ -1,19 +1,19 @@
-//! Which device does the arithmetic, as a user says it.
+//! The choice of the device that does the arithmetic.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::{Error, Result};
 
-/// `auto`, `cpu`, `cuda` or `cuda:N`.
+/// The device: `auto`, `cpu`, `cuda` or `cuda:N`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Device {
-    /// A GPU that is there, for work that is large enough for it; the CPU otherwise, without a word.
+    /// A GPU if there is one and the work is large enough for it; the CPU otherwise, without a message.
     #[default]
     Auto,
-    /// The CPU alone: bit-identical results whatever the machine has.
+    /// The CPU alone: results are bit-identical, whatever hardware the machine has.
     Cpu,
-    /// The GPU of this number, for everything it has kernels for. An error where it cannot be used.
+    /// The GPU of this number, for everything that it has kernels for; an error if it cannot be used.
     Cuda(usize),
 }
 

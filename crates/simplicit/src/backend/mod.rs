@@ -1,8 +1,9 @@
-//! One cardinality group as a whole: rows that share a quadratic, each with its own linear term and prices, in; weights
-//! with few non-zeros out. What is heavy about training is here, behind one trait, so that other hardware can do it.
+//! Solves a cardinality group as a whole: from rows that share a quadratic, each with its own linear term and prices,
+//! to weights with few non-zeros. This is the expensive part of training. It is behind one trait, so that other
+//! hardware can do it.
 //!
-//! Everything is in the solver's own coordinates: unit-RMS features, unit-RMS targets. Nothing here is certified; bounds
-//! and gaps are computed outside, in f64, from the weights that come back.
+//! Everything is in the solver's own coordinates: unit-RMS features, unit-RMS targets. Nothing here is certified;
+//! bounds and gaps are computed outside, in f64, from the weights that are returned.
 
 mod cpu;
 pub mod cuda;
@@ -74,13 +75,13 @@ fn columns(f: &Matrix, set: &[usize]) -> Matrix {
     Matrix::from_vec(f.rows(), set.len(), data).unwrap_or_default()
 }
 
-/// How the splitting goes: `steps` in all, the same number at each of `rungs` values of ρ, from `first_rho` to
-/// `span` times that, equally spaced in their logarithm.
+/// The schedule of the splitting: `steps` steps in all, the same number at each of `rungs` values of ρ, from
+/// `first_rho` to `span` times that, equally spaced in their logarithm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ladder {
     /// Splitting steps in all.
     pub steps: usize,
-    /// Values of ρ, each of which costs an inverse.
+    /// Number of values of ρ, each of which costs an inverse.
     pub rungs: usize,
     /// The first ρ; the mean eigenvalue of Ĝ is 1.
     pub first_rho: f64,
@@ -97,28 +98,29 @@ impl Ladder {
     }
 }
 
-/// Rows min ½wᵀĜw − hᵀw + Σ_j price_j·[w_j ≠ 0], one a line of `linear`, `prices` and `start`.
+/// Rows that each minimise ½wᵀĜw − hᵀw + Σ_j price_j·[w_j ≠ 0]; every row has a line in `linear`, `prices` and
+/// `start`.
 #[derive(Debug, Clone, Copy)]
 pub struct CardinalityGroup<'a> {
-    /// Shared by all rows.
+    /// The quadratic that all rows share.
     pub quadratic: Quadratic<'a>,
     /// h, rows × d.
     pub linear: &'a Matrix,
-    /// What a non-zero costs, rows × d: zero is free, infinity forbids.
+    /// The price of a non-zero, rows × d: zero means free, infinity means forbidden.
     pub prices: &'a Matrix,
     /// Where the splitting starts, rows × d.
     pub start: &'a Matrix,
-    /// Of the splitting.
+    /// The schedule of the splitting.
     pub ladder: Ladder,
-    /// Where its inverses are kept for other groups over the same quadratic; `None`: each is dropped after its steps. For
-    /// backends that have a use for them.
+    /// Where the inverses are kept for other groups over the same quadratic; `None` drops each after its steps. A
+    /// backend may ignore this.
     pub inverses: Option<&'a Inverses>,
     /// Added to the diagonal when weights are fitted to their support.
     pub ridge: f64,
-    /// Single moves and the last fit; without them the splitting's own weights are the answer.
+    /// Whether single moves and a last fit follow; without them the splitting's own weights are the answer.
     pub moves: bool,
-    /// Rows that may be treated together. Answers may depend on who shares a block, so whoever cuts a group into pieces
-    /// cuts it at multiples of this.
+    /// Number of rows that may be treated together. Answers may depend on which rows share a block, so a group may be
+    /// cut into pieces only at multiples of this number.
     pub block: usize,
 }
 
@@ -129,10 +131,11 @@ impl CardinalityGroup<'_> {
     }
 }
 
-/// Solves whole groups. The same group must give the same weights, for any number of threads.
+/// A solver of whole groups. The same group must give the same weights, for any number of threads.
 pub trait GroupBackend: Debug + Send + Sync {
-    /// One line of d weights per row; zeros are exact, forbidden entries are zero, and with `moves`
-    /// weights are the least-squares optimum (with the ridge) on their support. `progress` is told how many rows are as good as done.
+    /// One line of d weights per row; zeros are exact, forbidden entries are zero, and with `moves` weights are the
+    /// least-squares optimum (with the ridge) on their support. `progress` is called with the number of rows that are
+    /// (nearly) done.
     fn solve(
         &self,
         group: &CardinalityGroup,
@@ -154,11 +157,11 @@ pub fn block_rows(rows: usize) -> usize {
 
 /// Multiply-adds of one step below which `auto` stays on the CPU: starting kernels would take longer than the work.
 const WORTH_A_GPU: f64 = 1e6;
-/// The same where a GPU was asked for: the rows of one channel of a depthwise convolution, of which a network has thousands,
-/// take microseconds a step on the CPU and some launches a step on a GPU.
+/// The same where a GPU was asked for: the rows of one channel of a depthwise convolution, of which a network has
+/// thousands, take microseconds per step on the CPU, but several kernel launches per step on a GPU.
 const TOO_SMALL: f64 = 1e4;
 
-/// The GPU that a device stands for, for work of so many multiply-adds a step; `None`: the CPU.
+/// The GPU that a device names, for work of `work` multiply-adds per step; `None` means the CPU.
 pub(crate) fn gpu(device: Device, work: f64) -> Result<Option<&'static Cuda>> {
     static FOUND: OnceLock<Option<&'static Cuda>> = OnceLock::new();
     match device {
@@ -169,7 +172,7 @@ pub(crate) fn gpu(device: Device, work: f64) -> Result<Option<&'static Cuda>> {
     }
 }
 
-/// What a device stands for on this machine, such as `cpu` or `cuda:0 (NVIDIA H200)`.
+/// The device that is used on this machine, such as `cpu` or `cuda:0 (NVIDIA H200)`.
 pub fn name(device: Device) -> String {
     match gpu(device, f64::INFINITY) {
         Ok(Some(cuda)) => cuda.describe(),
@@ -177,7 +180,7 @@ pub fn name(device: Device) -> String {
     }
 }
 
-/// What a GPU answered; `None` where it failed under `auto`, and the CPU has to do it.
+/// The answer of a GPU; `None` if it failed under `auto`, so that the CPU has to do the work.
 pub(crate) fn or_cpu<T>(device: Device, answer: Result<T>) -> Result<Option<T>> {
     match answer {
         Err(Error::Device { .. }) if device == Device::Auto => Ok(None),

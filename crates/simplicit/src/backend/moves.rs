@@ -1,5 +1,5 @@
-//! The last word on a support: entries that are not worth their price leave, entries that are come in, one at a time,
-//! until no single one of either helps.
+//! Improves a support by single moves: entries that are not worth their price leave and entries that are worth it
+//! come in, one at a time, until no single move helps.
 //!
 //! Splitting keeps an entry by its size, but what it costs to be without one depends on its neighbours: with
 //! P = (Ĝ_SS + ridge)⁻¹ and the best weights w on S, leaving j out costs ½w_j²/P_jj, and bringing j in gains
@@ -8,17 +8,17 @@
 use super::Quadratic;
 use crate::linalg::{Cholesky, Matrix, axpy, dot};
 
-/// Entries outside with the largest residuals that are looked at more closely.
+/// Number of entries outside the support, those with the largest residuals, that are examined more closely.
 const CANDIDATES: usize = 8;
-/// A move must gain this share of a price.
+/// A move must gain at least this share of a price.
 const WORTH: f64 = 1e-6;
-/// P follows moves with rounding that grows: where a support has more entries than samples, P is of the size of 1 / ridge,
-/// and when the surplus has left, what remains of P is a difference of such numbers. On the support h − (Ĝ + ridge)w is
-/// zero; once it is more than this share of the largest entry of h, P is made anew.
+/// Every update of P adds rounding errors. Where a support has more entries than samples, P is of the size of 1 /
+/// ridge, and when the surplus has left, P is a small difference of such large numbers. On the support h − (Ĝ +
+/// ridge)w is zero; once it is more than this share of the largest entry of h, P is made anew.
 pub(super) const DRIFT: f64 = 1e-7;
-/// P is looked at after so many removals at the latest.
+/// P is checked after at most this many removals.
 const UNCHECKED: usize = 32;
-/// P is made anew as often as that at most; a row that needs more keeps the support it has.
+/// P is made anew at most this often; a row that needs more keeps the support that it has then.
 pub(super) const RENEWALS: usize = 32;
 
 /// The upper half of Ĝ + ridge on a set of features.
@@ -60,7 +60,7 @@ pub(crate) fn fit(quadratic: &Quadratic, h: &[f64], support: &[usize], ridge: f6
     out
 }
 
-/// The inverse over a growing and shrinking set.
+/// The inverse over a set that grows and shrinks.
 struct Inverse {
     set: Vec<usize>,
     /// Rows of the inverse, in the order of the set.
@@ -82,7 +82,7 @@ impl Inverse {
         Some(Self { set, rows, weights })
     }
 
-    /// What it costs to be without the entry at a place of the set.
+    /// How much the cost rises if the entry at a place of the set leaves.
     fn cost(&self, at: usize) -> f64 {
         0.5 * self.weights[at] * self.weights[at] / self.rows[at][at]
     }
@@ -101,7 +101,7 @@ impl Inverse {
         self.weights.swap_remove(at);
     }
 
-    /// P·g and g_j − gᵀPg for an entry outside.
+    /// P·g and g_j − gᵀPg for an entry j outside the set.
     fn schur(&self, gram: &Matrix, j: usize, ridge: f64) -> (Vec<f64>, f64) {
         let line = gram.row(j);
         let g: Vec<f64> = self.set.iter().map(|&i| line[i]).collect();
@@ -139,7 +139,7 @@ pub(super) fn settle(gram: &Matrix, h: &[f64], support: &[usize], prices: &[f64]
     set
 }
 
-/// The moves that one inverse is good for, and whether it drifted before there were none left.
+/// Makes moves as long as one inverse is accurate; also returns whether it drifted before no move was left.
 fn follow(mut inverse: Inverse, gram: &Matrix, h: &[f64], prices: &[f64], ridge: f64) -> (Vec<usize>, bool) {
     let d = h.len();
     let mut inside = vec![false; d];
@@ -147,7 +147,7 @@ fn follow(mut inverse: Inverse, gram: &Matrix, h: &[f64], prices: &[f64], ridge:
     let mut residuals = vec![0.0; d];
     let size = h.iter().fold(0.0f64, |m, h| m.max(h.abs()));
     let (mut drifted, mut unchecked) = (false, 0);
-    // Every move lowers the cost, so none comes back; rounding alone could go on for ever.
+    // Every move lowers the cost, so none is ever undone; only rounding could make them go on for ever.
     for _ in 0..3 * d {
         let gain = |at: usize| prices[inverse.set[at]] - inverse.cost(at);
         let out = (0..inverse.set.len()).map(|at| (gain(at), at)).max_by(|a, b| a.0.total_cmp(&b.0));
@@ -165,7 +165,7 @@ fn follow(mut inverse: Inverse, gram: &Matrix, h: &[f64], prices: &[f64], ridge:
             axpy(&mut residuals, -w, gram.row(i));
         }
         let off = |at: usize| (residuals[inverse.set[at]] - ridge * inverse.weights[at]).abs();
-        // A NaN has drifted too.
+        // A NaN counts as drift too.
         drifted = !(0..inverse.set.len()).all(|at| off(at) <= DRIFT * size);
         if drifted {
             break;
@@ -185,7 +185,7 @@ fn follow(mut inverse: Inverse, gram: &Matrix, h: &[f64], prices: &[f64], ridge:
             .into_iter()
             .map(|j| {
                 let (solved, schur) = inverse.schur(gram, j, ridge);
-                // It is at least the ridge, unless P has lost its digits.
+                // The Schur complement is at least the ridge, unless P has lost its digits.
                 drifted |= schur.is_nan() || schur < 0.5 * ridge;
                 (0.5 * residuals[j] * residuals[j] / schur.max(ridge) - prices[j], j, solved, schur.max(ridge))
             })
@@ -213,7 +213,7 @@ mod tests {
     fn no_single_removal_or_addition_is_left_that_pays() {
         let mut random = Random::new(17);
         let (m, d, rows) = (400, 24, 6);
-        // Neighbours are alike, as taps are.
+        // Neighbouring features are similar, as taps are.
         let raw = Matrix::from_fn(m, d, |_, _| random.normal());
         let features = Matrix::from_fn(m, d, |s, j| raw[(s, j)] + 0.9 * raw[(s, j / 3 * 3)]);
         let norm = |j: usize| (0..m).map(|s| features[(s, j)].powi(2)).sum::<f64>().sqrt();
@@ -233,7 +233,7 @@ mod tests {
             let mut prices = vec![2e-4 * crate::linalg::dot(targets.row(k), targets.row(k)); d];
             prices[3] = 0.0;
             prices[5] = f64::INFINITY;
-            // The cost of a set from scratch.
+            // The cost of a set, computed from its definition.
             let cost = |set: &[usize]| {
                 let w = fit(&Quadratic::Gram(&gram), h, set, RIDGE);
                 let fit: f64 = set.iter().map(|&j| -0.5 * w[j] * h[j]).sum();
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn supports_of_more_entries_than_samples_come_down_to_where_no_move_pays() {
-        // Features that hardly change from sample to sample, as those of a network that was never trained.
+        // Features that hardly change from sample to sample, like those of a network that was never trained.
         let (m, d, rows) = (40, 160, 12);
         let mut random = Random::new(5);
         let mean: Vec<f64> = (0..d).map(|_| random.uniform()).collect();

@@ -1,4 +1,5 @@
-//! What the splitting multiplies with: regularised inverses of Ĝ, made for one group of rows or kept for several.
+//! The matrices that the splitting multiplies with: regularised inverses of Ĝ, made for one group of rows or kept for
+//! several.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,9 +9,9 @@ use crate::linalg::{Cholesky, Matrix, View, gemm, shifted_inverse};
 use crate::parallel::{self, Threads};
 use crate::{Error, Result};
 
-/// Features from which on products are cut into panels of columns, and how many: threads that have no block of rows of their
-/// own help with somebody else's. Neither depends on the number of threads, because the last bits of a product may depend on
-/// its width.
+/// From this many features on, products are cut into this many panels of columns, so that threads without a block of
+/// rows can help with another thread's block. Neither depends on the number of threads, because the last bits of a
+/// product may depend on its width.
 const WIDE: usize = 1024;
 const PANELS: usize = 4;
 
@@ -19,7 +20,7 @@ const PANELS: usize = 4;
 pub(super) struct Product {
     rows: usize,
     panels: Vec<Mutex<Panel>>,
-    /// Rows times F̂ᵀ.
+    /// The rows times F̂ᵀ.
     between: Vec<f32>,
 }
 
@@ -69,13 +70,13 @@ impl Projection {
         }
     }
 
-    /// Room for products of so many rows with it.
+    /// Room for products of `rows` rows with it.
     pub(super) fn product(&self, rows: usize) -> Product {
         let (d, between) = match self {
             Self::Whole(p) => (p.cols(), 0),
             Self::Factors(f, _) => (f.cols(), rows * f.rows()),
         };
-        // A multiple of 16, the widest vector, so that only the last panel has a rest.
+        // The width is a multiple of 16, the widest vector, so that only the last panel has a remainder.
         let width = if d < WIDE { d } else { d.div_ceil(PANELS).next_multiple_of(16) };
         let panels = (0..d).step_by(width.max(1)).map(|first| {
             let width = width.min(d - first);
@@ -128,14 +129,14 @@ impl Projection {
                         *out -= f64::from(f * b);
                     }
                 }
-                // The difference may round to nothing, or below.
+                // Rounding may make the difference zero or negative.
                 out.iter().map(|v| v.max(1e-6) / rho).collect()
             }
         }
     }
 }
 
-/// The inverses of one Ĝ, kept for the groups of rows that come after, here or in other processes.
+/// The inverses of one Ĝ, kept for later groups of rows, in this process or in others.
 #[derive(Debug, Default)]
 pub struct Inverses {
     kept: Mutex<Kept>,
@@ -143,18 +144,18 @@ pub struct Inverses {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// By the bits of ρ.
+    /// The inverses, by the bits of ρ.
     by_rho: BTreeMap<u64, Arc<Projection>>,
     made: usize,
 }
 
 impl Inverses {
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        // Whoever stopped in the middle left the map whole.
+        // A thread that panicked left the map in a consistent state.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// That of ρ, made now if it is not known.
+    /// The inverse for ρ, made now if it is not known.
     pub(super) fn at(&self, quadratic: Quadratic, rho: f64, threads: Threads) -> Result<Arc<Projection>> {
         let mut kept = self.kept();
         if let Some(known) = kept.by_rho.get(&rho.to_bits()) {
@@ -166,7 +167,7 @@ impl Inverses {
         Ok(projection)
     }
 
-    /// How many were made here.
+    /// Number of inverses that were made in this process.
     pub fn made(&self) -> usize {
         self.kept().made
     }
@@ -180,7 +181,8 @@ impl Inverses {
         4 * self.kept().by_rho.values().map(numbers).sum::<usize>() as u64
     }
 
-    /// That of ρ for another process: the lower triangle, row by row. Of few samples there is none to send.
+    /// The inverse for ρ, for another process: the lower triangle, row by row. An error if there are few samples,
+    /// because every process then makes its own.
     pub(crate) fn to_bytes(&self, quadratic: Quadratic, rho: f64, threads: Threads) -> Result<Vec<u8>> {
         match self.at(quadratic, rho, threads)?.as_ref() {
             Projection::Whole(p) => {
@@ -192,7 +194,7 @@ impl Inverses {
         }
     }
 
-    /// What [`Inverses::to_bytes`] of another process said about ρ, for d features.
+    /// Takes over an inverse for ρ from [`Inverses::to_bytes`] of another process, for d features.
     pub(crate) fn know(&self, rho: f64, d: usize, bytes: &[u8]) -> Result<()> {
         let (numbers, rest) = bytes.as_chunks::<4>();
         if numbers.len() != d * (d + 1) / 2 || !rest.is_empty() {
@@ -224,8 +226,8 @@ mod tests {
     use super::*;
     use crate::random::Random;
 
-    /// Of both kinds, wide enough for several panels, the last of which is narrower: against sums in double precision, and
-    /// to the bit for any number of threads.
+    /// Projections of both kinds that are wide enough for several panels, the last of which is narrower. They are
+    /// compared with sums in double precision, and bit by bit between numbers of threads.
     #[test]
     fn products_in_panels_are_products_for_any_number_of_threads() {
         let (rows, d, m) = (5, WIDE + 24, 3);

@@ -1,30 +1,30 @@
-//! Single moves on a large support. Following the whole inverse costs k³ and every move k²; but most entries of a large
-//! support are in no doubt. Those that may leave and those that may come are the doubtful ones U; the rest R stays in,
-//! is eliminated once (a Cholesky factor of Ĝ_RR), and single moves go on in the Schur complement
-//! M = Ĝ_UU − Ĝ_UR·Ĝ_RR⁻¹·Ĝ_RU, where each costs |U|² at most and is exact.
+//! Single moves on a large support. To make the whole inverse costs k³ operations and every move k², but most entries
+//! of a large support are certain to stay. The doubtful entries U are those that may leave and those that may come
+//! in; the other entries R of the support stay, are eliminated once (a Cholesky factor of Ĝ_RR), and single moves go
+//! on in the Schur complement M = Ĝ_UU − Ĝ_UR·Ĝ_RR⁻¹·Ĝ_RU, where each costs |U|² at most and is exact.
 
 use super::moves::{fit, settle};
 use super::{Quadratic, columns};
 use crate::linalg::{Cholesky, Matrix, View, dot, gemm};
 
-/// Entries of the support that may leave, and entries outside that may come in.
+/// The most entries of the support that may leave, and the most entries outside that may come in.
 const LEAVING: usize = 256;
 const COMING: usize = 64;
 
-/// What the splitting knows about a row when it ends, and about all rows.
+/// The results of the splitting for a row, and for all rows.
 pub(super) struct Hints<'a> {
     /// The row's weights.
     pub(super) v: &'a [f32],
-    /// ρ times this is the fit's gradient outside the support, where the splitting has settled.
+    /// ρ times this is the gradient of the fit outside the support, if the splitting has converged.
     pub(super) dual: &'a [f32],
     pub(super) rho: f64,
-    /// The diagonal of (Ĝ + ρ'I)⁻¹: what of an entry its neighbours cannot replace is about its inverse.
+    /// The diagonal of (Ĝ + ρ'I)⁻¹. Its inverse is about the part of an entry that its neighbours cannot replace.
     pub(super) diagonal: &'a [f64],
     pub(super) diagonal_rho: f64,
 }
 
 impl Hints<'_> {
-    /// The part of Ĝ_jj that no other feature explains, about.
+    /// About the part of Ĝ_jj that no other feature explains.
     fn own_part(&self, j: usize) -> f64 {
         (1.0 / self.diagonal[j] - self.diagonal_rho).clamp(1e-3, 1.0)
     }
@@ -46,7 +46,8 @@ pub(super) fn settle_reduced(
         support.iter().for_each(|&j| inside[j] = true);
         inside
     };
-    // What leaving costs over what it saves, and what coming gains over what it costs: both estimates.
+    // An estimate of what leaving costs divided by what it saves, and of what coming in gains divided by what it
+    // costs.
     let leaving = {
         let worth = |j: usize| f64::from(hints.v[j]).powi(2) * hints.own_part(j) / prices[j];
         let priced: Vec<usize> = support.iter().copied().filter(|&j| prices[j] > 0.0).collect();
@@ -75,18 +76,19 @@ pub(super) fn settle_reduced(
     out
 }
 
-/// The problem that is left to U when R takes its best weights.
+/// The problem in the entries U that remains when R takes its best weights.
 struct Eliminated {
     complement: Matrix,
     linear: Vec<f64>,
     rest: Rest,
 }
 
-/// What it takes to find the weights of R when those of U are known.
+/// The data from which the weights of R follow when those of U are known.
 enum Rest {
     /// L of Ĝ_RR + ridge, Y = L⁻¹Ĝ_RU and y = L⁻¹h_R.
     Gram { factor: Cholesky, cross: Matrix, linear: Vec<f64> },
-    /// The factor of K = F_R·F_Rᵀ + ridge, with the columns of R and of U and h_R: for more entries than samples.
+    /// The factor of K = F_R·F_Rᵀ + ridge, with the columns of R and of U and h_R. Used if there are more entries
+    /// than samples.
     Samples { factor: Cholesky, own: Matrix, others: Matrix, linear: Vec<f64> },
 }
 
@@ -165,7 +167,7 @@ impl Rest {
     }
 }
 
-/// The `count` with the smallest keys, in ascending order of the entry.
+/// The `count` entries with the smallest keys, in ascending order of the entry.
 fn smallest(mut set: Vec<usize>, count: usize, key: impl Fn(usize) -> f64) -> Vec<usize> {
     if set.len() > count {
         let mut keys: Vec<(f64, usize)> = set.iter().map(|&j| (key(j), j)).collect();
@@ -220,7 +222,7 @@ mod tests {
             got.iter().zip(&again).all(|(a, b)| (a - b).abs() < 1e-8),
             "the weights are not the best of their support"
         );
-        // A removal that pays would have been among the doubtful ones here.
+        // A removal that pays would be among the doubtful entries of this problem.
         for &j in set.iter().filter(|j| **j != 0).step_by(7) {
             let without: Vec<usize> = set.iter().copied().filter(|i| *i != j).collect();
             assert!(cost(&fit(&gram_side, &h, &without, RIDGE)) >= cost(&got) - 1e-9, "{j}");

@@ -1,7 +1,8 @@
-//! Transposed maps, of coefficients most of which are zero.
+//! Transposed maps for coefficients most of which are zero.
 //!
-//! A unit is read by few results, one that is zero over its whole interval passes nothing on, and nothing needs the coefficient of
-//! such a unit. So a map's products are those of rows that are there with columns that are wanted: a small part of all of them.
+//! A unit is read by few results, one that is zero over its whole interval passes nothing on, and nothing needs the
+//! coefficient of a unit that is always zero. So a map multiplies only the rows that exist with the columns that are
+//! needed: a small part of all products.
 
 use super::substitution::LANES;
 use crate::kernels::{Instructions, Pair, Products, ROW, Run, TILE};
@@ -10,20 +11,20 @@ use crate::model::TapBlock;
 
 const _: () = assert!(LANES == ROW);
 
-/// Rows of coefficients, one per unit, some of which are there and the others zero. Those of all channels of one position lie side
+/// Rows of coefficients, one per unit; most are zero and do not exist. Those of all channels of one position lie side
 /// by side.
 #[derive(Default)]
 pub(super) struct Rows {
     values: Vec<f32>,
-    /// One where a row is there, else zero; what `values` holds in another row means nothing.
+    /// One where a row exists, else zero; the content of `values` in any other row has no meaning.
     live: Vec<u8>,
-    /// Rows that may be there, per position.
+    /// The most rows that may exist, per position.
     counts: Vec<u32>,
     channels: usize,
 }
 
 impl Rows {
-    /// So many, all zero.
+    /// Makes room for `size` rows, all zero.
     pub(super) fn clear(&mut self, size: usize, positions: usize) {
         self.channels = size / positions;
         self.values.resize(size * LANES, 0.0);
@@ -43,7 +44,7 @@ impl Rows {
         if self.positions() == 1 { [0, unit] } else { [unit % self.positions(), unit / self.positions()] }
     }
 
-    /// A row, and whether it was there before.
+    /// A row, and whether it existed before.
     #[inline(always)]
     fn claim(&mut self, [position, channel]: [usize; 2]) -> (&mut [f32; LANES], bool) {
         let at = position * self.channels + channel;
@@ -52,7 +53,7 @@ impl Rows {
         (&mut self.values.as_chunks_mut::<LANES>().0[at], was)
     }
 
-    /// A row to add to.
+    /// A row to add to, which exists from now on.
     #[inline(always)]
     pub(super) fn row(&mut self, unit: usize) -> &mut [f32; LANES] {
         let (row, was) = self.claim(self.place(unit));
@@ -73,7 +74,7 @@ impl Rows {
         }
     }
 
-    /// Calls `visit` with position, channel and number of every row that is there.
+    /// Calls `visit` with position, channel and number of every row that exists.
     #[inline(always)]
     fn places(&self, mut visit: impl FnMut([usize; 2], usize)) {
         for (p, live) in self.live.chunks_exact(self.channels.max(1)).enumerate() {
@@ -87,7 +88,7 @@ impl Rows {
         }
     }
 
-    /// Calls `visit` with every row that is there; those of which it says no are zero from then on.
+    /// Calls `visit` with every row that exists; a row for which it returns false is zero from then on.
     #[inline(always)]
     pub(super) fn retain(&mut self, mut visit: impl FnMut(usize, &mut [f32; LANES]) -> bool) {
         let (channels, positions) = (self.channels, self.positions());
@@ -104,7 +105,7 @@ impl Rows {
         }
     }
 
-    /// Calls `visit` with every row that is there.
+    /// Calls `visit` with every row that exists.
     #[inline(always)]
     pub(super) fn each(&self, mut visit: impl FnMut(usize, &[f32; LANES])) {
         let (rows, positions) = (self.values.as_chunks::<LANES>().0, self.positions());
@@ -114,7 +115,7 @@ impl Rows {
         );
     }
 
-    /// All rows in the order of the units, with their zeros.
+    /// All rows in the order of the units; rows that do not exist are zeros.
     pub(super) fn in_order(&self, out: &mut Vec<f32>) {
         out.clear();
         out.resize(self.values.len(), 0.0);
@@ -131,28 +132,28 @@ pub(super) struct Backwards {
     positions: [usize; 2],
     /// Columns of the source's map and of the result's.
     columns: [usize; 2],
-    /// For every row, and for every column, of the source's map: rows (columns) of the result that read it, each with the place of
-    /// the window by which it does.
+    /// For every row, and for every column, of the source's map: rows (columns) of the result that read it, each with
+    /// the place of its window that reads it.
     readers: [Vec<Vec<(usize, usize)>>; 2],
     /// Columns of the window.
     across: usize,
     weights: Weights,
-    /// Products summed in single precision.
+    /// The most products that are summed in single precision.
     group: usize,
     instructions: Instructions,
 }
 
-/// One row for every place of the window and channel of the result, one column for every channel of the source.
+/// One row for every place of the window and channel of the result, and one column for every channel of the source.
 enum Weights {
     Dense(Vec<f32>),
     Sparse(Csr<f32>),
 }
 
-/// With fewer weights than one of so many, each is looked up by itself.
+/// If fewer than one weight in this many is not zero, each is looked up by itself.
 const DENSE: usize = 5;
 
 impl Backwards {
-    /// Of a block with taps; sums of more than `group` products go on in double precision.
+    /// The transpose of a block with taps; sums of more than `group` products continue in double precision.
     pub(super) fn of_block(block: &TapBlock, taps: &Csr<f32>, group: usize) -> Self {
         let (window, area) = (block.window, block.window.area());
         let maps = [block.input, block.output];
@@ -184,7 +185,7 @@ impl Backwards {
         }
     }
 
-    /// Of a matrix, results × units of the source.
+    /// The transpose of a matrix, results × units of the source.
     pub(super) fn of_entries(entries: &Csr<f32>, group: usize) -> Self {
         let rows = (0..entries.rows()).map(|i| entries.row(i).collect()).collect();
         Self {
@@ -199,7 +200,7 @@ impl Backwards {
         }
     }
 
-    /// `into += mapᵀ(from)`, but for rows of which nothing needs to be known.
+    /// `into += mapᵀ(from)`, without the rows that are `dead`, about which nothing needs to be known.
     pub(super) fn add(&self, from: &Rows, into: &mut Rows, dead: &[bool], room: &mut Room) {
         let width = if matches!(self.weights, Weights::Dense(_)) { self.channels[0] } else { 1 };
         room.list(from, self.positions[1], width);
@@ -237,7 +238,7 @@ impl Backwards {
 
     fn dense(&self, products: &Products, into: &mut Rows, p: usize, room: &Room) {
         for part in room.wanted.chunks(TILE) {
-            // The last tile repeats a column.
+            // The last tile repeats a column to be full.
             let columns: [u32; TILE] = std::array::from_fn(|i| part[i.min(part.len() - 1)]);
             let mut sums = [[0.0f32; ROW]; TILE];
             if let [_] = room.groups[..] {
@@ -299,7 +300,7 @@ impl Backwards {
             || {
                 for (i, &c) in channels.iter().enumerate() {
                     let c = c as usize;
-                    // The source may have its own idea of positions where a matrix reads a map.
+                    // Where a matrix reads a map, the source may count its positions in another way.
                     let same = into.positions() == self.positions[0];
                     let place = if same { [p, c] } else { into.place(c * self.positions[0] + p) };
                     into.add(place, sums(i, c));
@@ -308,7 +309,7 @@ impl Backwards {
         );
     }
 
-    /// Most roundings of a product inside the sum of its group.
+    /// The most roundings of a product inside the sum of its group.
     pub(super) fn group_terms(&self) -> usize {
         let mut of_channel = vec![0; self.channels[0]];
         match &self.weights {
@@ -356,18 +357,18 @@ impl Weights {
     }
 }
 
-/// Room of a call.
+/// Memory that a call works in.
 #[derive(Default)]
 pub(super) struct Room {
-    /// Rows that are there, by position of the result, with the places of their weights.
+    /// The rows that exist, by position of the result, with the places of their weights.
     pairs: Vec<Pair>,
     /// The first pair of every position.
     starts: Vec<u32>,
     next: Vec<u32>,
-    /// The products of one position of the source: runs of pairs, and the first run of every group.
+    /// The products of one position of the source: runs of pairs, and the number of the first run of every group.
     runs: Vec<Run>,
     groups: Vec<usize>,
-    /// Pairs of the last group.
+    /// Number of pairs in the last group.
     filled: u32,
     wanted: Vec<u32>,
     sums: Vec<[f32; ROW]>,
@@ -375,7 +376,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Lists the rows that are there.
+    /// Lists the rows that exist.
     fn list(&mut self, from: &Rows, positions: usize, width: usize) {
         let Self { pairs, starts, next, .. } = self;
         starts.clear();
@@ -404,7 +405,7 @@ impl Room {
         self.groups.clear();
     }
 
-    /// Adds the pairs of a position of the result; groups have at most so many pairs.
+    /// Adds the pairs of a position of the result; a group has at most `group` pairs.
     fn push(&mut self, q: usize, further: u32, group: u32) {
         let (mut first, end) = (self.starts[q], self.starts[q + 1]);
         while first < end {
@@ -434,8 +435,8 @@ mod tests {
     use crate::network::Window;
     use crate::random::Random;
 
-    /// Every coefficient that is wanted is the sum over all results that read its unit, whatever the window, the share of weights,
-    /// the rows that are there and the size of a group; no other row comes to be.
+    /// Every coefficient that is needed is the sum over all results that read its unit, whatever the window, the
+    /// share of weights, the rows that exist and the size of a group; no other row is created.
     #[test]
     fn coefficients_are_those_of_the_definition() {
         let mut r = Random::new(23);
@@ -476,7 +477,7 @@ mod tests {
                 Weights::Sparse(_) => sparse += 1,
             }
             let (mut from, mut into) = (Rows::default(), Rows::default());
-            // A matrix may read what is a map, so positions of either side may be taken for channels.
+            // A matrix may read a map, so the positions of either side may be counted as channels.
             let own = |map: MapShape, r: &mut Random| if r.below(3) == 0 { 1 } else { map.positions() };
             from.clear(output.size(), own(output, &mut r));
             into.clear(input.size(), own(input, &mut r));

@@ -9,38 +9,38 @@ use crate::model::{TapBlock, TapWeights};
 pub(super) enum Linear {
     /// Weights, shared over positions or not.
     Weights(Box<Weights>),
-    /// Every result is one value times a factor, or nothing.
+    /// Every result is one value times a factor, or zero.
     Select(Select),
 }
 
 pub(super) struct Weights {
-    /// Where the operand is padded or strided.
+    /// How the operand is laid out, if it is padded or strided.
     packing: Option<Packing>,
-    /// Values of the source.
+    /// Number of values of the source.
     input: usize,
     packed: usize,
     forward: Stencil,
     magnitudes: Stencil,
-    /// The weights that are there, each one.
+    /// A one for every weight that is not zero.
     pattern: Stencil,
     backwards: Backwards,
     row_terms: usize,
     column_terms: usize,
 }
 
-/// Roundings of a product behind its group's sum: to single precision, and when it joins the coefficient.
+/// Roundings of a product after the sum of its group: to single precision, and when it is added to the coefficient.
 const AFTER_GROUP: usize = 3;
 
 pub(super) struct Select {
-    /// Per result: unit of the source, or `NONE`.
+    /// For every result the unit of the source that it reads, or `NONE`.
     pub(super) from: Vec<u32>,
-    /// Per result.
+    /// For every result its factor.
     pub(super) factor: Vec<f32>,
-    /// Most results that read one unit.
+    /// The most results that read one unit.
     column_terms: usize,
 }
 
-/// No unit.
+/// Stands for no unit.
 pub(super) const NONE: u32 = u32::MAX;
 
 impl Select {
@@ -76,7 +76,7 @@ impl Linear {
         }))
     }
 
-    /// A matrix, results × units of the source; groups as of a block.
+    /// A matrix, results × units of the source; `group` as for a block.
     pub(super) fn of_entries(entries: &Csr<f32>, group: usize) -> Self {
         let stencil = |m: &Csr<f32>| Stencil::new([1, 1], 1, (0..m.rows()).map(|i| m.row(i).collect::<Vec<_>>()));
         let backwards = Backwards::of_entries(entries, group);
@@ -93,7 +93,7 @@ impl Linear {
         }))
     }
 
-    /// Most products that one result sums.
+    /// The most products that one result sums.
     pub(super) fn row_terms(&self) -> usize {
         match self {
             Linear::Weights(w) => w.row_terms,
@@ -101,7 +101,7 @@ impl Linear {
         }
     }
 
-    /// Most roundings of a product on its way into the transpose's sum for one unit of the source.
+    /// The most roundings of a product on its way into the transpose's sum for one unit of the source.
     pub(super) fn column_terms(&self) -> usize {
         match self {
             Linear::Weights(w) => w.column_terms,
@@ -130,7 +130,8 @@ impl Linear {
         }
     }
 
-    /// `out += ` the number of products that are not known to be zero, `live` being one where a value is not.
+    /// `out += ` the number of products that are not known to be zero, where `live` is one for values that may differ
+    /// from zero.
     pub(super) fn count(&self, live: &[f32], out: &mut [f32], room: &mut Packed) {
         match self {
             Linear::Weights(w) => w.apply(&w.pattern, live, out, 1, room),
@@ -138,7 +139,7 @@ impl Linear {
         }
     }
 
-    /// `into += mapᵀ(from)`; nothing needs to be known of units of the source that are `dead`.
+    /// `into += mapᵀ(from)`; units of the source that are `dead` are left out.
     pub(super) fn transposed(&self, from: &Rows, into: &mut Rows, dead: &[bool], room: &mut Packed) {
         match self {
             Linear::Weights(w) => w.backwards.add(from, into, dead, &mut room.rows),
@@ -181,7 +182,7 @@ impl Select {
     }
 }
 
-/// Room for padded operands.
+/// Memory for padded operands.
 #[derive(Default)]
 pub(super) struct Packed {
     below: Vec<f32>,

@@ -5,51 +5,53 @@ use super::graph::{Graph, Kind, Node};
 use super::relaxation::{Largest, Lines, image};
 use crate::layout::Activation;
 
-/// γ_n = n·u/(1 − n·u) of single precision: no sum of n rounded terms, in whatever order, is further off, relative to
+/// γ_n = n·u/(1 − n·u) of single precision: no sum of n rounded terms, in any order, has a larger error relative to
 /// the sum of magnitudes.
 pub(super) fn gamma(n: f64) -> f64 {
     let share = n / (1u64 << 24) as f64;
     if share < 0.5 { share / (1.0 - share) } else { f64::INFINITY }
 }
 
-/// What is known about one node.
+/// The bounds of the values of one node.
 #[derive(Default, Clone)]
 pub(super) struct Bounds {
-    /// Of pre-activations; of the values themselves where there is no activation.
+    /// Bounds of the pre-activations; of the values themselves where there is no activation.
     pub(super) low: Vec<f64>,
     pub(super) high: Vec<f64>,
-    /// Of the values.
+    /// Bounds of the values.
     pub(super) x_low: Vec<f64>,
     pub(super) x_high: Vec<f64>,
-    /// Of a sum.
+    /// The lines around the activation, if the node is a sum.
     pub(super) lines: Vec<Lines>,
-    /// Of a maximum.
+    /// The bounds of a maximum, if the node is one.
     pub(super) largest: Vec<Largest>,
-    /// How far rounding moves a pre-activation, and a coefficient times what it reads: per unit of coefficient.
+    /// How far rounding may move a pre-activation, and a coefficient times what it reads, per unit of coefficient.
     pub(super) slack: Vec<f64>,
-    /// How far a value is moved after its activation; empty for nowhere.
+    /// How far rounding may move a value after its activation; empty if not at all.
     pub(super) moved: Vec<f64>,
-    /// Units whose value is zero whatever happens, so that nothing needs their coefficients; empty for none.
+    /// Units whose value is always zero, so that their coefficients are not needed; empty if there are none.
     pub(super) dead: Vec<bool>,
-    /// Side by side: the centre; how far the interval goes above zero, less how far below.
+    /// Two numbers per unit side by side: the centre of its interval; how far the interval reaches above zero minus
+    /// how far below.
     centres: Vec<f32>,
-    /// Side by side, rounded outwards: radius; largest magnitude; how far the interval goes above zero and below, together.
+    /// Three numbers per unit side by side, rounded outwards: radius; largest magnitude; how far the interval reaches
+    /// above zero plus how far below.
     spans: Vec<f32>,
     /// One where a value may differ from zero, and zero elsewhere.
     live: Vec<f32>,
 }
 
-/// How values follow from pre-activations.
+/// How the interval of a value follows from that of its pre-activation.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Rule {
-    /// φ of the interval.
+    /// The image of the interval under φ.
     Interval,
-    /// φ of the centre; the radius as it was, because no activation expands it.
+    /// φ of the centre with the same radius, because no activation expands it.
     Lipschitz,
 }
 
 impl Bounds {
-    /// Values in these intervals.
+    /// The bounds of values that lie in these intervals.
     pub(super) fn of_values(low: Vec<f64>, high: Vec<f64>) -> Self {
         let mut bounds = Self { x_low: low.clone(), x_high: high.clone(), low, high, ..Self::default() };
         bounds.round_outwards();
@@ -84,7 +86,8 @@ impl Bounds {
         let (one, substitution) = (gamma(1.0), gamma(node.substitution_terms));
         let mut bounds = Self::default();
         for i in 0..size {
-            // Products that are not zero, bias, the factor of a mean, and once for every block.
+            // Terms of the sum: the products that are not zero, the bias, the factor of a mean, and one for every
+            // block.
             let terms = f64::from(counts[i]) + (node.terms.len() + 3) as f64;
             let own = gamma(terms);
             let bias = node.bias_of(i);
@@ -94,8 +97,8 @@ impl Bounds {
             let together = wide(spans[3 * i + 2]);
             let partial = 0.5 * (together + f64::from(centres[2 * i + 1]).abs()) + (own + one) * together + bias.abs();
             let together = together + bias.abs();
-            // In whatever order, every addition is off by one unit of a partial sum, which is between those two sums or off by
-            // the additions before; products round once.
+            // In whatever order, the error of every addition is at most one unit of a partial sum, and a partial sum
+            // lies between those two sums, up to the errors of earlier additions; each product rounds once.
             let rounding = one * (terms * (partial + own * together) + together);
             let run = if node.rounds { rounding } else { 0.0 };
             // Underflow of products.
@@ -109,7 +112,7 @@ impl Bounds {
         bounds
     }
 
-    /// Lines and values from pre-activations.
+    /// Computes the lines and the values from the pre-activations.
     pub(super) fn activate(&mut self, node: &Node, rule: Rule) {
         let size = node.size;
         self.lines.clear();
@@ -138,7 +141,7 @@ impl Bounds {
                     }
                 };
                 if rounds {
-                    // A run's φ is a few units in the last place off.
+                    // The φ of a run has an error of a few units in the last place.
                     self.moved[i] = gamma(8.0) * (1.0 + x_low.abs().max(x_high.abs()));
                     x_low -= self.moved[i];
                     x_high += self.moved[i];
@@ -168,7 +171,7 @@ impl Bounds {
         bounds
     }
 
-    /// Hands values on with errors of their own.
+    /// Widens the values by errors that they have in addition.
     pub(super) fn move_by(&mut self, errors: &[f64]) {
         self.moved.resize(self.x_low.len(), 0.0);
         self.dead.clear();
@@ -180,7 +183,7 @@ impl Bounds {
         self.round_outwards();
     }
 
-    /// Cuts the values with other intervals that hold them too.
+    /// Intersects the values with other intervals that are known to contain them.
     pub(super) fn cut(&mut self, low: &[f64], high: &[f64]) {
         self.x_low.iter_mut().zip(low).for_each(|(a, b)| *a = a.max(*b));
         self.x_high.iter_mut().zip(high).for_each(|(a, b)| *a = a.min(*b));
@@ -188,12 +191,12 @@ impl Bounds {
     }
 }
 
-/// The smallest float32 above.
+/// The next float32 above the value.
 fn upwards(value: f64) -> f32 {
     (value as f32).next_up()
 }
 
-/// Bounds of node k that needs no substitution, from those before it.
+/// Bounds of node k without substitution, from those of the nodes before it.
 pub(super) fn of_node(graph: &Graph, k: usize, all: &[Bounds], rule: Rule, room: &mut Packed) -> Bounds {
     let node = &graph.nodes[k];
     match &node.kind {

@@ -1,8 +1,8 @@
 //! A model as nodes that bounds are carried through: sums with an activation, maxima, the input.
 //!
-//! Poolings between layers are nodes of their own; operators that only move, add or scale values are sums. A cycle has no
-//! order: its states are one node for every turn of the iteration, the first turn reading a box that is known to hold
-//! the equilibrium.
+//! Poolings between layers are nodes of their own; operators that only move, add or scale values are sums. The states
+//! of a cycle have no order: they are one node for every turn of the iteration, and the first turn reads a box that
+//! is known to contain the equilibrium.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,11 +17,11 @@ use crate::model::{ImplicitModel, TapBlock, Target};
 use crate::network::FixedMap;
 use crate::{Error, Result};
 
-/// Turns of a cycle before its box takes over.
+/// How many turns of a cycle are substituted; the turn before them is bounded by a box.
 pub(super) const TURNS: usize = 12;
 
-/// Products that a substitution sums in single precision. Beside the roundings of a run its own matter little; without them
-/// short sums are worth their time.
+/// Products that a substitution sums in single precision. If the roundings of a run count, those of the substitution
+/// matter little; if they do not, short sums are worth their extra time.
 const COARSE: usize = 72;
 const FINE: usize = 9;
 
@@ -46,24 +46,24 @@ pub(super) enum Kind {
 pub(super) struct Node {
     pub(super) kind: Kind,
     pub(super) size: usize,
-    /// Of its map; one where it has none.
+    /// Positions of its map; one if it is no map.
     pub(super) positions: usize,
     pub(super) terms: Vec<Term>,
-    /// One per unit of a sum.
+    /// The bias of every unit, if the node is a sum.
     pub(super) bias: Vec<f32>,
-    /// Which units have which activation.
+    /// The ranges of units, with the activation of each.
     pub(super) activations: Vec<(Range<usize>, Activation)>,
     /// Whether a run rounds its sums to single precision.
     pub(super) rounds: bool,
     /// Whether a run rounds its activations.
     pub(super) activation_rounds: bool,
-    /// Roundings of a substitution on the way to one coefficient of what the node reads.
+    /// The roundings that a substitution makes on the way to one coefficient of what the node reads.
     pub(super) substitution_terms: f64,
-    /// Whether everything it reads is the input itself.
+    /// Whether it reads only the input itself.
     pub(super) first: bool,
-    /// Whether a maximum reads it.
+    /// Whether a maximum reads this node.
     pub(super) before_maximum: bool,
-    /// Multiply-adds of a substitution from here to the input, per lane.
+    /// Multiply-adds per lane of a substitution from here to the input.
     pub(super) work: u64,
 }
 
@@ -72,12 +72,12 @@ pub(super) struct Graph {
     pub(super) nodes: Vec<Node>,
     /// The turns of a cycle; node `start − 1` is its box.
     pub(super) turns: Option<Range<usize>>,
-    /// The node of every layer of the model; none with cycles.
+    /// The node of every layer of the model; empty for models with cycles.
     pub(super) layers: Vec<usize>,
     pub(super) outputs: usize,
     /// Whether every activation is non-expansive.
     pub(super) non_expansive: bool,
-    /// Products that one group of a transpose sums, about.
+    /// About how many products one group of a transpose sums.
     group: usize,
 }
 
@@ -149,7 +149,7 @@ impl Graph {
         Ok(())
     }
 
-    /// A sum of blocks; poolings in front of them become nodes.
+    /// A sum of blocks; the poolings in front of them become nodes of their own.
     fn sum(&mut self, places: &mut Places, blocks: &[TapBlock], size: usize) -> Result<Node> {
         let mut node = Node::new(Kind::Sum, size);
         for block in blocks {
@@ -220,7 +220,7 @@ impl Graph {
         Ok(node)
     }
 
-    /// All states as one node, once for every turn.
+    /// Adds all states of a cycle as one node for every turn.
     fn add_cycle(&mut self, model: &ImplicitModel) -> Result<()> {
         // Models with shared weights have no cycles.
         let plain = model.without_taps().ok_or_else(|| {
@@ -274,7 +274,7 @@ impl Graph {
             let most = sources.chain(maximum).map(|s| received[s]).max().unwrap_or(0);
             let first = node.terms.iter().all(|t| t.source == INPUT) && maximum.is_none_or(|s| s == INPUT);
             let node = &mut self.nodes[k];
-            // Beside the sum: bias, slope, the factor of a mean, and double precision's share.
+            // In addition to the sum: bias, slope, the factor of a mean, and the share of double precision.
             node.substitution_terms = (most + 6) as f64;
             node.rounds = !node.terms.is_empty();
             node.first = first;
@@ -287,14 +287,14 @@ impl Graph {
             work += node.terms.iter().map(|t| t.map.multiply_adds(node.size)).sum::<u64>() + node.size as u64;
             node.work = work;
         }
-        // A cycle is iterated in double precision; what it hands on is accounted for apart.
+        // A cycle is iterated in double precision; the rounding of the states that it returns is counted separately.
         for k in self.turns.clone().into_iter().flatten() {
             self.nodes[k].rounds = false;
         }
     }
 }
 
-/// Where values are among the nodes.
+/// The node and the place in it of every value of the model.
 struct Places {
     of_layer: Vec<usize>,
     pooled: HashMap<(Source, Vec<FixedMap>), usize>,
@@ -351,7 +351,7 @@ impl Node {
         }
     }
 
-    /// b of a unit.
+    /// The bias of a unit.
     pub(super) fn bias_of(&self, i: usize) -> f64 {
         self.bias.get(i).map_or(0.0, |b| f64::from(*b))
     }

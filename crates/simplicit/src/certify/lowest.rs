@@ -1,10 +1,11 @@
 //! The linear bounds of one sample as functions of the model's weights.
 //!
-//! With all lines held, what is proved of a difference of outputs is the value of a linear network at the point of the
-//! input set where it is smallest. Its derivative by a weight is the coefficient of the pre-activation that the weight adds to,
-//! times the value that it multiplies there. Beside that, weights move the intervals, and with them the upper lines of unstable
-//! units. How narrowed intervals move is taken from plain ones: an end's distance from the clean value is a share, held, of the
-//! half-width that the intervals of what the unit reads give it ([`Spread`]).
+//! With all lines held, what is proved of a difference of outputs is the value of a linear network at the point of
+//! the input set where it is smallest. Its derivative by a weight is the coefficient of the pre-activation that the
+//! weight adds to, times the value that it multiplies there. Weights also move the intervals, and with them the upper
+//! lines of unstable units. How narrowed intervals move is estimated from plain ones: the distance of an end from the
+//! clean value is taken as a fixed share of the half-width that follows from the intervals of what the unit reads
+//! ([`Spread`]).
 
 use super::boxes::{self, Bounds, Rule};
 use super::graph::Kind;
@@ -23,17 +24,18 @@ use crate::{Error, Result};
 pub(crate) struct Spread {
     pub(crate) below: Vec<f32>,
     pub(crate) above: Vec<f32>,
-    /// Multiply-adds that it took.
+    /// Multiply-adds that computing it took.
     pub(crate) work: u64,
 }
 
-/// Where the differences of one sample's label and the other classes are smallest: one row for every other class.
+/// The points where the differences between the output of a sample's label and those of the other classes are
+/// smallest: one row for every other class.
 pub(crate) struct Lowest {
-    /// What is proved of each, but for rounding, if the intervals are right.
+    /// The proved lower bound of each difference, if the intervals are right; rounding is not counted.
     pub(crate) margins: Vec<f64>,
-    /// Inputs.
+    /// The inputs at these points.
     pub(crate) u: Matrix<f32>,
-    /// States by the chosen lines.
+    /// The states at these points, by the chosen lines.
     pub(crate) x: Matrix<f32>,
     /// Coefficients of the states' pre-activations.
     pub(crate) r: Matrix<f32>,
@@ -44,11 +46,11 @@ pub(crate) struct Lowest {
     pub(crate) by_high: Matrix<f32>,
     /// The intervals of the states' pre-activations.
     pub(crate) ends: Vec<(f32, f32)>,
-    /// Half of the width of every input's and every state's interval, one row each.
+    /// Half of the width of every interval of an input and of a state, one row each.
     pub(crate) half: (Matrix<f32>, Matrix<f32>),
-    /// The sample without any change, one row: pre-activations and states.
+    /// Pre-activations and states of the sample without any change, one row each.
     pub(crate) clean: (Matrix<f32>, Matrix<f32>),
-    /// Its outputs without any change, one row.
+    /// The outputs of the sample without any change, one row.
     pub(crate) outputs: Matrix<f32>,
 }
 
@@ -57,8 +59,8 @@ impl Certifier<'_> {
         self.settings.epsilon.iter().copied().fold(0.0, f64::max)
     }
 
-    /// What linear bounds prove of the differences of a sample's label and the other classes at the largest ε of the settings, and
-    /// the multiply-adds that it took; nothing where its intervals would cost too much.
+    /// The lower bounds that linear bounds prove for the differences between the output of a sample's label and those
+    /// of the other classes, at the largest ε of the settings; `None` where the intervals would cost too much.
     pub(crate) fn proved(&self, u: &[f32], label: usize, cancel: &Cancel) -> Result<Option<Vec<f64>>> {
         let found = self.narrowed(u, label, cancel, |sample, all, input| {
             sample.margins(&all, input, Until::Input).into_iter().map(|(_, least)| least).collect()
@@ -66,7 +68,7 @@ impl Certifier<'_> {
         Ok(found.map(|(margins, _)| margins))
     }
 
-    /// The intervals of a sample at the largest ε of the settings; nothing where they would cost too much.
+    /// The intervals of a sample at the largest ε of the settings; `None` where they would cost too much.
     pub(crate) fn spread(&self, u: &[f32], cancel: &Cancel) -> Result<Option<Spread>> {
         let z = self.equilibrium.run(&one_row(u)?)?.z;
         let found = self.narrowed(u, 0, cancel, |sample, all, _| {
@@ -86,7 +88,7 @@ impl Certifier<'_> {
         Ok(found.map(|(spread, work)| Spread { work, ..spread }))
     }
 
-    /// Asks something of a sample with its narrowed intervals; the multiply-adds that these took, too.
+    /// Calls a function with a sample's narrowed intervals; also returns the multiply-adds that narrowing took.
     fn narrowed<T>(
         &self,
         u: &[f32],
@@ -139,8 +141,8 @@ impl Certifier<'_> {
         all
     }
 
-    /// Of a sample at the largest ε of the settings, with the intervals of a spread around its clean values. The model must
-    /// not have cycles.
+    /// The lowest points of a sample at the largest ε of the settings, with the intervals of a spread around its
+    /// clean values. The model must not have cycles.
     pub(crate) fn lowest(&self, u: &[f32], spread: &Spread, label: usize) -> Result<Lowest> {
         let graph = &self.graph;
         let clean = self.equilibrium.run(&one_row(u)?)?;
@@ -222,7 +224,7 @@ fn by_ends(certifier: &Certifier, node: usize, bounds: &Bounds, x: &[f32], own: 
             let (bend, slope) = (f64::from(bend), f64::from(bounds.lines[i].upper));
             let steeper = (1.0 - bend) / (high - low).powi(2);
             for l in i * LANES..(i + 1) * LANES {
-                // A coefficient of a value below zero takes the chord; lower lines do not depend on the ends.
+                // A negative coefficient of a value takes the chord; lower lines do not depend on the ends.
                 if own[l] < 0.0 && slope > 0.0 {
                     let z = (f64::from(x[l]) - bounds.lines[i].above) / slope;
                     let coefficient = f64::from(own[l]) / slope;
@@ -245,7 +247,7 @@ mod tests {
     use crate::model::ImplicitModel;
     use crate::random::Random;
 
-    /// With changes so small that every activation is a line, derivatives of what is proved are those that differences show.
+    /// With changes so small that every activation is a line, the derivatives of the bound agree with differences.
     #[test]
     fn derivatives_are_those_of_the_bound() {
         let (mut r, mut seen) = (Random::new(41), 0);

@@ -1,32 +1,36 @@
 //! Certificates: inputs whose class no perturbation of size ε can change, proved.
 //!
 //! A perturbation moves every value of an input by at most ε in raw·scale units (before mean and std), or all values
-//! together by at most ε in the Euclidean norm, and leaves them in [0, 1]. Four bounds, each tried where the one before it
-//! does not suffice, so that a later one never certifies less:
+//! together by at most ε in the Euclidean norm, and leaves them in [0, 1]. There are four bounds. Each is tried where
+//! the one before it does not suffice, so that a later one never certifies less:
 //!
-//! - **global**: every value of the model within its clean value ± what |weights| let an input change become; the same as
-//!   ŷ_i − ŷ_j > ε(|C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j|)|1/std| for all j, but for rounding.
+//! - **global**: every value of the model within its clean value ± the largest change that |weights| allow for the
+//!   change of the input; the same as ŷ_i − ŷ_j > ε(|C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j|)|1/std| for all j, up to
+//!   rounding.
 //! - **interval**: every value in the image of the intervals before it.
 //! - **linear**: each φ between two lines over its interval, each maximum between two of its values, and the difference
 //!   of two outputs substituted back through them to the inputs. The intervals of unstable units, and of what a maximum
 //!   reads, are narrowed the same way first.
-//! - **slopes**: the same with the slopes of the lower lines improved by gradient steps, for every difference of its own.
+//! - **slopes**: as linear, with the slopes of the lower lines improved by gradient steps, separately for every
+//!   difference.
 //!
-//! One mechanism serves dense layers, convolutions, sums, poolings and operators that move values. The states of a cycle are substituted into themselves twelve times; what is
-//! left is bounded by the box x* ± ε(I−|A|)⁻¹|B||1/std|, narrowed by interval iteration.
+//! One mechanism serves dense layers, convolutions, sums, poolings and operators that move values. The states of a
+//! cycle are substituted into themselves twelve times; the remaining coefficients of states are bounded by the box x*
+//! ± ε(I−|A|)⁻¹|B||1/std|, narrowed by interval iteration.
 //!
 //! # Rounding
 //!
 //! A certificate holds for the model in exact arithmetic and for its single-precision run by [`Equilibrium`]. A run
 //! computes z = Wx + b + δ. In whatever order it sums its n products, every addition is off by at most u = 2⁻²⁴ of a
 //! partial sum, and a partial sum lies between the sum P of the positive products and that of the negative ones, −N: so
-//! |δ| ≤ u·n·max(P, N) + u(P + N), but for terms of order u², which are added. P and N are taken at their largest over the
-//! boxes of x. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z
+//! |δ| ≤ u·n·max(P, N) + u(P + N), up to terms of order u², which are added. P and N are taken at their largest over
+//! the boxes of x. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z
 //! takes |μ| times that bound of |δ| from its constant. Its own coefficients are single precision too: where
 //! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, γ_n = n·u/(1 − n·u), which summed over the units is
-//! |μ|·γ_n|W||x| with the n of the transpose. [`Arithmetic::Exact`] leaves out the run's part, not this one. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
-//! multiplied along paths. Constants are double precision; their roundings are below one more u. Inputs are float32: ε is
-//! taken 2⁻²³ larger than asked.
+//! |μ|·γ_n|W||x| with the n of the transpose. [`Arithmetic::Exact`] leaves out the roundings of the run, but not those
+//! of the certifier. So rounding costs a multiple of the magnitudes that one layer sums, added over layers; nothing is
+//! multiplied along paths. Constants are double precision; their roundings are below one more u. Inputs are float32, so
+//! ε is taken 2⁻²³ larger than asked for.
 
 mod backwards;
 mod block;
@@ -61,19 +65,19 @@ use reach::{Stages, reach};
 use sample::Sample;
 use substitution::Substitution;
 
-/// Samples certified together, at most; part of no result.
+/// The most samples that are certified together; the number has no influence on the result.
 const BLOCK: usize = 8;
 
-/// How hard to try.
+/// The bounds, each of which includes those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Bound {
     /// The Lipschitz constant of every pair of classes.
     Global,
-    /// And interval iteration per input.
+    /// In addition, interval iteration per input.
     Interval,
-    /// And linear relaxation per input.
+    /// In addition, linear relaxation per input.
     Linear,
-    /// And slopes of its lines improved by gradient steps.
+    /// In addition, slopes of the lower lines improved by gradient steps.
     Slopes,
 }
 
@@ -88,13 +92,13 @@ impl std::fmt::Display for Bound {
     }
 }
 
-/// Whose outputs a certificate is about.
+/// The outputs that a certificate is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arithmetic {
-    /// Both the model's in exact arithmetic and those of its single-precision run.
+    /// Both the outputs in exact arithmetic and those of a single-precision run.
     #[default]
     Single,
-    /// The model's in exact arithmetic alone. The certifier's own rounding is accounted for all the same.
+    /// The outputs in exact arithmetic alone. The certifier's own rounding is still accounted for.
     Exact,
 }
 
@@ -107,7 +111,7 @@ impl std::fmt::Display for Arithmetic {
     }
 }
 
-/// What is to be certified.
+/// What is certified, and with how much effort.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CertifySettings {
     /// Largest changes, in raw·scale units.
@@ -116,12 +120,13 @@ pub struct CertifySettings {
     pub bound: Bound,
     /// Gradient steps on the slopes of lower lines, with [`Bound::Slopes`] alone. Default 0.
     pub slopes: usize,
-    /// In which norm a perturbation is at most ε. Default: every value on its own.
+    /// The norm in which a perturbation is at most ε. Default: every value on its own.
     pub norm: Norm,
-    /// Whose outputs must keep their class. Default: exact ones and those of a single-precision run.
+    /// The outputs that must keep their class. Default: exact outputs and those of a single-precision run.
     pub arithmetic: Arithmetic,
-    /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds, counted over whole maps with
-    /// all their zeros; a sample that needs more is given up there. Default 2⁴¹, half a minute or so.
+    /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds, counted over
+    /// whole maps with all their zeros. A sample that needs more is given up at that ε. Default 2⁴¹, which takes
+    /// about half a minute.
     pub work: u64,
 }
 
@@ -138,24 +143,25 @@ impl Default for CertifySettings {
     }
 }
 
-/// What was certified.
+/// The results of certification.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CertifyReport {
-    /// ε in the order asked.
+    /// ε in the order asked for.
     pub epsilon: Vec<f64>,
-    /// Samples looked at.
+    /// Number of samples that were examined.
     pub samples: usize,
-    /// Share of samples that are right.
+    /// Share of samples that are classified correctly.
     pub clean_accuracy: f64,
-    /// Share of samples that are right and stay so, proved; one for each ε.
+    /// Share of samples that are classified correctly and proved to stay so; one for each ε.
     pub certified_accuracy: Vec<f64>,
-    /// The same with bounds up to this one only.
+    /// The same shares, with bounds up to each one only.
     pub by_bound: Vec<(Bound, Vec<f64>)>,
-    /// One per sample and ε: right, and proved to stay so.
+    /// For every sample and ε, whether it is classified correctly and proved to stay so.
     pub certified: Vec<Vec<bool>>,
-    /// Samples without equilibrium, of which none is certified.
+    /// Number of samples without equilibrium; none of them is certified.
     pub not_converged: usize,
-    /// Samples that were given up at some ε because their intervals would have cost more than the settings allow.
+    /// Number of samples that were given up at some ε because their intervals would have cost more than the settings
+    /// allow.
     pub given_up: usize,
 }
 
@@ -206,7 +212,7 @@ pub fn certify(
     let mut counts = vec![vec![0usize; ascending.len()]; bounds.len()];
     let (mut right, mut not_converged, mut given_up) = (0, 0, 0);
     let mut certified = Vec::with_capacity(samples);
-    // Few samples are few to a thread.
+    // With few samples every block is small, so that all threads have work.
     let size = (samples / (4 * threads.get())).clamp(1, BLOCK);
     parallel::fold(
         threads,
@@ -253,17 +259,17 @@ pub fn certify(
     })
 }
 
-/// What is known about one sample.
+/// The results for one sample.
 #[derive(Debug, Clone)]
 struct Verdict {
     right: bool,
     converged: bool,
     given_up: bool,
-    /// Of every bound: at how many ε, ascending, it or one before it certifies the sample.
+    /// For every bound, the number of ε, in ascending order, up to which it or an earlier one certifies the sample.
     reached: Vec<usize>,
 }
 
-/// A model and the data's range, made ready.
+/// A model with the range of its data, prepared for certification.
 pub(crate) struct Certifier<'a> {
     layout: &'a Layout,
     per_feature: &'a PerFeature,
@@ -273,10 +279,10 @@ pub(crate) struct Certifier<'a> {
     cycle: Option<Cycle<'a>>,
 }
 
-/// What a model with cycles needs beside its graph.
+/// Data that a model with cycles needs in addition to its graph.
 struct Cycle<'a> {
     model: Cow<'a, ImplicitModel>,
-    /// How far its states move when inputs move by one unit.
+    /// How far each of its states moves at most when inputs move by one unit.
     reach: Vec<f64>,
 }
 
@@ -303,7 +309,7 @@ impl<'a> Certifier<'a> {
     }
 
     fn block(&self, u: &Matrix<f32>, labels: &[u32], ascending: &[f64], cancel: &Cancel) -> Result<Vec<Verdict>> {
-        // Only cycles need their states.
+        // Only models with cycles need their states.
         let (y, x, diagnostics) = if self.cycle.is_some() {
             let solution = self.equilibrium.run(u)?;
             (solution.y, Some(solution.x), solution.diagnostics)

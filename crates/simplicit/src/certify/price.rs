@@ -1,4 +1,4 @@
-//! Prices of weights: what each adds to the global certificate.
+//! Prices of weights: how much each weight adds to the global certificate.
 
 use super::reach::{FEW, Stages, reach};
 use crate::layout::Source;
@@ -10,19 +10,20 @@ use crate::{Error, Result};
 /// |C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j| is rows ⊗ columns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sensitivity {
-    /// How much the outputs' differences mind a change of a pre-activation or output: n states, q outputs.
+    /// How strongly the differences of outputs depend on each pre-activation or output: n states, then q outputs.
     pub rows: Vec<f64>,
-    /// How far a state or an input moves: n states, p inputs.
+    /// How far each state or input moves: n states, then p inputs.
     pub columns: Vec<f64>,
-    /// Of every tap block: the derivative by each of its weights, summed over the positions that use it, output channels ×
-    /// columns; nothing for a residual sum.
+    /// For every tap block the derivative by each of its weights, summed over the positions that use it: output
+    /// channels × columns; empty for a residual sum.
     pub taps: Vec<Matrix>,
 }
 
-/// Of a model at inputs whose raw·scale units are divided by `std`; an error where a cycle is not shown to contract.
+/// The prices of a model whose inputs in raw·scale units are divided by `std`; an error where a cycle is not shown to
+/// contract.
 ///
-/// With shared weights |C_i − C_j| is bounded by |C_i| + |C_j|, and a maximum is taken to pass on what its largest input
-/// does.
+/// With shared weights |C_i − C_j| is bounded by |C_i| + |C_j|, and a maximum is taken to move as much as the input
+/// that moves most.
 pub fn sensitivity(model: &ImplicitModel, std: &[f64]) -> Result<Sensitivity> {
     model.require_no_operators("prices by the certificate")?;
     let shape = model.shape();
@@ -46,7 +47,7 @@ pub fn sensitivity(model: &ImplicitModel, std: &[f64]) -> Result<Sensitivity> {
         }
     }
     for stage in stages.stages.iter().rev() {
-        // In a cycle a few dozen steps are enough for a price.
+        // In a cycle a few dozen steps are accurate enough for a price.
         let turns = if stage.cycle.is_some() { FEW } else { 1 };
         let mut fresh: Vec<f64> = stage.units.iter().map(|&i| rows[i]).collect();
         for _ in 0..turns {
@@ -138,7 +139,7 @@ fn layered(model: &ImplicitModel, std: &[f64]) -> Result<Sensitivity> {
     Ok(Sensitivity { rows: wide(rows), columns: wide(columns), taps })
 }
 
-/// The source's values, and what each of the block's poolings makes of them.
+/// The source's values, and the result of each of the block's poolings.
 fn operands(block: &TapBlock, source: &[f32]) -> Vec<Vec<f32>> {
     let mut values = vec![source.to_vec()];
     for map in &block.maps {
@@ -155,7 +156,8 @@ fn unit(block: &TapBlock, o: usize, position: usize) -> usize {
     o * block.output.positions() + position
 }
 
-/// Every use of every weight: output channel, column, weight, output position, unit of the operand.
+/// Calls `visit` for every use of every weight, with output channel, column, weight, output position and unit of the
+/// operand.
 fn for_uses(block: &TapBlock, mut visit: impl FnMut(usize, usize, f32, usize, usize)) {
     let positions = block.output.positions().max(1);
     match &block.weights {
@@ -168,7 +170,7 @@ fn for_uses(block: &TapBlock, mut visit: impl FnMut(usize, usize, f32, usize, us
     }
 }
 
-/// Where a column of taps is used: output position, unit of the operand.
+/// Calls `visit` for every use of a column of taps, with output position and unit of the operand.
 fn for_positions(block: &TapBlock, column: usize, mut visit: impl FnMut(usize, usize)) {
     let ([sy, sx], [top, left, ..]) = (block.window.stride, block.window.padding);
     let (c, [dy, dx]) = block.window.tap(column);

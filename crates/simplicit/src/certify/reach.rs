@@ -1,5 +1,5 @@
-//! How far the states of a model of plain entries can move: |A| summed over all paths, rounded outwards. Cycles start from
-//! it.
+//! How far the states of a model of plain entries can move: |A| summed over all paths, rounded outwards. The boxes of
+//! cycles are computed from this.
 
 use crate::equilibrium::{EquilibriumSettings, Schedule};
 use crate::layout::Activation;
@@ -9,26 +9,26 @@ use crate::{Error, Result};
 
 use super::boxes::gamma;
 
-/// Steps of x ← |A|x + w in a cycle before the rest is bounded by the contraction: for slacks, and for what is computed
-/// once for a model.
+/// Steps of x ← |A|x + w in a cycle before the rest is bounded by the contraction: for slacks, and for quantities
+/// that are computed once per model.
 pub(super) const FEW: usize = 40;
 const MANY: usize = 5000;
-/// Steps that raise no sum by more than this share are enough.
+/// The steps end when none of them raises a sum by more than this share.
 const SETTLED: f64 = 1e-9;
-/// Room for what is not yet known when a cycle's magnitudes are guessed.
+/// The share by which a guess of a cycle's magnitudes is enlarged, for what is not yet known.
 const ROOM: f64 = 1.0 / 16.0;
 
-/// States computed together, and how a cycle contracts.
+/// States that are computed together, and the contraction of a cycle among them.
 pub(super) struct Stage {
     pub(super) units: Vec<usize>,
     pub(super) cycle: Option<Contraction>,
 }
 
-/// A model in the order its states are computed.
+/// A model, with its states in the order in which they are computed.
 pub(super) struct Stages<'a> {
     model: &'a ImplicitModel,
     pub(super) stages: Vec<Stage>,
-    /// Stage of every state.
+    /// The stage of every state.
     stage_of: Vec<usize>,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Stages<'a> {
         Ok(Self { model, stages, stage_of })
     }
 
-    /// Larger than one by more than any sum here can lose to rounding.
+    /// A factor slightly above one: the excess is more than any sum here can lose to rounding.
     fn outwards(&self) -> f64 {
         outwards(self.model.shape().states + self.model.shape().inputs)
     }
@@ -57,8 +57,8 @@ impl<'a> Stages<'a> {
         add_magnitudes(self.model.a(), &self.stages[stage].units, |j| (self.stage_of[j] == stage) == own, x, out);
     }
 
-    /// x ≥ |A|x + w, where `x` holds w of this stage on entry and what earlier stages give is already in it. More steps
-    /// give a smaller x.
+    /// x ≥ |A|x + w, where `x` holds w of this stage on entry, with the contributions of earlier stages added. More
+    /// steps give a smaller x.
     fn close(&self, stage: usize, x: &mut [f64], steps: usize) {
         let Stage { units, cycle } = &self.stages[stage];
         let up = self.outwards();
@@ -97,7 +97,7 @@ impl<'a> Stages<'a> {
     }
 }
 
-/// The stages of A, an error where a cycle is not shown to contract.
+/// The stages of A; an error where a cycle is not shown to contract.
 fn order(a: &Csr<f32>) -> Result<Vec<Stage>> {
     let mut place = vec![usize::MAX; a.rows()];
     let mut stages = Vec::new();
@@ -124,7 +124,7 @@ fn outwards(terms: usize) -> f64 {
     1.0 + (terms as f64 + 16.0) * f64::EPSILON
 }
 
-/// out_i += Σ_j |m_ij| x_j over columns to `keep`, for some rows.
+/// out_i += Σ_j |m_ij| x_j for some rows, over the columns for which `keep` is true.
 fn add_magnitudes(m: &Csr<f32>, rows: &[usize], keep: impl Fn(usize) -> bool, x: &[f64], out: &mut [f64]) {
     for &i in rows {
         out[i] += m.row(i).filter(|(j, _)| keep(*j)).map(|(j, w)| f64::from(w.abs()) * x[j]).sum::<f64>();
@@ -145,11 +145,11 @@ pub(super) fn reach(stages: &Stages, inverse: &[f64]) -> Vec<f64> {
     reach
 }
 
-/// Boxes of the equilibria of all inputs within reach of a sample.
+/// Boxes that contain the equilibria of all inputs within reach of a sample.
 pub(super) struct CycleBox {
     pub(super) low: Vec<f64>,
     pub(super) high: Vec<f64>,
-    /// No computed state is further from its exact value.
+    /// For every state a bound on the distance between its computed and its exact value.
     pub(super) error: Vec<f64>,
 }
 
@@ -169,8 +169,8 @@ impl CycleBox {
             let length = |m: &Csr<f32>| m.indptr()[i + 1] - m.indptr()[i];
             (length(model.a()) + length(model.b()) + 3) as f64
         };
-        // Cycles are iterated in double precision to a tolerance; everything is handed on in single precision, and what
-        // lies on no cycle is summed in it.
+        // Cycles are iterated in double precision to a tolerance; the states are returned in single precision, and
+        // states outside cycles are summed in it.
         let largest = guess.iter().copied().fold(1.0, f64::max);
         let tolerance = EquilibriumSettings::default().tolerance * largest;
         let mut error = vec![0.0; n];
@@ -187,7 +187,7 @@ impl CycleBox {
             }
         }
         for i in 0..n {
-            // The guess must have left room for what was found.
+            // The guess must have been large enough for the magnitudes that were found.
             if 2.0 * error[i] > 0.999 * (guess[i] - sizes[i]) {
                 error[i] = f64::INFINITY;
             }

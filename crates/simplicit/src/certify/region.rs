@@ -1,11 +1,11 @@
-//! Where a perturbed sample may lie, and the smallest value of a linear function there.
+//! The set of points that a perturbed sample may have, and the smallest value of a linear function over it.
 
 use super::substitution::{LANES, Lane};
 use crate::arrays::PerFeature;
 use crate::attack::{Norm, limits};
 use crate::linalg::vectorised;
 
-/// A box, and perhaps a ball around the sample that cuts it.
+/// A box, possibly intersected with a ball around the sample.
 pub(super) struct InputSet {
     pub(super) low: Vec<f64>,
     pub(super) high: Vec<f64>,
@@ -14,15 +14,15 @@ pub(super) struct InputSet {
 
 struct Ball {
     centre: Vec<f64>,
-    /// 1/std: the ball is one in raw·scale units.
+    /// 1/std of every input, because the ball is one in raw·scale units.
     inverse: Vec<f64>,
     radius: f64,
 }
 
 impl InputSet {
-    /// Of a preprocessed sample; ε in raw·scale units.
+    /// The set for a preprocessed sample; ε is in raw·scale units.
     pub(super) fn new(u: &[f32], per_feature: &PerFeature, epsilon: f64, norm: Norm) -> Self {
-        // Inputs are float32.
+        // Inputs are float32, so ε is taken a little larger.
         let epsilon = epsilon + f64::from(f32::EPSILON);
         let (mut low, mut high) = (Vec::with_capacity(u.len()), Vec::with_capacity(u.len()));
         for (k, &v) in u.iter().enumerate() {
@@ -40,7 +40,7 @@ impl InputSet {
         Self { low, high, ball }
     }
 
-    /// Whether the box alone is where the sample may lie, so that intervals of the first layer are as narrow as can be.
+    /// Whether the set is the box alone; plain intervals of the first layer are then as narrow as possible.
     pub(super) fn is_box(&self) -> bool {
         self.ball.is_none()
     }
@@ -77,7 +77,7 @@ impl InputSet {
         }
     }
 
-    /// A point where the function of lane l is smallest, or nearly so: for gradients only.
+    /// A point where the function of lane l is (nearly) smallest; for gradients only.
     pub(super) fn smallest_at(&self, own: &[f32], lane: usize, out: &mut [f32]) {
         let scale = self.ball.as_ref().map(|ball| {
             let squares: f64 =

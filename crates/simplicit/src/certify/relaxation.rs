@@ -1,4 +1,4 @@
-//! φ between two lines over an interval, and a maximum between two of its values.
+//! Bounds for activations and maxima: φ between two lines over an interval, a maximum between two of its values.
 
 use crate::layout::Activation;
 
@@ -12,14 +12,14 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Over [low, high]; exact where φ is linear there.
+    /// The lines over [low, high]; exact where φ is linear there.
     pub(super) fn over(activation: Activation, low: f64, high: f64) -> Self {
         let slope = match activation {
             Activation::Identity => return Self::straight(1.0),
             Activation::Relu => 0.0,
             Activation::LeakyRelu { slope } if (0.0..=1.0).contains(&slope) => slope,
             Activation::Tanh | Activation::Sigmoid => return Self::parallel(activation, low, high),
-            // Any other that does not decrease: its values at the two ends.
+            // Any other non-decreasing activation: its values at the two ends.
             _ => {
                 let (from, to) = image(activation, low, high);
                 return Self { lower: 0.0, below: from, upper: 0.0, above: to };
@@ -31,7 +31,8 @@ impl Lines {
         if high <= 0.0 {
             return Self::straight(slope);
         }
-        // The chord above; below the branch that leaves the smaller triangle. The offset is that of the rounded slope.
+        // Above, the chord; below, the branch that leaves the smaller triangle. The offset belongs to the rounded
+        // slope.
         let bent = f64::from(slope);
         let upper = (((high - bent * low) / (high - low)) as f32).clamp(slope, 1.0);
         let above = (bent * low - f64::from(upper) * low).max(high - f64::from(upper) * high);
@@ -52,7 +53,7 @@ impl Lines {
                 s * (1.0 - s)
             }
         };
-        // A little less than the derivative: its own rounding must not make the lines cross φ.
+        // The slope is a little less than the derivative, so that rounding does not make the lines cross φ.
         let slope = ((derivative(low).min(derivative(high)) - 1e-14).max(0.0) * (1.0 - 1e-7)) as f32;
         let steep = f64::from(slope);
         let (from, to) = image(activation, low, high);
@@ -76,7 +77,8 @@ impl Lines {
     }
 }
 
-/// A maximum of some values with known intervals: at least one of them, at most a line of another.
+/// Bounds of a maximum of values with known intervals: from below by one of the values, from above by a line of
+/// another.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Largest {
     /// The value with the largest lower end.
@@ -89,7 +91,7 @@ pub(super) struct Largest {
 }
 
 impl Largest {
-    /// Of the values of a window.
+    /// The bounds for the values of a window.
     pub(super) fn of(window: &[u32], low: &[f64], high: &[f64]) -> Self {
         let best = |ends: &[f64]| {
             window.iter().copied().fold(None, |best: Option<u32>, k| match best {
@@ -112,7 +114,7 @@ impl Largest {
     }
 }
 
-/// φ of an interval, rounded outwards.
+/// The image of an interval under φ, rounded outwards.
 pub(super) fn image(activation: Activation, low: f64, high: f64) -> (f64, f64) {
     let (a, b) = (activation.apply_f64(low), activation.apply_f64(high));
     match activation {

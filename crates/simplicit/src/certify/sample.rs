@@ -1,4 +1,4 @@
-//! One sample: which ε each bound certifies.
+//! Certifies one sample: up to which ε each bound does so.
 
 use super::boxes::{self, Bounds, Rule};
 use super::graph::{Kind, Node};
@@ -16,21 +16,21 @@ pub(super) struct Sample<'a, 'g> {
     pub(super) substitution: &'a mut Substitution<'g>,
     pub(super) u: &'a [f32],
     pub(super) label: usize,
-    /// The states of a model with cycles.
+    /// The states of the sample, and the stages of a model with cycles.
     pub(super) states: Option<(&'a [f32], &'a Stages<'a>)>,
     pub(super) cancel: &'a Cancel,
     /// Whether narrowing its intervals would have cost more than the settings allow, at some ε.
     pub(super) given_up: bool,
-    /// Multiply-adds that narrowing its intervals has cost.
+    /// Multiply-adds that narrowing its intervals has cost so far.
     pub(super) spent: u64,
 }
 
-/// Stable units are narrowed, too, where one unit of so many looks unstable by intervals,
+/// Stable units are narrowed too if at least one unit in this many looks unstable by intervals,
 const MANY: usize = 10;
-/// and at most one of so many of these is unstable by linear bounds.
+/// and at most one in this many of these is unstable by linear bounds.
 const FEW_LEFT: usize = 5;
 
-/// What is narrowed.
+/// Which ends of intervals are narrowed, and how.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Narrow {
     Nothing,
@@ -38,7 +38,8 @@ pub(super) enum Narrow {
 }
 
 impl Sample<'_, '_> {
-    /// Of every bound up to the one asked for: at how many ε, ascending, it or one before it holds.
+    /// For every bound up to the one asked for, the number of ε, in ascending order, at which it or an earlier bound
+    /// holds.
     pub(super) fn reached(&mut self, ascending: &[f64]) -> Result<Vec<usize>> {
         let settings = self.certifier.settings;
         let mut reached = Vec::new();
@@ -77,7 +78,7 @@ impl Sample<'_, '_> {
         InputSet::new(self.u, self.certifier.per_feature, epsilon, self.certifier.settings.norm)
     }
 
-    /// Boxes alone, and one step from the outputs.
+    /// Whether boxes alone certify the sample, with one substitution from the outputs.
     fn cheap(&mut self, epsilon: f64, rule: Rule) -> bool {
         let input = self.input(epsilon);
         match self.boxes(&input, epsilon, rule, Narrow::Nothing) {
@@ -86,12 +87,12 @@ impl Sample<'_, '_> {
         }
     }
 
-    /// Which of the linear bounds certifies the sample.
+    /// Which of the linear bounds certifies the sample, if one does.
     fn linear(&mut self, epsilon: f64) -> Result<Option<Bound>> {
         let input = self.input(epsilon);
         let Some(all) = self.boxes(&input, epsilon, Rule::Interval, Narrow::Unstable)? else { return Ok(None) };
         let margins = self.margins(&all, &input, Until::Input);
-        // A margin that is not a number is not above zero.
+        // A margin that is NaN does not count as above zero.
         let is_open = |least: f64| least.is_nan() || least <= 0.0;
         let open: Vec<usize> = margins.iter().filter(|(_, least)| is_open(*least)).map(|(j, _)| *j).collect();
         if open.is_empty() {
@@ -101,7 +102,8 @@ impl Sample<'_, '_> {
         Ok((steps > 0 && self.improved(&all, &input, &open, steps)).then_some(Bound::Slopes))
     }
 
-    /// The smallest difference of the label's output and every other, each as far as the bound proves.
+    /// For every other class the smallest difference between the label's output and that of the class, as far as the
+    /// bound proves it.
     pub(super) fn margins(&mut self, all: &[Bounds], input: &InputSet, until: Until) -> Vec<(usize, f64)> {
         let graph = &self.certifier.graph;
         let others: Vec<usize> = (0..graph.outputs).filter(|j| *j != self.label).collect();
@@ -114,7 +116,7 @@ impl Sample<'_, '_> {
         out
     }
 
-    /// Whether better slopes prove what is open.
+    /// Whether better slopes certify the classes that are still open.
     fn improved(&mut self, all: &[Bounds], input: &InputSet, open: &[usize], steps: usize) -> bool {
         let graph = &self.certifier.graph;
         open.chunks(LANES).all(|part| {
@@ -136,7 +138,7 @@ impl Sample<'_, '_> {
         })
     }
 
-    /// Bounds of every node; nothing where they would cost too much.
+    /// Bounds of every node; `None` where they would cost too much.
     pub(super) fn boxes(
         &mut self,
         input: &InputSet,
@@ -177,7 +179,7 @@ impl Sample<'_, '_> {
             };
             all.push(bounds);
             if turn.is_some() {
-                // All turns are the same states.
+                // All turns are the same states, so their intervals can be intersected.
                 let (before, own) = all.split_at_mut(k);
                 own[0].cut(&before[k - 1].x_low, &before[k - 1].x_high);
             }
@@ -191,8 +193,8 @@ impl Sample<'_, '_> {
         Ok(Some(all))
     }
 
-    /// Narrows the intervals of the units of node k that gain by it; false where that would cost too much. `tight` are the nodes
-    /// before it all of whose intervals are by linear bounds.
+    /// Narrows the intervals of the units of node k that gain by it; false where that would cost too much. `tight`
+    /// says for each earlier node whether all of its intervals come from linear bounds.
     fn narrow(
         &mut self,
         k: usize,
@@ -203,7 +205,7 @@ impl Sample<'_, '_> {
     ) -> Result<bool> {
         let graph = &self.certifier.graph;
         let node = &graph.nodes[k];
-        // Over a box the first layer's intervals are as narrow as can be.
+        // Over a box the plain intervals of the first layer are as narrow as possible.
         if k == graph.output() || (node.first && input.is_box()) {
             tight[k] = true;
             return Ok(true);
@@ -211,13 +213,15 @@ impl Sample<'_, '_> {
         let most = before + self.certifier.settings.work;
         let cost = |units: usize, lanes: u64| units as u64 * lanes * node.work;
         let mut open = open(node, bounds);
-        // Most units are shown to be stable from the boxes of a node shortly before, where these are narrow.
+        // Most units can be shown to be stable by a substitution that ends at the boxes of a node shortly before,
+        // where these are narrow.
         if let Some(stop) = self.near(k, tight) {
             self.spent += open.len() as u64 * 2 * (node.work - graph.nodes[stop].work);
             self.narrow_units(k, &open, bounds, all, input, Until::Node(stop))?;
             open = self::open(node, bounds);
         }
-        // Both ends at once cost half. Where that settles most of a few units, it is tried for all.
+        // Both ends in one substitution cost half. Where that settles most units of a sample of them, it is tried for
+        // all.
         let both = open.len() > LANES / 2 && graph.nodes[..k].iter().all(|n| !matches!(n.kind, Kind::Maximum { .. }));
         let mut left = open.clone();
         if both {
@@ -276,7 +280,7 @@ impl Sample<'_, '_> {
         (1..k).rev().find(|&stop| tight[stop] && closed(stop)).filter(|&stop| 2 * nodes[stop].work > nodes[k].work)
     }
 
-    /// Intervals of some units of node k by linear bounds, where these are narrower.
+    /// Narrows the intervals of some units of node k by linear bounds, where these are narrower.
     fn narrow_units(
         &mut self,
         k: usize,
@@ -294,7 +298,7 @@ impl Sample<'_, '_> {
         })
     }
 
-    /// The same in half the time, less narrow.
+    /// The same in half the time, with wider intervals.
     fn narrow_both(
         &mut self,
         k: usize,
@@ -309,7 +313,7 @@ impl Sample<'_, '_> {
         })
     }
 
-    /// Some units at a time, each with the ends that `ends` finds where these are narrower.
+    /// Takes some units at a time, each with the ends that `ends` finds, where these are narrower.
     fn narrowed(
         &mut self,
         units: &[usize],
@@ -318,7 +322,7 @@ impl Sample<'_, '_> {
         all: &mut Vec<Bounds>,
         mut ends: impl FnMut(&mut Substitution, &[usize], &[Bounds]) -> Vec<(f64, f64)>,
     ) -> Result<()> {
-        // The substitution starts at the node itself, which needs its slacks.
+        // The substitution starts at the node itself, which needs its own slacks.
         all.push(bounds.clone());
         for part in units.chunks(at_once) {
             self.cancel.check()?;
@@ -342,7 +346,7 @@ impl Sample<'_, '_> {
     }
 }
 
-/// The units of a node that narrower intervals help by themselves: unstable ones, and what a maximum reads.
+/// The units of a node that gain from narrower intervals of their own: unstable ones, and those that a maximum reads.
 fn open(node: &Node, bounds: &Bounds) -> Vec<usize> {
     let mut open: Vec<usize> = Vec::new();
     for (range, activation) in &node.activations {

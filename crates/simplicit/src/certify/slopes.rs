@@ -12,16 +12,16 @@ use super::region::InputSet;
 use super::relaxation::Lines;
 use super::substitution::LANES;
 
-/// Size of the first step, and what each multiplies the next with.
+/// Size of the first step, and the factor from each step to the next.
 const STEP: f32 = 0.4;
 const DECAY: f32 = 0.9;
-/// Of the running means of the gradient and of its square.
+/// Factors of the running means of the gradient and of its square.
 const MEANS: (f32, f32) = (0.9, 0.99);
 
-/// No row.
+/// Stands for no row.
 const NONE: u32 = u32::MAX;
 
-/// Slopes of `LANES` functions.
+/// The slopes for `LANES` functions.
 pub(super) struct Slopes {
     of: Vec<Option<NodeSlopes>>,
     /// Coefficients of the values of the nodes that the last substitution passed.
@@ -30,7 +30,7 @@ pub(super) struct Slopes {
 }
 
 struct NodeSlopes {
-    /// Row of every unit.
+    /// The row of every unit.
     row: Vec<u32>,
     units: Vec<usize>,
     smallest: Vec<f32>,
@@ -40,7 +40,7 @@ struct NodeSlopes {
 }
 
 impl Slopes {
-    /// Those of the lines, for every unit before node `top` whose slope is free.
+    /// The slopes of the lines, for every unit before node `top` whose slope is free.
     pub(super) fn new(graph: &Graph, all: &[Bounds], top: usize) -> Self {
         let mut of = Vec::with_capacity(graph.nodes.len());
         for (node, bounds) in graph.nodes.iter().zip(all).take(top) {
@@ -69,7 +69,7 @@ impl Slopes {
         Self { of, kept: vec![Vec::new(); graph.nodes.len()], steps: 0 }
     }
 
-    /// The lower slopes of a unit, one per function; nothing where they are not free.
+    /// The lower slopes of a unit, one per function; `None` where they are not free.
     pub(super) fn of_unit(&self, k: usize, i: usize) -> Option<&[f32; LANES]> {
         let own = self.of.get(k)?.as_ref()?;
         own.slope.get(own.row[i] as usize)
@@ -79,7 +79,8 @@ impl Slopes {
         own.in_order(&mut self.kept[k]);
     }
 
-    /// The coefficients of the pre-activations of node k in the last substitution; nothing where it did not pass there.
+    /// The coefficients of the pre-activations of node k in the last substitution; `None` where it did not pass
+    /// there.
     pub(super) fn of_sums(&self, k: usize, bounds: &Bounds) -> Option<Vec<f32>> {
         let mut own = self.kept.get(k).filter(|kept| !kept.is_empty())?.clone();
         for (i, row) in own.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
@@ -90,7 +91,8 @@ impl Slopes {
         Some(own)
     }
 
-    /// One step up the bounds; `at_input` are the coefficients of the input, `lanes` functions are in use.
+    /// One step that raises the bounds; `at_input` are the coefficients of the input, and `lanes` functions are in
+    /// use.
     pub(super) fn step(
         &mut self,
         graph: &Graph,
@@ -103,7 +105,8 @@ impl Slopes {
         self.sweep(graph, all, at_input, lanes, room, STEP * DECAY.powi(self.steps - 1));
     }
 
-    /// The values of all nodes by the chosen lines, where the bounds are smallest; free slopes take a step of some size.
+    /// Computes the values of all nodes by the chosen lines at the point where the bounds are smallest; free slopes
+    /// take a step of some size.
     pub(super) fn sweep(
         &mut self,
         graph: &Graph,

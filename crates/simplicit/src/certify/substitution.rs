@@ -1,8 +1,9 @@
-//! Back-substitution: linear functions of a node's values become functions of earlier values, and at last of the input.
+//! Back-substitution: linear functions of a node's values become functions of earlier values, and finally of the
+//! input.
 //!
-//! Coefficients are single precision, constants double. Where a coefficient of a pre-activation z_i was rounded, or a run
-//! rounded z_i itself, the function is off by at most |coefficient|·slack_i, which is taken from its constant at once:
-//! errors never travel along paths.
+//! Coefficients are single precision, constants double. Where a coefficient of a pre-activation z_i was rounded, or a
+//! run rounded z_i itself, the error of the function is at most |coefficient|·slack_i. That is subtracted from its
+//! constant at once, so errors are never multiplied along paths.
 
 use super::backwards::Rows;
 use super::block::Packed;
@@ -19,21 +20,21 @@ pub(super) const LANES: usize = 32;
 /// One number per function.
 pub(super) type Lane = [f64; LANES];
 
-/// Room for the coefficients of `LANES` functions.
+/// Memory for the coefficients of `LANES` functions.
 pub(super) struct Substitution<'a> {
     graph: &'a Graph,
-    /// Per node: coefficients of its values.
+    /// For every node the coefficients of its values.
     coefficients: Vec<Rows>,
     touched: Vec<bool>,
     /// Coefficients of the values where the last substitution ended, units × lanes.
     ended: Vec<f32>,
     pub(super) constant: Lane,
-    /// Where functions are bounded from above, too: their largest values.
+    /// If functions are bounded from above too, their largest values.
     upper: Option<Lane>,
     pub(super) packed: Packed,
 }
 
-/// Where a substitution ends.
+/// The place where a substitution ends.
 #[derive(Clone, Copy)]
 pub(super) enum Until {
     /// At the values that the first node reads, bounded by their boxes.
@@ -68,8 +69,9 @@ impl<'a> Substitution<'a> {
         }
     }
 
-    /// Lower and upper bounds of some pre-activations of node `top`, one per lane, in one substitution: both lines of an activation
-    /// have the slope of the upper one. They are wider than those of [`Self::lower`], and cost half.
+    /// Lower and upper bounds of some pre-activations of node `top`, one per lane, in one substitution: both lines of
+    /// an activation have the slope of the upper one. The bounds are wider than those of [`Self::lower`] and cost
+    /// half.
     pub(super) fn both(
         &mut self,
         top: usize,
@@ -133,7 +135,7 @@ impl<'a> Substitution<'a> {
         self.constant
     }
 
-    /// The smallest values of what is left go to the constants, the largest to the upper ones.
+    /// Adds the smallest values of what is left to the constants, and the largest to the upper ones.
     fn end(&mut self, own: &Rows, smallest: impl Fn(&mut Lane, &[f32])) {
         let mut flat = std::mem::take(&mut self.ended);
         own.in_order(&mut flat);
@@ -165,14 +167,14 @@ impl<'a> Substitution<'a> {
         slopes.sweep(self.graph, all, (input, &self.ended), lanes, &mut self.packed, 0.0)
     }
 
-    /// Coefficients of a node's values, all zero where it is reached first.
+    /// Prepares the coefficients of a node's values; they start at zero when the node is first reached.
     fn reach(&mut self, k: usize) {
         if !std::mem::replace(&mut self.touched[k], true) {
             self.coefficients[k].clear(self.graph.nodes[k].size, self.graph.nodes[k].positions);
         }
     }
 
-    /// Coefficients of pre-activations become those of what the node reads.
+    /// Turns coefficients of pre-activations into coefficients of what the node reads.
     fn pass_on(&mut self, k: usize, own: &Rows, all: &[Bounds]) {
         let graph = self.graph;
         let node = &graph.nodes[k];
@@ -206,7 +208,8 @@ impl<'a> Substitution<'a> {
         }
     }
 
-    /// Coefficients of values become those of pre-activations: each takes the line that bounds its product from below.
+    /// Turns coefficients of values into coefficients of pre-activations: each takes the line that bounds its product
+    /// from below.
     fn through_activation(&mut self, k: usize, own: &mut Rows, bounds: &Bounds, slopes: Option<&Slopes>) {
         let constant = &mut self.constant;
         let mut largest = self.upper.as_mut();
@@ -276,7 +279,7 @@ impl<'a> Substitution<'a> {
     }
 }
 
-/// The smallest value over the boxes of a node's values goes to the constants.
+/// Adds the smallest value over the boxes of a node's values to the constants.
 fn close(constant: &mut Lane, own: &[f32], bounds: &Bounds) {
     let ends = bounds.x_low.iter().zip(&bounds.x_high);
     for (row, (&low, &high)) in own.as_chunks::<LANES>().0.iter().zip(ends) {

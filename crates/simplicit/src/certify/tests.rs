@@ -174,7 +174,7 @@ fn features(inputs: usize) -> PerFeature {
     PerFeature { scale: 1.0, mean: vec![0.25; inputs], std }
 }
 
-/// u of raw samples in [0, 1], some values at the ends.
+/// Preprocessed inputs of raw samples in [0, 1], some values at the ends.
 fn samples(r: &mut Random, count: usize) -> Matrix<f32> {
     samples_of(r, count, &per_feature())
 }
@@ -199,7 +199,7 @@ fn report(
     certify(model, u, labels, &features, &settings, Threads::new(threads), &Cancel::new(), |_| {}).unwrap()
 }
 
-/// What attacking a model's samples with everything found.
+/// The results of all attacks on a model's samples.
 #[derive(Default)]
 struct Found {
     certified: Vec<usize>,
@@ -235,7 +235,7 @@ fn nothing_beats(r: &mut Random, model: &ImplicitModel, epsilon: &[f64], norm: N
                 continue;
             }
             let points = Matrix::from_fn(40, u.cols(), |turn, k| {
-                // In the Euclidean norm the corners of a box that lies in the ball.
+                // In the Euclidean norm the corners are those of a box inside the ball.
                 let size = if norm == Norm::L2 { size / (u.cols() as f64).sqrt() } else { size };
                 let (low, high) = crate::attack::limits(u[(s, k)], features.mean[k], features.std[k], size);
                 let at = if turn < 30 { f64::from(u8::from(r.uniform() < 0.5)) } else { r.uniform() };
@@ -270,8 +270,8 @@ fn nothing_beats_a_certificate() {
         fooled[kind] += found.fooled;
         trials += found.trials;
     }
-    // The test says something: many are certified, in both norms, and many are fooled, of acyclic, cyclic, residual convolutional
-    // and pooling models.
+    // The test is meaningful: in both norms many samples are certified and many are fooled, for acyclic, cyclic,
+    // residual convolutional and pooling models.
     for kind in certified {
         assert!(kind[0] > 200 && kind[1] > 100 && kind[2] > 10, "{certified:?}");
     }
@@ -380,7 +380,7 @@ fn textbook(layers: &[(Matrix, Vec<f64>)], low: &[f64], high: &[f64], label: usi
         .collect()
 }
 
-/// The linear bound certifies exactly what the textbook's does, but for margins within the slack for rounding.
+/// The linear bound certifies exactly what the textbook's does, except for margins within the slack for rounding.
 #[test]
 fn the_linear_bound_is_the_textbooks() {
     let mut r = Random::new(31);
@@ -415,7 +415,7 @@ fn the_linear_bound_is_the_textbooks() {
                     .collect();
                 let (low, high): (Vec<f64>, Vec<f64>) = ends.into_iter().unzip();
                 let margin = textbook(&wide, &low, &high, labels[s] as usize).into_iter().fold(f64::INFINITY, f64::min);
-                // Ours also tries intervals, which win now and then by a little where the lines are poor.
+                // Our bound also tries intervals, which are sometimes slightly better where the lines are poor.
                 if margin > 1e-3 {
                     held += 1;
                     assert!(proved.certified[s][0], "{margin} at {epsilon}");
@@ -455,7 +455,7 @@ fn the_global_bound_is_the_formula() {
     for round in 0..10 {
         let model = random_model(&mut r, round % 2 == 1, 0.7);
         let constant = constants(&model, &features);
-        // Well inside [0, 1], so that no box is cut.
+        // Inputs well inside [0, 1], so that no box is cut off.
         let u = Matrix::from_fn(12, INPUTS, |_, k| ((0.3 + 0.4 * r.uniform() - 0.25) / features.std[k]) as f32);
         let y = Classifier::new(&model).unwrap().logits(&u).unwrap();
         let labels = crate::evaluate::predictions(&y);
@@ -465,7 +465,7 @@ fn the_global_bound_is_the_formula() {
                 .filter(|j| *j != label)
                 .map(|j| f64::from(y[(s, label)] - y[(s, j)]) / constant[(label, j)])
                 .fold(f64::INFINITY, f64::min);
-            // Rounding takes its part of small margins, and a box is cut at the ends of [0, 1].
+            // Rounding takes a part of small margins, and a box is cut off at the ends of [0, 1].
             if !(2e-3..0.25).contains(&reached) {
                 continue;
             }
@@ -578,7 +578,7 @@ fn each_bound_adds_to_the_one_before_and_threads_do_not_matter() {
     assert!(totals.windows(2).all(|t| t[0] < t[1]), "{totals:?}");
 }
 
-/// A sample that would cost too much is not certified by lines, and is counted.
+/// A sample that would cost too much is not certified by linear bounds, and it is counted.
 #[test]
 fn what_is_given_up_is_counted() {
     let model = ImplicitModel::from_network(&convolutional(3, 3.0)).unwrap();
@@ -593,7 +593,7 @@ fn what_is_given_up_is_counted() {
     let interval = all.by_bound[1].1[0];
     assert_eq!(all.given_up, 0);
     assert!(all.certified_accuracy[0] > interval, "{all:?}");
-    // Every sample that intervals leave open is given up.
+    // Every sample that intervals do not certify is given up.
     assert_eq!(none.certified_accuracy[0], interval);
     assert_eq!(none.given_up, ((1.0 - interval) * 12.0).round() as usize);
 }
@@ -624,7 +624,7 @@ fn a_model_not_shown_to_be_well_posed_is_refused() {
     assert!(run(&[]).contains("expected 1, one for each input, got 0"));
 }
 
-/// Expansive or decreasing activations: no certificate, no cycle; the message names the layer.
+/// Expansive or decreasing activations get no certificate and may not lie on a cycle; the message names the layer.
 #[test]
 fn activations_that_prove_nothing_are_refused_by_the_name_of_their_layer() {
     let mut r = Random::new(77);

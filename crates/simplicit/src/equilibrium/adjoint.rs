@@ -16,24 +16,24 @@ use crate::linalg::{Stencil, vectorised};
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::{FixedMap, Source};
 
-/// Samples that run side by side: a feature of all of them is one or two vectors.
+/// Samples that run side by side: one feature of all of them fills one or two vectors.
 pub(super) const LANES: usize = 16;
 
-/// One summand, transposed.
+/// One summand of a layer, transposed.
 struct Op {
     source: Source,
     maps: Vec<FixedMap>,
     weights: OpWeights,
     operand: usize,
     norm: f64,
-    /// Addends that one value of the source receives.
+    /// Number of addends that one value of the source receives.
     terms: usize,
 }
 
 enum OpWeights {
-    /// A 1 × 1 kernel at every position.
+    /// A 1 × 1 kernel that is applied at every position.
     Plain(Stencil),
-    /// Through the packed operand; with the size of the packed cotangent.
+    /// Taps over the packed operand, with the size of the packed cotangent.
     Packed(Packing, Stencil, usize),
     Residual(Option<(Vec<f32>, usize)>),
 }
@@ -46,7 +46,7 @@ struct Step {
     operator: Option<Operator>,
 }
 
-/// The transpose of a model, laid out for running.
+/// The transpose of a model, prepared for running.
 pub(super) struct AdjointProgram {
     pub(super) inputs: usize,
     pub(super) outputs: usize,
@@ -59,8 +59,8 @@ pub(super) struct AdjointProgram {
 }
 
 impl AdjointProgram {
-    /// Whether a maximum or another operator reads the inputs themselves, so that pre-activations alone do not tell its
-    /// slope.
+    /// Whether a maximum or another operator reads the inputs themselves, so that its slope does not follow from
+    /// pre-activations alone.
     pub(super) fn needs_inputs(&self) -> bool {
         let operators = self.steps.iter().filter_map(|s| s.operator.as_ref()).flat_map(|o| o.operands());
         self.steps.iter().flat_map(|s| &s.ops).any(|op| op.needs_values() && op.source == Source::Input) || {
@@ -70,18 +70,18 @@ impl AdjointProgram {
     }
 }
 
-/// Everything a thread needs; nothing but the scratch of a pooling is allocated while running.
+/// The memory of a thread; only the scratch of a pooling is allocated while running.
 pub(super) struct AdjointRoom {
     z: Aligned<f32>,
-    /// Only where the program needs the inputs.
+    /// The inputs, only if the program needs them.
     u: Aligned<f32>,
     v: Aligned<f32>,
     /// Cotangents of the pre-activations.
     pub(super) w: Aligned<f32>,
     pub(super) du: Aligned<f32>,
-    /// x of a source behind a maximum, then what each of its maps gives.
+    /// The states x of a source behind a maximum, then the result of each of its maps.
     values: Vec<Vec<f32>>,
-    /// Cotangents of the operand and of what its maps read.
+    /// Cotangents of the operand and of the inputs of its maps.
     cotangents: [Vec<f32>; 2],
     packed: [Vec<f32>; 2],
     operator: OperatorRoom,
@@ -124,12 +124,12 @@ impl Op {
         }
     }
 
-    /// Whether a maximum has to be found again.
+    /// Whether the place of a maximum has to be found again.
     fn needs_values(&self) -> bool {
         self.maps.iter().any(|m| !m.is_linear())
     }
 
-    /// Adds to the operand's cotangent what the result's gives.
+    /// Adds the contribution of the result's cotangent to the operand's cotangent.
     fn transpose(&self, dout: &[f32], dx: &mut [f32], packed: &mut [Vec<f32>; 2], lanes: usize) {
         match &self.weights {
             OpWeights::Plain(stencil) => stencil.accumulate(dx, dout, lanes),
@@ -147,7 +147,7 @@ impl Op {
     }
 }
 
-/// `sums += factor × operand`, one factor per channel, 1 without.
+/// `sums += factor × operand`, with one factor per channel, or 1 if there are none.
 fn add_residual(sums: &mut [f32], operand: &[f32], factors: Option<&(Vec<f32>, usize)>, lanes: usize) {
     match factors {
         None => vectorised(
@@ -248,7 +248,7 @@ impl AdjointRoom {
         self.received.fill(0.0);
         self.errors.fill(0.0);
         self.terms.fill(0);
-        // The inputs are one more place behind the layers.
+        // The inputs are treated as one more place after the layers.
         let input_place = program.ranges.len();
         let mut output_sizes = [0.0; LANES];
         sizes(&mut output_sizes[..lanes], Norm::Sum, &self.v[..q * lanes], lanes);
@@ -266,7 +266,7 @@ impl AdjointRoom {
                         Source::Input => input_place,
                         Source::Layer(j) => j,
                     };
-                    // Nothing is known about how large an operator's derivative is.
+                    // No bound on an operator's derivative is known.
                     self.errors[place * LANES..place * LANES + count].fill(f64::INFINITY);
                 }
             }
@@ -307,7 +307,7 @@ impl AdjointRoom {
         Ok(())
     }
 
-    /// w ← φ′(z) w for a layer that has received everything, and the bound of its error.
+    /// w ← φ′(z) w for a layer that has received all of its cotangent, and the bound of its error.
     fn gate(&mut self, step: &Step, k: usize, (lanes, count): (usize, usize)) {
         let rows = step.range.start * lanes..step.range.end * lanes;
         let w = &mut self.w[rows.clone()];
@@ -338,7 +338,7 @@ impl AdjointRoom {
         for (k, operand) in operator.operands().iter().enumerate() {
             let size = operand.dims.size();
             let into = self.operator.operand(k, size * count);
-            // Operands as the layers' activations give them.
+            // The operands are the values after the layers' activations.
             match operand.source {
                 Source::Input => from_lanes(into, size, &self.u, count, size, lanes),
                 Source::Layer(j) => {

@@ -1,8 +1,8 @@
 //! One cycle, iterated for a block of samples at once: Anderson acceleration, every result a certified Picard step.
 //!
-//! Each iteration evaluates g = φ(Ax + w). Whatever x was, g is a Picard step from it, so ‖g − x*‖ ≤ ρ/(1−ρ)·‖g − x‖ in
-//! the norm that contracts. Anderson only chooses the next x; if its residual is not the smallest so far, the sample goes
-//! back to the best g, which is a plain Picard step and contracts.
+//! Each iteration evaluates g = φ(Ax + w). Whatever x was, g is a Picard step from it, so ‖g − x*‖ ≤ ρ/(1−ρ)·‖g − x‖
+//! in the norm that contracts. Anderson acceleration only chooses the next x. If the residual there is not the
+//! smallest so far, the sample returns to the best g, which is a plain Picard step and contracts.
 
 use super::program::{Cycle, Norm, StageCode};
 use super::run::apply_f64;
@@ -10,10 +10,10 @@ use crate::linalg::lanes::Aligned;
 use crate::linalg::tiles::{TILE, accumulate};
 use crate::linalg::vectorised;
 
-/// Most steps Anderson acceleration may remember.
+/// The most steps that Anderson acceleration may remember.
 pub(super) const MAX_MEMORY: usize = 16;
 
-/// Samples whose numbers are combined in registers; lanes come in multiples of it.
+/// Samples whose numbers are combined in registers; the number of lanes is a multiple of it.
 const GROUP: usize = 8;
 
 /// Limits of the iteration.
@@ -21,24 +21,24 @@ const GROUP: usize = 8;
 pub(super) struct Limits {
     pub(super) tolerance: f64,
     pub(super) max_iterations: usize,
-    /// Steps remembered by Anderson acceleration; 0 is plain Picard.
+    /// Steps that Anderson acceleration remembers; 0 means plain Picard steps.
     pub(super) memory: usize,
 }
 
-/// What is known about one sample of one cycle.
+/// The state of the iteration of one cycle for one sample.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct CycleStatus {
     pub(super) iterations: usize,
     /// ‖g − x‖ of the last step, unweighted.
     pub(super) residual: f64,
-    /// The same in the norm that contracts.
+    /// The same in the norm in which the cycle contracts.
     pub(super) weighted_residual: f64,
     /// ‖g‖, unweighted.
     pub(super) size: f64,
     pub(super) converged: bool,
 }
 
-/// Room for the largest cycle; feature-major like everything here.
+/// Memory for the largest cycle; feature-major, as all values here.
 #[derive(Debug)]
 pub(super) struct CycleRoom {
     x: Aligned<f64>,
@@ -53,12 +53,12 @@ pub(super) struct CycleRoom {
     /// dFᵀdF per sample, `memory × memory`.
     gram: Vec<f64>,
     right: Vec<f64>,
-    /// The results, pre- and post-activation.
+    /// The resulting pre-activations, then the states after the activation.
     pub(super) z_out: Vec<f64>,
     pub(super) x_out: Vec<f64>,
-    /// Of every sample when it stopped.
+    /// The status of every sample when it stopped.
     pub(super) status: Vec<CycleStatus>,
-    /// Of every sample in this iteration, stopped or not.
+    /// The status of every sample in this iteration, stopped or not.
     now: Vec<CycleStatus>,
     lanes: Vec<LaneState>,
 }
@@ -67,7 +67,7 @@ pub(super) struct CycleRoom {
 struct LaneState {
     done: bool,
     best: f64,
-    /// The next difference would not be a step of the accelerated sequence.
+    /// Set if the next difference would not be one between steps of the accelerated sequence.
     fresh: bool,
 }
 
@@ -128,7 +128,7 @@ impl CycleRoom {
                 *status = CycleStatus { iterations: iteration, ..self.now[s] };
                 let finite = status.weighted_residual.is_finite() && status.size.is_finite();
                 let error = certified(cycle, status.weighted_residual);
-                // Where nothing contracts a small step is all there is to go by; the certificate stays infinite.
+                // If nothing contracts, only the size of the step can be judged; the certificate stays infinite.
                 let distance = if error.is_finite() { error } else { status.residual };
                 status.converged = finite && distance <= limits.tolerance * status.size.max(1.0);
                 if status.converged || !finite || last {
@@ -158,7 +158,7 @@ impl CycleRoom {
             || {
                 for (group, now) in now.iter_mut().take(groups).enumerate() {
                     let (mut step, mut weighted, mut size) = ([0.0; GROUP], [0.0; GROUP], [0.0; GROUP]);
-                    // Maxima lose a NaN, sums keep it.
+                    // A maximum loses a NaN, a sum keeps it.
                     let mut total = [0.0; GROUP];
                     for (row, &weight) in cycle.weights.iter().enumerate() {
                         let (x, g) = (&x[row * groups + group], &g[row * groups + group]);
@@ -218,10 +218,10 @@ impl CycleRoom {
         );
         for s in 0..count {
             let (lane, now) = (&mut self.lanes[s], &self.now[s]);
-            // A plain step is always taken: where nothing contracts there is no better one to go back to.
+            // A plain step is always accepted: if nothing contracts, there is no better one to return to.
             let rejected = now.weighted_residual >= lane.best && !lane.fresh;
             if lane.fresh || rejected {
-                // Zero columns drop out of the small system below.
+                // Columns of zeros have no effect in the small system below.
                 let slots = if rejected { 0..memory } else { slot..slot + 1 };
                 for at in slots.flat_map(|k| (k * n + s..(k + 1) * n).step_by(lanes)) {
                     self.df[at] = 0.0;
@@ -246,7 +246,7 @@ impl CycleRoom {
         self.combine(n, lanes, memory);
     }
 
-    /// The new row and column of the Gram matrix, and dFᵀf.
+    /// The new row and column of the Gram matrix dFᵀdF, and dFᵀf.
     fn correlate(&mut self, n: usize, lanes: usize, memory: usize, slot: usize) {
         let groups = lanes / GROUP;
         let f = self.previous_f[..n].as_chunks::<GROUP>().0;
@@ -276,7 +276,7 @@ impl CycleRoom {
         }
     }
 
-    /// x = g − dG·γ, or back to the best g where the last step was rejected; otherwise g may become the best.
+    /// x = g − dG·γ, or the best g if the last step was rejected; otherwise g may become the best.
     fn combine(&mut self, n: usize, lanes: usize, memory: usize) {
         let groups = lanes / GROUP;
         let g = self.g[..n].as_chunks::<GROUP>().0;
@@ -326,7 +326,7 @@ impl CycleRoom {
                     a[i][j] -= a[i][k] * a[j][k];
                 }
             }
-            // Not positive: the columns are dependent to rounding; the pivot's column is dropped.
+            // If the pivot is not positive, the columns are dependent up to rounding; its column is dropped.
             let pivot = if a[j][j] > 0.0 { a[j][j].sqrt() } else { f64::INFINITY };
             for row in a[j..m].iter_mut() {
                 row[j] /= pivot;
@@ -352,7 +352,7 @@ impl CycleRoom {
     }
 }
 
-/// The error of a Picard step, unweighted; infinite where nothing contracts.
+/// The error of a Picard step, in the unweighted norm; infinite if nothing contracts.
 pub(super) fn certified(cycle: &Cycle, weighted_residual: f64) -> f64 {
     if cycle.rho < 1.0 {
         let lightest = cycle.weights.iter().copied().fold(f64::INFINITY, f64::min);

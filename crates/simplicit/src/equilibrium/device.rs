@@ -1,5 +1,5 @@
 //! Layers and whole models on a GPU: the same blocks as [`LayerSum`](super::LayerSum) runs on the CPU, forwards and
-//! backwards, for samples that stay on the device. Sums are in single precision, as on the CPU, in another order.
+//! backwards, for samples that stay on the device. Sums are in single precision, as on the CPU, but in another order.
 
 use std::collections::BTreeSet;
 use std::ffi::c_int;
@@ -15,7 +15,7 @@ use crate::network::{FixedMap, Source, Window};
 use crate::parallel::{self, Cancel, Threads};
 use crate::{Error, Result};
 
-/// Samples on the device at once, at most.
+/// The most samples that are on the device at once.
 const SAMPLES: usize = 512;
 
 /// A layer, or the output, with its weights on the device.
@@ -23,16 +23,16 @@ pub(crate) struct DeviceLayer {
     sum: Sum,
     blocks: Vec<Weights>,
     bias: Buffer<f32>,
-    /// What runs the operator, where it has a kernel.
+    /// The operator, if it has a kernel on the device.
     operator: Option<DeviceOperator>,
     threads: Threads,
 }
 
 /// The weights of a block.
 enum Weights {
-    /// One row a channel out, over the taps of its own group of channels; nothing where all of them are zero.
+    /// One row a channel out, over the taps of its own group of channels; `None` where all of them are zero.
     Taps(Option<Buffer<f32>>),
-    /// A residual sum, with a factor a channel or none.
+    /// A residual sum, with one factor per channel, or without.
     Residual(Option<Buffer<f32>>),
 }
 
@@ -92,12 +92,12 @@ fn phi(activation: Activation) -> Phi {
     Phi { kind, a, b }
 }
 
-/// The shape that a block reads its source in.
+/// The shape in which a block reads its source.
 fn read_as(block: &TapBlock) -> MapShape {
     block.maps.first().map_or(block.input, |m| m.input())
 }
 
-/// What the weights of a block are applied to: its source behind its poolings.
+/// The operand of a block's weights: its source after its poolings.
 pub(crate) fn operand<'a>(session: &Session, block: &TapBlock, source: &'a Values) -> Result<Operand<'a>> {
     let mut x = session.under(source, read_as(block).positions())?;
     for map in &block.maps {
@@ -126,7 +126,7 @@ impl DeviceLayer {
         });
         let blocks = blocks.collect::<Result<Vec<_>>>()?;
         let bias = match &sum.operator {
-            // Numbers of a constant are what a bias per unit would be.
+            // The numbers of a constant take the place of a bias per unit.
             Some(Operator::Constant { values, .. }) => session.hold(values)?,
             _ => session.hold(&sum.bias)?,
         };
@@ -134,7 +134,7 @@ impl DeviceLayer {
         Ok(Self { sum, blocks, bias, operator, threads })
     }
 
-    /// What it reads, each once.
+    /// The sources that it reads, each listed once.
     pub(crate) fn sources(&self) -> Vec<Source> {
         let mut out: Vec<Source> = Vec::new();
         self.sum.sources().for_each(|source| {
@@ -145,7 +145,7 @@ impl DeviceLayer {
         out
     }
 
-    /// The layer or the output.
+    /// What it computes: a layer or the output.
     pub(crate) fn target(&self) -> Target {
         self.sum.target
     }
@@ -204,7 +204,7 @@ impl DeviceLayer {
         }
     }
 
-    /// The value of an operator. Without a kernel its operands go to the CPU and the value comes back.
+    /// The value of an operator. If it has no kernel, its operands go to the CPU and the value comes back.
     fn operator<'a>(
         &self,
         session: &Session,
@@ -264,7 +264,7 @@ impl DeviceLayer {
             let mut dx = session.no_values(block.input.channels, dz.count, block.input.positions())?;
             add(&dx)?;
             if !block.maps.is_empty() {
-                // What every pooling read, first to last.
+                // The input of every pooling, first to last.
                 let mut read = vec![session.under(source(block.source)?, read_as(block).positions())?];
                 for map in &block.maps[..block.maps.len() - 1] {
                     let (geometry, kind) = pooling(*map)?;
@@ -297,7 +297,7 @@ impl DeviceLayer {
             let operands = operands.collect::<Result<Vec<_>>>()?;
             let operands: Vec<&Values> = operands.iter().map(|o| &**o).collect();
             let (y, dy) = (session.under(z, 1)?, session.under(dz, 1)?);
-            // Cotangents with a channel per unit; those of maps are added to them afterwards.
+            // Cotangents with a channel per unit; they are added to those of maps afterwards.
             let places: Vec<Option<&Values>> = operator.operands().iter().map(|o| cotangent(o.source)).collect();
             let mut made = Vec::with_capacity(places.len());
             for (place, x) in places.iter().zip(&operands) {
@@ -343,9 +343,9 @@ pub struct DeviceModel {
     cuda: &'static Cuda,
     inputs: usize,
     outputs: usize,
-    /// Values of a sample, all layers together.
+    /// Number of values of a sample, all layers together.
     units: usize,
-    /// In an order in which they can be computed, the output last.
+    /// The layers in an order in which they can be computed, the output last.
     layers: Vec<DeviceLayer>,
     states: usize,
 }
@@ -356,17 +356,17 @@ impl std::fmt::Debug for DeviceModel {
     }
 }
 
-/// Some samples of all layers: pre-activations, and values where those are not the same.
+/// Values of some samples in all layers: pre-activations, and states where those differ from them.
 pub(crate) struct DevicePass {
     u: Values,
-    /// By layer, last first.
+    /// Pre-activations by layer, last first.
     z: Vec<Option<Values>>,
     x: Vec<Option<Values>>,
     pub(crate) y: Values,
 }
 
 impl DevicePass {
-    /// Values of a layer or the inputs.
+    /// The values of a layer or of the inputs.
     pub(crate) fn of(&self, source: Source) -> Result<&Values> {
         match source {
             Source::Input => Ok(&self.u),
@@ -406,7 +406,8 @@ impl DeviceModel {
         })
     }
 
-    /// On the GPU that a device stands for; `None` where the CPU is better: no GPU, cycles, or too little to do.
+    /// The model on the GPU that a device names; `None` where the CPU is used: without a GPU, with cycles, or with
+    /// too little work.
     pub fn on(device: Device, model: &ImplicitModel, threads: Threads) -> Result<Option<Self>> {
         let work = SAMPLES as f64 * model.shape().states as f64;
         match backend::gpu(device, work)?.filter(|_| model.layers_are_acyclic()) {
@@ -415,7 +416,7 @@ impl DeviceModel {
         }
     }
 
-    /// Operators that run on the CPU because they have no kernel, each once.
+    /// Operators that run on the CPU because they have no kernel, each listed once.
     pub fn on_cpu(&self) -> Vec<&'static str> {
         let on_cpu = self.layers.iter().filter(|l| l.operator.is_none()).filter_map(|l| l.sum.operator.as_ref());
         let on_cpu = on_cpu.filter(|o| !matches!(o, Operator::Constant { .. }));
@@ -423,18 +424,18 @@ impl DeviceModel {
         names.into_iter().collect()
     }
 
-    /// Samples that are run at once when all layers stay.
+    /// Number of samples that can run at once if the values of all layers are kept.
     pub(crate) fn at_once(&self, copies: usize) -> Result<usize> {
         let (free, _) = self.cuda.memory()?;
         Ok((free / 2 / (4 * copies * self.units).max(1)).clamp(1, SAMPLES))
     }
 
-    /// The GPU.
+    /// The GPU that holds the weights.
     pub(crate) fn cuda(&self) -> &'static Cuda {
         self.cuda
     }
 
-    /// Every layer, and the output last.
+    /// All layers, with the output last.
     pub(crate) fn layers(&self) -> &[DeviceLayer] {
         &self.layers
     }
@@ -459,7 +460,8 @@ impl DeviceModel {
         Matrix::from_vec(u.rows(), self.outputs, y)
     }
 
-    /// Runs samples (one a row) through all layers; with `keep` every layer's values stay, otherwise until they are read.
+    /// Runs samples (one per row) through all layers. With `keep` the values of every layer are kept, otherwise only
+    /// until they have been read.
     pub(crate) fn pass(&self, session: &Session, u: Values, keep: bool) -> Result<DevicePass> {
         let (count, positions) = (u.count, self.input_positions());
         let mut pass = DevicePass {

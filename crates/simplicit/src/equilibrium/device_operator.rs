@@ -5,25 +5,25 @@ use crate::backend::cuda::{Pairwise, Products, Session, UnitMap, Values};
 use crate::graph::{Binary, Dims, Reduction, Structure, Value};
 use crate::layout::Operator;
 
-/// Units that a number of single precision can name.
+/// Numbers of units up to here are exact in single precision.
 const NAMED: usize = 1 << 24;
 
-/// How an operator is run.
+/// The ways in which an operator runs on the device.
 pub(super) enum DeviceOperator {
     /// Every unit of the result is a unit of an operand, or zero.
     Pick(Vec<UnitMap>),
     Pairwise(Pairwise, [UnitMap; 2]),
     Products(Products),
-    /// Units of the axis, and from one to the next.
+    /// Units of the axis, and the distance from one to the next.
     Softmax(usize, usize),
-    /// Units of the mean, and ε.
+    /// Number of units of the mean, and ε.
     Normalise(usize, f32),
-    /// Units of the operand are summed, times a factor: the transpose of this map.
+    /// Sums of units of the operand, times a factor; the map is that of the transpose.
     Sum(UnitMap, f32),
 }
 
-/// Units of the operands by number, as an operator moves them: for every unit of the result, 1 + its unit, counted through
-/// all operands; 0 where it has none.
+/// Where an operator that only moves units takes each of them from: for every unit of the result, 1 + the number of
+/// its unit, counted through all operands; 0 where it has none.
 fn moved(structure: &Structure, dims: &[Dims]) -> Option<Vec<i32>> {
     let result = structure.dims(dims).ok()?;
     if dims.iter().map(|d| d.size()).sum::<usize>() >= NAMED {
@@ -45,7 +45,7 @@ fn moved(structure: &Structure, dims: &[Dims]) -> Option<Vec<i32>> {
 }
 
 impl DeviceOperator {
-    /// With its maps on the device; `None` for an operator without a kernel.
+    /// The operator with its maps on the device; `None` if it has no kernel.
     pub(super) fn new(session: &Session, operator: &Operator) -> Result<Option<Self>> {
         let Operator::Structure { structure, operands } = operator else { return Ok(None) };
         let dims: Vec<Dims> = operands.iter().map(|o| o.dims).collect();
@@ -107,7 +107,7 @@ impl DeviceOperator {
                 if !matches!(reduction, Reduction::Sum | Reduction::Mean) || x.size() >= NAMED {
                     return Ok(None);
                 }
-                // The transpose of a sum gives every unit of the operand the number of its result.
+                // The transpose of a sum gives every unit of the operand the number of the result that it belongs to.
                 let result = structure.dims(&dims)?;
                 let sum = Structure::Reduce { reduction: Reduction::Sum, axes: axes.clone(), keep: *keep };
                 let (data, out) = (vec![0.0; x.size()], vec![0.0; result.size()]);
@@ -128,7 +128,7 @@ impl DeviceOperator {
         })
     }
 
-    /// The value from operands with a channel per unit; `units` of it.
+    /// The value, from operands with a channel per unit; it has `units` units.
     pub(super) fn forward(&self, session: &Session, x: &[&Values], units: usize) -> Result<Values> {
         match (self, x) {
             (Self::Pick(maps), _) => {
@@ -151,7 +151,7 @@ impl DeviceOperator {
         }
     }
 
-    /// Adds to the cotangents of the operands (those asked for) what the value's gives.
+    /// Adds the contributions of the value's cotangent to the cotangents of those operands for which they are asked.
     pub(super) fn pull_back(
         &self,
         session: &Session,

@@ -18,14 +18,14 @@ use crate::model::ImplicitModel;
 use crate::parallel::Threads;
 use crate::{Error, Result};
 
-/// A model made ready for gradients.
+/// A model prepared for gradients.
 #[derive(Debug)]
 pub struct InputGradient {
     equilibrium: Equilibrium,
     adjoint: Adjoint,
 }
 
-/// The transpose, run as the model is.
+/// The adjoint equation, run in the same way as the model.
 enum Adjoint {
     Scheduled { activations: Vec<Activation>, runner: Box<Runner> },
     Layered { program: AdjointProgram, rooms: Rooms<AdjointRoom> },
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Adjoint {
 pub struct GradientSolution {
     /// vᵀ dy/du, m × p.
     pub gradient: Matrix<f32>,
-    /// Of the adjoint equation, in the ℓ1 norm, given the gates φ′(z) of the equilibrium it was asked at.
+    /// Diagnostics of the adjoint equation, in the ℓ1 norm, given the gates φ′(z) of the equilibrium.
     pub diagnostics: Vec<SampleDiagnostics>,
 }
 
@@ -77,7 +77,7 @@ impl InputGradient {
         Ok(Self { equilibrium, adjoint })
     }
 
-    /// The model's own run, for the states that [`InputGradient::at`] needs.
+    /// The model's own equilibrium, for the states that [`InputGradient::at`] needs.
     pub fn equilibrium(&self) -> &Equilibrium {
         &self.equilibrium
     }
@@ -100,7 +100,8 @@ impl InputGradient {
         self.pull(z, Some(u), v)
     }
 
-    /// The derivative of Σ v·y by every pre-activation, m × n, at pre-activations `z` of the inputs `u`; of any model.
+    /// The derivative of Σ v·y by every pre-activation, m × n, at pre-activations `z` of the inputs `u`; for any
+    /// model.
     pub(crate) fn pre_activations(&self, z: &Matrix<f32>, u: &Matrix<f32>, v: &Matrix<f32>) -> Result<Matrix<f32>> {
         let (n, threads) = (self.equilibrium.shape.states, self.equilibrium.threads);
         let mut out = Matrix::zeros(v.rows(), n);
@@ -153,12 +154,12 @@ impl InputGradient {
     }
 }
 
-/// φ′(z) in schedule order.
+/// φ′(z), with the states in schedule order.
 fn gates(z: &Matrix<f32>, activations: &[Activation], order: &[usize]) -> Matrix<f32> {
     Matrix::from_fn(z.rows(), order.len(), |s, k| activations[order[k]].derivative(z[(s, order[k])]))
 }
 
-/// Lanes for so many samples: whole vectors where they are many, no more than needed where they are few.
+/// Number of lanes for this many samples: whole vectors if there are many, no more than needed if there are few.
 fn lanes_for(count: usize) -> usize {
     match count {
         0..=8 => count,

@@ -40,12 +40,13 @@ use prepared::Part;
 use program::{Equation, Norm, Program};
 use run::Room;
 
-/// Samples that run side by side in a scheduled model; cycles keep more per sample in the cache and take half.
+/// Samples that run side by side in a scheduled model. Cycles keep more numbers per sample in the cache, so they use
+/// half as many.
 const LANES: usize = 32;
 /// Samples a thread takes at a time.
 const CHUNK: usize = 64;
 
-/// How far and how fast.
+/// Settings of accuracy and speed.
 ///
 /// | setting | default | purpose |
 /// |---|---|---|
@@ -64,7 +65,7 @@ pub struct EquilibriumSettings {
     pub memory: usize,
     /// Threads for a batch.
     pub threads: Threads,
-    /// Whether the error of every sample is bounded; without it errors of models without cycles are given as infinite.
+    /// Whether the error of every sample is bounded; without bounds the errors of models without cycles are infinite.
     pub certified: bool,
 }
 
@@ -98,7 +99,7 @@ pub struct EquilibriumSolution {
     pub x: Matrix<f32>,
     /// Outputs, m × q.
     pub y: Matrix<f32>,
-    /// One per sample.
+    /// Diagnostics of every sample.
     pub diagnostics: Vec<SampleDiagnostics>,
 }
 
@@ -107,7 +108,7 @@ pub struct EquilibriumSolution {
 pub struct OutputSolution {
     /// Outputs, m × q.
     pub y: Matrix<f32>,
-    /// One per sample.
+    /// Diagnostics of every sample.
     pub diagnostics: Vec<SampleDiagnostics>,
 }
 
@@ -116,7 +117,7 @@ pub fn not_converged(diagnostics: &[SampleDiagnostics]) -> Vec<usize> {
     (0..diagnostics.len()).filter(|&k| !diagnostics[k].converged).collect()
 }
 
-/// A model made ready to run.
+/// A model prepared to run.
 pub struct Equilibrium {
     layout: Layout,
     shape: StateShape,
@@ -135,12 +136,12 @@ enum Engine {
     Scheduled { states: Box<Runner>, outputs: Option<Box<Runner>> },
 }
 
-/// A model whose layers form no cycle, packed when a batch of a size is first run.
+/// A model whose layers form no cycle; it is packed when a batch of a new size is first run.
 struct Layered {
     model: ImplicitModel,
-    /// Samples side by side at most: few where there are feature maps.
+    /// The most samples that run side by side: few if there are feature maps.
     most: usize,
-    /// One per number of samples that run side by side: for the outputs alone, and for all states.
+    /// One for each number of samples that run side by side: first for the outputs alone, then for all states.
     prepared: [[OnceLock<Prepared>; 7]; 2],
 }
 
@@ -151,7 +152,7 @@ impl Layered {
     }
 
     fn of(&self, batch: usize, states: bool) -> Result<&Prepared> {
-        // Sizes in between run in lanes of the next one.
+        // Numbers of lanes; a batch between two of them uses the next larger one.
         const SIZES: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
         let place = SIZES.iter().position(|size| batch.min(self.most) <= *size).unwrap_or(SIZES.len() - 1);
         let cell = &self.prepared[usize::from(states)][place];
@@ -197,7 +198,7 @@ impl Equilibrium {
         })
     }
 
-    /// The equilibrium of every sample (one a row), its outputs, and how far both are from exact.
+    /// The equilibrium of every sample (one per row), its outputs, and bounds on the errors of both.
     pub fn run(&self, u: &Matrix<f32>) -> Result<EquilibriumSolution> {
         self.run_on(u, self.threads, self.certified)
     }
@@ -243,7 +244,7 @@ impl Equilibrium {
         let q = self.shape.outputs;
         let mut solution =
             OutputSolution { y: Matrix::zeros(u.rows(), q), diagnostics: vec![SampleDiagnostics::default(); u.rows()] };
-        // Blocks come in any order.
+        // Blocks arrive in any order.
         let mut take = |first: usize, part: &Part| {
             solution.y.as_mut_slice()[first * q..][..part.y.len()].copy_from_slice(&part.y);
             solution.diagnostics[first..][..part.diagnostics.len()].copy_from_slice(&part.diagnostics);
@@ -281,7 +282,7 @@ impl StateMap for Equilibrium {
 
     /// Z, X and Y at the equilibrium; a sample that does not converge is an error, since its states would be wrong.
     fn states(&self, u: &Matrix<f32>) -> Result<StateBlock> {
-        // The error of the states is not returned, so none is bounded; that they are finite is checked.
+        // The error of the states is not returned, so it is not bounded; only that they are finite is checked.
         let solution = self.run_on(u, Threads::one(), false)?;
         let samples = not_converged(&solution.diagnostics);
         if !samples.is_empty() {
@@ -291,7 +292,7 @@ impl StateMap for Equilibrium {
     }
 }
 
-/// The model as A, B, C and D alone: what has cycles has nothing else.
+/// The model as A, B, C and D alone; a model with cycles has nothing else.
 fn scheduled(model: &ImplicitModel) -> Result<std::borrow::Cow<'_, ImplicitModel>> {
     model.without_taps().ok_or_else(|| {
         Error::unsupported(
@@ -315,7 +316,7 @@ fn forward<'a>(model: &'a ImplicitModel, activations: &'a [Activation]) -> Equat
     }
 }
 
-/// Rooms that threads work in, kept between batches.
+/// Memory that threads work in, kept between batches.
 struct Rooms<R>(Mutex<Vec<R>>);
 
 impl<R: Send> Rooms<R> {
@@ -323,7 +324,7 @@ impl<R: Send> Rooms<R> {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// Runs `samples` in chunks, each in a room of its own, and hands the results to `take` in order.
+    /// Runs `samples` in chunks, each in memory of its own, and hands the results to `take` in order.
     fn batch<T: Send>(
         &self,
         (samples, chunk): (usize, usize),
@@ -351,10 +352,10 @@ impl<R: Send> Rooms<R> {
     }
 }
 
-/// A program with room to run it in.
+/// A program with the memory that it runs in.
 struct Runner {
     program: Program,
-    /// What its inputs are called in errors.
+    /// What errors call its inputs.
     inputs: &'static str,
     rooms: Rooms<Room>,
 }

@@ -1,4 +1,4 @@
-//! The operand of a tap block, padded and split by stride, so that every tap reads runs of neighbouring positions.
+//! The operand of a tap block, padded and split by stride, so that every tap reads neighbouring positions.
 //!
 //! With stride s the tap at dy reads rows s·y + dy: those of phase dy mod s, dy div s further down. Phases are stored one
 //! after the other, each a grid without gaps, and the block becomes a [`Stencil`]; its transpose is one too.
@@ -23,12 +23,12 @@ impl Packing {
         Self { input, area: window.area(), phases, output: [output.height, output.width] }
     }
 
-    /// Whether the operand as it is already is what the taps read.
+    /// Whether the taps can read the operand as it is.
     pub(crate) fn is_plain(&self) -> bool {
         self.phases.is_plain()
     }
 
-    /// Values of one sample.
+    /// Number of values of one sample.
     pub(crate) fn size(&self) -> usize {
         self.phases.size()
     }
@@ -49,15 +49,15 @@ impl Packing {
         Stencil::with_offsets(self.output, self.phases.row(), &self.phases.offsets(), self.area, &rows)
     }
 
-    /// The shape in which [`Packing::transposed`] reads the cotangent of the result: so many rows and columns of zeros
-    /// above and to the left, so many rows and columns in all.
+    /// The shape in which [`Packing::transposed`] reads the cotangent of the result: the numbers of rows and columns
+    /// of zeros above and to the left, and of all rows and columns.
     fn margins(&self) -> ([usize; 2], [usize; 2]) {
         let grid = self.phases.grid();
         let before = [0, 1].map(|axis| grid[axis] - self.output[axis]);
         (before, [0, 1].map(|axis| grid[axis] + before[axis]))
     }
 
-    /// Values of one sample of the cotangent of the result in that shape.
+    /// Number of values of one sample of the result's cotangent in that shape.
     pub(crate) fn cotangent_size(&self, channels: usize) -> usize {
         let (_, [height, width]) = self.margins();
         channels * height * width

@@ -1,8 +1,8 @@
-//! Operators of layers on a few samples, one a row: room for operands, result and cotangents.
+//! Runs operators of layers on a few samples, one per row, in memory for operands, result and cotangents.
 
 use crate::layout::Operator;
 
-/// Room for the samples of an operator's operands and result; it grows to what the largest one needs.
+/// Memory for the samples of an operator's operands and result; it grows to the needs of the largest operator.
 #[derive(Debug, Default)]
 pub(super) struct OperatorRoom {
     operands: Vec<Vec<f32>>,
@@ -12,7 +12,7 @@ pub(super) struct OperatorRoom {
 }
 
 impl OperatorRoom {
-    /// Where operand k is to be written, `size` numbers in all.
+    /// The place for operand k, `size` numbers in all.
     pub(super) fn operand(&mut self, k: usize, size: usize) -> &mut [f32] {
         if self.operands.len() <= k {
             self.operands.resize_with(k + 1, Vec::new);
@@ -21,7 +21,7 @@ impl OperatorRoom {
         &mut self.operands[k]
     }
 
-    /// Where the value of the layer and its cotangent are to be written before an adjoint.
+    /// The places for the value of the layer and for its cotangent, which an adjoint reads.
     pub(super) fn result(&mut self, size: usize) -> [&mut [f32]; 2] {
         self.result.resize(size, 0.0);
         self.dout.resize(size, 0.0);

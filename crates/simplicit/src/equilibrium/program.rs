@@ -1,4 +1,4 @@
-//! A model laid out for running: states in schedule order, matrices in tiles, and the norms that certify the result.
+//! A model prepared for running: states in schedule order, matrices in tiles, and the norms that certify the result.
 //!
 //! The equation x = φ(Ax + Bu + b), y = Cx + Du + d and its adjoint w = Φ(Aᵀw + Cᵀv), g = Bᵀw + Dᵀv have the same form;
 //! both are programs. They differ in what φ is and in the norm in which the cycle contracts.
@@ -11,7 +11,7 @@ use crate::linalg::Csr;
 use crate::linalg::tiles::{TILE, Tiles};
 use crate::model::component_contraction;
 
-/// The norm in which errors are measured, over the states of a stage.
+/// The norm in which errors are measured over the states of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Norm {
     /// max |x_i|, for the states.
@@ -31,7 +31,7 @@ impl Norm {
     }
 }
 
-/// The equation to be laid out.
+/// The equation that is laid out.
 pub(super) struct Equation<'a> {
     pub(super) a: &'a Csr<f32>,
     pub(super) b: &'a Csr<f32>,
@@ -39,7 +39,7 @@ pub(super) struct Equation<'a> {
     pub(super) d: &'a Csr<f32>,
     pub(super) state_bias: &'a [f32],
     pub(super) output_bias: &'a [f32],
-    /// φ per state; `None` multiplies by gates given at run time.
+    /// φ of every state; with `None`, states are multiplied by gates that are given at run time.
     pub(super) activations: Option<&'a [Activation]>,
     pub(super) norm: Norm,
     /// The matrix whose |A|s ≤ ρs certifies: `a` itself, or for the adjoint the matrix it is the transpose of.
@@ -52,20 +52,20 @@ pub(super) struct Reads {
     pub(super) terms: usize,
     pub(super) bias: f64,
     pub(super) inputs: f64,
-    /// (stage, norm of the block).
+    /// Pairs of a stage and the norm of the block that reads it.
     pub(super) stages: Vec<(usize, f64)>,
 }
 
 /// A stage whose states read each other: computed in double precision until the certificate is good enough.
 pub(super) struct Cycle {
-    /// First row in the array of cyclic pre-activations.
+    /// Its first row in the array of cyclic pre-activations.
     pub(super) first: usize,
     pub(super) from_stages: Tiles<f64>,
     pub(super) inside: Tiles<f64>,
     pub(super) inside_nonzeros: usize,
     pub(super) inside_norm: f64,
     pub(super) bias: Vec<f64>,
-    /// Weight of every state in the norm that contracts.
+    /// The weight of every state in the norm in which the cycle contracts.
     pub(super) weights: Vec<f64>,
     pub(super) norm: Norm,
     /// The contraction factor in that norm; at 1 or more nothing can be certified.
@@ -75,10 +75,10 @@ pub(super) struct Cycle {
 pub(super) struct StageCode {
     /// Places of its states in schedule order.
     pub(super) range: Range<usize>,
-    /// Runs of one activation, places counted from the start of the stage.
+    /// Ranges of places with one activation, counted from the start of the stage.
     pub(super) segments: Vec<(Range<usize>, Activation)>,
     pub(super) reads: Reads,
-    /// For an acyclic stage.
+    /// What an acyclic stage reads from other stages.
     pub(super) from_stages: Tiles<f32>,
     pub(super) cycle: Option<Cycle>,
 }
@@ -94,14 +94,14 @@ pub(super) struct Program {
     pub(super) from_inputs: Tiles<f32>,
     /// Rows: the cyclic states of all stages, in order.
     pub(super) cycles_from_inputs: Tiles<f64>,
-    /// Tiles of inputs that a state or an output reads, with their place in the two matrices above.
+    /// Tiles of inputs that a state or an output reads, with their places in the two matrices above.
     pub(super) input_tiles: Vec<InputTile>,
     pub(super) bias: Vec<f32>,
     pub(super) stages: Vec<StageCode>,
     pub(super) outputs_from_stages: Tiles<f32>,
     pub(super) output_reads: Reads,
     pub(super) cyclic_units: usize,
-    /// Multiply-adds per sample besides those inside cycles.
+    /// Multiply-adds per sample outside of cycles.
     pub(super) multiply_adds: u64,
 }
 
@@ -124,7 +124,7 @@ impl Program {
             let mut units = stage.units.clone();
             let mut segments: Vec<(Range<usize>, Activation)> = Vec::new();
             if let Some(activations) = e.activations {
-                // One run per activation; the sort is stable, so states keep their order within a run.
+                // One range per activation; the sort is stable, so states keep their order within a range.
                 let mut kinds: Vec<Activation> = Vec::new();
                 for &i in &units {
                     if !kinds.contains(&activations[i]) {
@@ -241,17 +241,17 @@ impl Program {
         }
     }
 
-    /// States in this program.
+    /// Number of states in this program.
     pub(super) fn units(&self) -> usize {
         self.order.len()
     }
 
-    /// States, padded to whole tiles.
+    /// Number of states, padded to whole tiles.
     pub(super) fn padded_units(&self) -> usize {
         self.order.len().next_multiple_of(TILE)
     }
 
-    /// The largest cycle.
+    /// Number of states of the largest cycle.
     pub(super) fn largest_cycle(&self) -> usize {
         self.stages.iter().filter(|s| s.cycle.is_some()).map(|s| s.range.len()).max().unwrap_or(0)
     }
@@ -308,7 +308,7 @@ impl<'a> BlockNorms<'a> {
         let iter = rows.iter().map(|&i| states.row(i));
         let stages = blocks(self.norm, &mut self.per_stage, &mut self.per_column, iter, weights, keep);
         let iter = rows.iter().map(|&i| inputs.row(i));
-        // The inputs are one block; any stage number serves.
+        // The inputs are one block, so any stage number can be used.
         let mut one = [0.0];
         let found = blocks(self.norm, &mut one, &mut self.per_column, iter, weights, |_| Some(0));
         let length = |m: &Csr<f32>, i: usize| m.indptr()[i + 1] - m.indptr()[i];

@@ -9,35 +9,35 @@ use crate::linalg::lanes::{Aligned, MAX_LANES, largest_magnitudes, to_lanes};
 use crate::linalg::tiles::{Lane, TILE, accumulate};
 use crate::linalg::vectorised;
 
-/// Relative size of one rounding, with the margin that covers the order of summation.
+/// Relative size of one rounding, with a margin that covers any order of summation.
 pub(super) const SINGLE: f64 = f32::EPSILON as f64;
 
-/// What is known about the result of one sample.
+/// Iterations, errors and cost of one sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SampleDiagnostics {
     /// Steps of the cycle that took longest; 1 for an acyclic model, which needs one pass.
     pub iterations: usize,
     /// Largest last step of a cycle, max |x_k − x_{k−1}| (Σ for a gradient); 0 for an acyclic model.
     pub residual: f64,
-    /// Certified: no state is further than this from the exact equilibrium, rounding included (for a gradient: the sum
-    /// over states). Infinite where no contraction could be shown.
+    /// Certified: no state is further than this from the exact equilibrium, rounding included (for a gradient: the
+    /// sum over states). Infinite if no contraction could be shown.
     pub state_error: f64,
-    /// The same for the outputs.
+    /// The same bound for the outputs.
     pub output_error: f64,
-    /// Every cycle reached the tolerance.
+    /// Whether every cycle reached the tolerance.
     pub converged: bool,
-    /// Multiply-adds spent on this sample.
+    /// Multiply-adds that this sample took.
     pub multiply_adds: u64,
 }
 
 impl SampleDiagnostics {
-    /// Of a sample that needs no iteration, before any error is known.
+    /// The diagnostics of a sample that needs no iteration, before any error is known.
     pub(super) fn of_one_pass(multiply_adds: u64) -> Self {
         Self { iterations: 1, residual: 0.0, state_error: 0.0, output_error: 0.0, converged: true, multiply_adds }
     }
 }
 
-/// Everything a thread needs to run a block; nothing is allocated while running.
+/// The memory of a thread that runs a block; nothing is allocated while running.
 #[derive(Debug)]
 pub(super) struct Room {
     tile: Aligned<f32>,
@@ -53,7 +53,7 @@ pub(super) struct Room {
     pub(super) samples: Vec<SampleDiagnostics>,
 }
 
-/// Sizes and errors per stage and lane.
+/// Magnitudes and errors for every stage and lane.
 #[derive(Debug, Default)]
 struct Bounds {
     inputs: Vec<f64>,
@@ -130,14 +130,15 @@ impl Room {
                 all.fold(0.0, |total, v| program.norm.add(total, *v))
             };
             sample.state_error = or_infinite(of_lane(&self.bounds.errors));
-            // An overflow is not an equilibrium, whatever the iteration says.
+            // If values overflow, there is no equilibrium, whatever the iteration says.
             sample.converged &=
                 of_lane(&self.bounds.sizes).is_finite() && outputs.iter().skip(k).step_by(lanes).all(|y| y.is_finite());
         }
         Ok(())
     }
 
-    /// Streams the inputs through the tile: each tile is transposed once and serves all rows while it is in the cache.
+    /// Passes the inputs through a buffer of one tile: each tile is transposed once and serves all rows while it is
+    /// in the cache.
     fn read_inputs(&mut self, program: &Program, inputs: &[f32], lanes: usize, count: usize) {
         let p = program.inputs;
         self.w.fill(0.0);
@@ -195,7 +196,7 @@ impl Room {
             } else {
                 f64::INFINITY
             };
-            // The states are handed on in single precision.
+            // Other stages read the states in single precision.
             bounds.sizes[s * lanes + k] = status.size;
             bounds.errors[s * lanes + k] = error + SINGLE * status.size + underflow(stage.range.len());
             sample.iterations = sample.iterations.max(status.iterations);
@@ -207,7 +208,7 @@ impl Room {
 }
 
 impl Bounds {
-    /// Error carried over from what is read, and the sum of magnitudes whose rounding is to be bounded.
+    /// The error carried over from what is read, and the sum of magnitudes whose rounding is to be bounded.
     fn reads(&self, reads: &Reads, lane: usize, lanes: usize, inside: f64) -> (f64, f64) {
         let (mut carried, mut size) = (0.0, reads.bias + reads.inputs * self.inputs[lane] + inside);
         for &(stage, norm) in &reads.stages {
@@ -229,12 +230,12 @@ impl Bounds {
     }
 }
 
-/// An error that cannot be bounded.
+/// The error, or infinity if it is not a number.
 pub(super) fn or_infinite(error: f64) -> f64 {
     if error.is_nan() { f64::INFINITY } else { error }
 }
 
-/// What may be lost below the smallest normal number.
+/// The most that a sum can lose below the smallest normal number.
 pub(super) fn underflow(terms: usize) -> f64 {
     terms as f64 * f64::from(f32::MIN_POSITIVE)
 }
@@ -250,8 +251,8 @@ fn widen(out: &mut [f64], source: &[f32]) {
     );
 }
 
-/// Adds magnitudes of `rows` (features × lanes) to the running norm of every lane; NaN and infinity both end up as
-/// something that is not finite.
+/// Adds the magnitudes of `rows` (features × lanes) to the running norm of every lane; NaN and infinity both give a
+/// result that is not finite.
 pub(super) fn sizes(totals: &mut [f64], norm: Norm, rows: &[f32], lanes: usize) {
     match norm {
         Norm::Max => {
@@ -278,7 +279,7 @@ fn apply(segments: &[(Range<usize>, Activation)], gates: Option<&[f32]>, z: &[f3
     for (range, activation) in segments {
         let rows = range.start * lanes..range.end * lanes;
         let pairs = x[rows.clone()].iter_mut().zip(&z[rows]);
-        // The common ones as loops of their own, which the compiler vectorises.
+        // The common activations have loops of their own, which the compiler vectorises.
         match activation {
             Activation::Relu => vectorised(
                 #[inline(always)]
@@ -306,7 +307,8 @@ pub(super) fn apply_f64(
     for (range, activation) in segments {
         let rows = range.start * lanes..range.end * lanes;
         let pairs = x[rows.clone()].iter_mut().zip(&z[rows]);
-        // The common activation is named outside the loop: a choice for every value would keep it out of vector registers.
+        // The common activation is chosen outside the loop: a choice for every value would prevent the use of vector
+        // registers.
         match activation {
             Activation::Relu => pairs.for_each(|(x, z)| *x = Activation::Relu.apply_f64(*z)),
             other => pairs.for_each(|(x, z)| *x = other.apply_f64(*z)),

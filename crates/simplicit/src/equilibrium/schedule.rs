@@ -1,4 +1,4 @@
-//! In which order states are computed: acyclic states level by level in one pass, only true cycles iterate.
+//! The order in which states are computed: acyclic states level by level in one pass; only true cycles iterate.
 
 use crate::linalg::Csr;
 use crate::model::components;
@@ -12,10 +12,10 @@ pub(crate) struct Stage {
     pub(crate) cyclic: bool,
 }
 
-/// The stages in an order in which they can be computed.
+/// The stages, in an order in which they can be computed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Schedule {
-    /// Every state of interest in exactly one stage.
+    /// The stages; every state of interest is in exactly one of them.
     pub(crate) stages: Vec<Stage>,
 }
 
@@ -31,7 +31,7 @@ impl Schedule {
             if units.is_empty() {
                 continue;
             }
-            // States of the component itself still have depth 0.
+            // States of the component itself still have depth 0, so they do not count.
             let level = units.iter().flat_map(|&i| a.row(i)).map(|(j, _)| depth[j]).max().unwrap_or(0);
             for &i in &units {
                 depth[i] = level + 1;

@@ -3,7 +3,7 @@
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
-/// The class with the largest output of every sample, the first among equals; a NaN is never the largest.
+/// For every sample the class with the largest output, the first of equal ones; a NaN is never the largest.
 pub fn predictions(outputs: &Matrix<f32>) -> Vec<u32> {
     let largest = |row: &[f32]| {
         let mut best = (0, f32::NEG_INFINITY);
@@ -48,7 +48,7 @@ pub fn mean_squared_error(outputs: &Matrix<f32>, targets: &Matrix<f32>) -> Resul
     Ok(sum / outputs.as_slice().len().max(1) as f64)
 }
 
-/// The share of samples that both predict alike.
+/// The share of samples for which both predict the same class.
 pub fn agreement(outputs: &Matrix<f32>, baseline: &Matrix<f32>) -> Result<f64> {
     require_same_shape(outputs, baseline)?;
     let alike = predictions(outputs).into_iter().zip(predictions(baseline)).filter(|(a, b)| a == b).count();
@@ -64,38 +64,38 @@ pub fn equilibrium_error(outputs: &Matrix<f32>, baseline: &Matrix<f32>) -> Resul
     Ok(sums.relative())
 }
 
-/// What happened to the samples of one class.
+/// How the predictions for the samples of one class changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClassChange {
     /// The class.
     pub class: u32,
     /// Samples with this label.
     pub samples: usize,
-    /// Of these, right in the baseline.
+    /// Number of these that the baseline classifies correctly.
     pub baseline_correct: usize,
-    /// Of these, right in the model.
+    /// Number of these that the model classifies correctly.
     pub correct: usize,
-    /// Right in the baseline and wrong in the model.
+    /// Number of samples that the baseline classifies correctly and the model does not.
     pub lost: usize,
-    /// Wrong in the baseline and right in the model.
+    /// Number of samples that the model classifies correctly and the baseline does not.
     pub gained: usize,
-    /// The class that most of the lost samples are taken for now, and how many.
+    /// The class that most of the lost samples are now taken for, and how many of them are.
     pub lost_to: Option<(u32, usize)>,
 }
 
 impl ClassChange {
-    /// Share of the class that the model gets right; `None` without samples.
+    /// Share of the class that the model classifies correctly; `None` without samples.
     pub fn accuracy(&self) -> Option<f64> {
         (self.samples > 0).then(|| share(self.correct, self.samples))
     }
 
-    /// Share of the class that the baseline gets right; `None` without samples.
+    /// Share of the class that the baseline classifies correctly; `None` without samples.
     pub fn baseline_accuracy(&self) -> Option<f64> {
         (self.samples > 0).then(|| share(self.baseline_correct, self.samples))
     }
 }
 
-/// One entry per class (per output), in order.
+/// Changes for every class (every output), in order.
 pub fn class_changes(outputs: &Matrix<f32>, baseline: &Matrix<f32>, labels: &[u32]) -> Result<Vec<ClassChange>> {
     require_same_shape(outputs, baseline)?;
     require_labels(outputs, labels)?;
@@ -133,7 +133,7 @@ pub fn class_changes(outputs: &Matrix<f32>, baseline: &Matrix<f32>, labels: &[u3
     Ok(changes)
 }
 
-/// Σ(v − w)² and Σw², over as many blocks as there are.
+/// Σ(v − w)² and Σw², summed over any number of blocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Mismatch {
     difference: f64,

@@ -11,8 +11,8 @@ pub fn divergence(outputs: &Matrix<f32>, baseline: &Matrix<f32>) -> Result<f64> 
     Ok((0..outputs.rows()).map(of).sum::<f64>() / outputs.rows().max(1) as f64)
 }
 
-/// The divergence of one sample, of distributions softmax(`scale` × outputs). One output is no distribution over classes but a
-/// number: the mean of a normal distribution of variance one.
+/// The divergence of one sample, of distributions softmax(`scale` × outputs). A single output is not a distribution
+/// over classes; it is taken as the mean of a normal distribution of variance one.
 pub(crate) fn row_divergence(y: &[f32], baseline: &[f32], scale: f64) -> f64 {
     if let (&[y], &[baseline]) = (y, baseline) {
         return 0.5 * (scale * (f64::from(y) - f64::from(baseline))).powi(2);

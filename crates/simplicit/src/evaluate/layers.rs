@@ -10,11 +10,12 @@ use crate::parallel::{self, Cancel, Threads};
 use crate::states::InputSource;
 use crate::{Error, Result};
 
-/// Samples in a block, and states: fewer samples of a convolutional network, so that a block stays within some megabytes.
+/// Samples in a block, and states in a block: convolutional networks have fewer samples in it, so that a block takes
+/// only a few megabytes.
 const BLOCK: usize = 256;
 const BLOCK_STATES: usize = 1 << 22;
 
-/// The error at the output once the model has taken over up to and including one layer.
+/// The error at the output if the model computes everything up to and including one layer, and the baseline the rest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerError {
     /// The layer's name, `outputs` for C, D and d.
@@ -25,7 +26,7 @@ pub struct LayerError {
     /// and computes the rest with the baseline's equations. In the last entry everything is the model's own: the
     /// `equilibrium_error`.
     pub output_error: f64,
-    /// `output_error` less that of the layer before: what this layer adds, negative where it repairs.
+    /// `output_error` minus that of the layer before: what this layer adds; negative if it reduces the error.
     pub added: f64,
 }
 
@@ -114,7 +115,7 @@ fn check(model: &ImplicitModel, baseline: &ImplicitModel, inputs: &dyn InputSour
     Ok(())
 }
 
-/// What the model's states and outputs are multiplied by to be the baseline's.
+/// The factors that bring the model's states and outputs into the baseline's coordinates.
 struct Factors {
     states: Vec<f64>,
     outputs: f64,
@@ -129,15 +130,15 @@ fn factors(model: &ImplicitModel, baseline: &ImplicitModel) -> Factors {
     Factors { states: mine.iter().zip(&theirs).map(|(m, t)| m / t).collect(), outputs: my_outputs / their_outputs }
 }
 
-/// Sweeps over layers that read each other at most; contraction ends them long before.
+/// The most sweeps over layers that read each other; contraction usually ends them much earlier.
 const MAX_SWEEPS: usize = 2000;
-/// A sweep that changes less than this share of the largest value is the last: what float32 resolves.
+/// A sweep that changes less than this share of the largest value is the last, because float32 resolves no less.
 const SETTLED: f32 = 1e-6;
 
 /// The equations of a model, layer by layer.
 struct Layers<'a> {
     layout: &'a Layout,
-    /// Layers in an order in which they can be computed; layers that read each other beside each other.
+    /// Layers in an order in which they can be computed; layers that read each other are next to each other.
     order: Vec<usize>,
     /// Whether one sweep is enough.
     acyclic: bool,
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(names, ["first", "second", "third", "outputs"]);
         let mut previous = 0.0;
         for step in 0..4 {
-            // The first layers of the model in front of the last layers of the baseline.
+            // The first layers come from the model, the last ones from the baseline.
             let mixed: Vec<DenseLayer> = after[..=step].iter().chain(&before[step + 1..]).cloned().collect();
             let (mut at_output, mut at_layer) = ((0.0, 0.0), (0.0, 0.0));
             for i in 0..u.rows() {

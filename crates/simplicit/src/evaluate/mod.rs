@@ -1,4 +1,4 @@
-//! What a model is worth: accuracy, where it was lost, how far the outputs moved, the rank of A.
+//! Measurements of a model: accuracy, where it was lost, how far the outputs moved, the rank of A.
 
 mod accuracy;
 mod divergence;

@@ -1,4 +1,4 @@
-//! How far a model's outputs are from those that a source has for its samples.
+//! The error of a model's outputs against the outputs that a source of states has for its samples.
 
 use crate::backend::Device;
 use crate::equilibrium::{DeviceModel, Equilibrium, EquilibriumSettings, not_converged};
@@ -8,36 +8,37 @@ use crate::parallel::{self, Cancel, Threads};
 use crate::states::StateSource;
 use crate::{Error, Result};
 
-/// Samples read for a GPU at a time.
+/// Samples that are read for a GPU at a time.
 const CHUNK: usize = 4096;
 
-/// What blocks of samples add to the error of a model's outputs: Σ(model − baseline)², Σ baseline² and how many samples did not
-/// converge.
+/// Computes the contribution of a block of samples to the error of a model's outputs: Σ(model − baseline)², Σ
+/// baseline² and how many samples did not converge.
 pub(crate) struct OutputErrors {
     model: Equilibrium,
-    /// Where it computes outputs faster than their source does.
+    /// The baseline, if it computes outputs faster than their source does.
     baseline: Option<Equilibrium>,
 }
 
 impl OutputErrors {
-    /// Samples in a block.
+    /// Number of samples in a block.
     pub(crate) const BLOCK: usize = 256;
 
-    /// Of a model against the outputs of a baseline, or of a source.
+    /// For a model against the outputs of a baseline, or of a source.
     pub(crate) fn new(model: &ImplicitModel, baseline: Option<&ImplicitModel>) -> Result<Self> {
-        // Whether a sample has an equilibrium is known without a bound on its error.
+        // Whether a sample has an equilibrium is known without bounding its error.
         let settings = EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() };
         let baseline = baseline.filter(|b| Self::need_inputs_alone(b));
         let baseline = baseline.map(|b| Equilibrium::new(b, settings)).transpose()?;
         Ok(Self { model: Equilibrium::new(model, settings)?, baseline })
     }
 
-    /// Whether this baseline computes the outputs to compare with.
+    /// Whether this baseline can compute the outputs to compare with, so that inputs alone are needed.
     pub(crate) fn need_inputs_alone(baseline: &ImplicitModel) -> bool {
         baseline.layers_are_acyclic() && !baseline.taps().is_empty()
     }
 
-    /// Of inputs alone, the samples from number `first` on; `None` without a baseline that needs no more.
+    /// The contribution of samples from their inputs alone; `first` is the number of the first of them. `None`
+    /// without a baseline.
     pub(crate) fn of_inputs(&self, u: &Matrix<f32>, first: usize) -> Result<Option<[f64; 3]>> {
         self.baseline.as_ref().map(|baseline| self.beside(baseline, u, first)).transpose()
     }
@@ -58,15 +59,16 @@ impl OutputErrors {
         Ok([difference, energy, not_converged(&solution.diagnostics).len() as f64])
     }
 
-    /// RMS of the difference over that of the baseline, and how many samples did not converge, from the sums of all blocks.
+    /// RMS of the difference divided by that of the baseline, and the number of samples that did not converge, from
+    /// the sums over all blocks.
     pub(crate) fn total(sums: [f64; 3]) -> (f64, u64) {
         let [difference, energy, lost] = sums;
         (if energy > 0.0 { (difference / energy).sqrt() } else { 0.0 }, lost as u64)
     }
 }
 
-/// RMS of (model − source outputs) / RMS of the source's over all its samples, and how many did not converge. The source's
-/// outputs are computed by `baseline`, whose states it has, where that is faster.
+/// RMS of (model − source outputs) / RMS of the source's over all its samples, and how many did not converge. Where
+/// it is faster, the source's outputs are computed by `baseline`, which is the model that its states belong to.
 pub(crate) fn error_on_states(
     model: &ImplicitModel,
     baseline: Option<&ImplicitModel>,
@@ -96,7 +98,8 @@ pub(crate) fn error_on_states(
     Ok(OutputErrors::total(total))
 }
 
-/// [`error_on_states`] on a GPU, with the outputs of `baseline`, whose states the source has; `None`: the CPU has to do it.
+/// [`error_on_states`] on a GPU, with the outputs of `baseline`, the model that the source's states belong to; `None`
+/// if the CPU has to compute it.
 pub(crate) fn error_on_gpu(
     device: Device,
     model: &ImplicitModel,

@@ -1,10 +1,10 @@
-//! Between which numbers every pre-activation was seen.
+//! The observed range of every pre-activation.
 
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::StateSource;
 use crate::{Error, Result};
 
-/// Samples looked at together.
+/// Samples that are read together.
 const BLOCK: usize = 256;
 
 /// Smallest and largest z_i over all samples of a source, one per state.

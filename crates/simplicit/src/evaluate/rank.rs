@@ -1,9 +1,10 @@
-//! Singular values of A and how many of them are more than rounding.
+//! Singular values of A, and how many of them exceed rounding errors.
 
 use crate::linalg::{Csr, Matrix, singular_values};
 use crate::{Error, Result};
 
-/// Rows or columns (the fewer of the two, empty ones not counted) of the largest matrix decomposed: a few seconds.
+/// Rows or columns (the fewer of the two, empty ones not counted) of the largest matrix that is decomposed, which
+/// takes a few seconds.
 const LARGEST: usize = 2048;
 
 /// The singular values of a matrix and its numerical rank.
@@ -11,9 +12,10 @@ const LARGEST: usize = 2048;
 pub struct Rank {
     /// All min(rows, columns) singular values, largest first.
     pub singular_values: Vec<f64>,
-    /// max(rows, columns)·ε·σ₁ with the ε of f32, in which the entries are stored: below this is rounding.
+    /// max(rows, columns)·ε·σ₁ with the ε of f32, in which the entries are stored: smaller values are rounding
+    /// errors.
     pub tolerance: f64,
-    /// Singular values above the tolerance.
+    /// Number of singular values above the tolerance.
     pub rank: usize,
 }
 

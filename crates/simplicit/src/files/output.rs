@@ -1,4 +1,4 @@
-//! The one way to write a file: a temporary file in the same directory, renamed at the end.
+//! How files are written: to a temporary file in the same directory, which is renamed at the end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::{Error, Result};
 
-/// A file in the making. Dropped before [`OutputFile::finish`] it leaves nothing behind.
+/// A file that is being written. If it is dropped before [`OutputFile::finish`], nothing is left behind.
 #[derive(Debug)]
 pub struct OutputFile {
     file: File,
@@ -27,7 +27,8 @@ impl OutputFile {
             .filter(|_| ordinary)
             .ok_or_else(|| Error::file(target, "expected the name of a file to write, got a directory or a device"))?;
         loop {
-            // Process and count keep apart what several writers make at once, and from what a killed one left.
+            // Process number and count make the name unique among simultaneous writers and among files that a killed
+            // process left.
             let count = COUNT.fetch_add(1, Ordering::Relaxed);
             let temporary = format!(".{}.{}.{count}.part", name.to_string_lossy(), std::process::id());
             let temporary = target.with_file_name(temporary);
@@ -39,7 +40,7 @@ impl OutputFile {
         }
     }
 
-    /// Appends, or goes on after the last write.
+    /// Writes bytes after those of the last write.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(|e| Error::io(&self.target, e))
     }
@@ -50,12 +51,12 @@ impl OutputFile {
         self.write(bytes)
     }
 
-    /// Puts the file on the disk and in its place.
+    /// Puts the file on the disk and renames it to its final name.
     pub fn finish(mut self) -> Result<()> {
         self.file.sync_all().map_err(|e| Error::io(&self.target, e))?;
         std::fs::rename(&self.temporary, &self.target).map_err(|e| Error::io(&self.target, e))?;
         self.finished = true;
-        // The rename itself lasts only once the directory is on the disk; not every file system can do this.
+        // The rename itself is only durable when the directory is on the disk; not every file system can do this.
         let directory = self.target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         if let Ok(directory) = File::open(directory) {
             let _ = directory.sync_all();
@@ -67,7 +68,7 @@ impl OutputFile {
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if !self.finished {
-            // Nothing to be done if even that fails.
+            // If this fails too, nothing more can be done.
             let _ = std::fs::remove_file(&self.temporary);
         }
     }

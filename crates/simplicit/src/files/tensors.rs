@@ -1,7 +1,8 @@
-//! The safetensors container: the same tensors always give the same bytes, and reading trusts nothing.
+//! The safetensors container: the same tensors always give the same bytes, and nothing in a file that is read is
+//! trusted.
 //!
-//! Our own few lines rather than the crate's: its metadata is a hash map, written in random order, and its length check
-//! adds sizes from the header without looking for overflow.
+//! This is our own code and not the crate's, because the crate's metadata is a hash map, which is written in random
+//! order, and its length check adds sizes from the header without checking for overflow.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +53,7 @@ pub struct Tensor<'a> {
     pub dtype: Dtype,
     /// Lengths of the axes.
     pub shape: Vec<usize>,
-    /// shape product × element size bytes.
+    /// The bytes: product of the shape × size of an element.
     pub bytes: std::borrow::Cow<'a, [u8]>,
 }
 
@@ -184,7 +185,7 @@ impl<'a> Tensors<'a> {
         self.tensors.get(name)
     }
 
-    /// A vector of exactly `length` f32 values.
+    /// A vector of f32 values, of exactly this length if one is given.
     pub(crate) fn f32_vector(&self, name: &str, length: Option<usize>) -> Result<Vec<f32>, String> {
         let tensor = self.vector(name, length)?;
         match tensor.dtype {
@@ -197,7 +198,7 @@ impl<'a> Tensors<'a> {
     pub(crate) fn index_vector(&self, name: &str, length: Option<usize>, largest: usize) -> Result<Vec<usize>, String> {
         let tensor = self.vector(name, length)?;
         let bytes = &tensor.bytes;
-        // A negative number becomes a huge one, which `largest` refuses.
+        // A negative number becomes a very large one, which is above `largest` and refused.
         let values: Vec<u64> = match tensor.dtype {
             Dtype::U8 => bytes.iter().map(|&b| b.into()).collect(),
             Dtype::U16 => bytes.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b).into()).collect(),
@@ -223,7 +224,7 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// The header, refusing what a hash map would silently merge: a name given twice.
+/// The header; a name given twice, which a hash map would silently merge, is refused.
 struct Header {
     metadata: BTreeMap<String, String>,
     entries: BTreeMap<String, Entry>,

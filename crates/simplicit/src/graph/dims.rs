@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// Most axes of a value.
+/// The most axes of a value.
 const MAX_RANK: usize = 8;
 
 /// Up to eight axes, as ONNX has them for a batch of one sample; values are stored row by row, the last axis first.
@@ -16,12 +16,12 @@ pub struct Dims {
 }
 
 impl Dims {
-    /// An error beyond eight axes or where the size overflows.
+    /// Dimensions of these sizes; an error beyond eight axes, or where the number of values overflows.
     pub fn new(sizes: &[usize]) -> Result<Self> {
         if sizes.len() > MAX_RANK {
             return Err(Error::shape("dimensions", format!("at most {MAX_RANK} axes"), format!("{sizes:?}")));
         }
-        // Zeros are left out, so that strides cannot overflow either.
+        // Zeros are left out of the product, so that strides cannot overflow either.
         if sizes.iter().try_fold(1usize, |p, &s| p.checked_mul(s.max(1))).is_none() {
             return Err(Error::shape("dimensions", "a size that fits into memory", format!("{sizes:?}")));
         }
@@ -59,7 +59,7 @@ impl Dims {
         self.sizes().iter().product()
     }
 
-    /// Steps between neighbours along every axis.
+    /// The distance between neighbours along every axis.
     pub fn strides(&self) -> [usize; MAX_RANK] {
         let mut strides = [1; MAX_RANK];
         for axis in (0..self.rank.saturating_sub(1)).rev() {

@@ -1,4 +1,4 @@
-//! The error function, to double precision's rounding.
+//! The error function, accurate to the rounding of double precision.
 //!
 //! Two rational functions, interpolated at Chebyshev nodes with 60 digits: erf(x)/x in x² for |x| ≤ 2 (relative error
 //! 5·10⁻¹⁸ before rounding), and x·e^(x²)·erfc(x) in 1/x² beyond (2·10⁻¹⁷ up to x = 6.1, where erf is 1 to double
@@ -71,7 +71,7 @@ const FACTORIALS: [f64; 14] = {
 /// eˣ for x ≤ 0 within a few units of the last place, without a branch: a loop over it runs several numbers at a time.
 #[inline(always)]
 fn exp_negative(x: f64) -> f64 {
-    // Below this the result is 0, and the powers of two still exist.
+    // Below this the result is 0; down to here the powers of two below are representable.
     let x = if x < -746.0 { -746.0 } else { x };
     // x = n·ln 2 + r: adding 1.5·2⁵² rounds to the nearest whole number; ln 2 in two parts, n times the first is exact.
     const MAGIC: f64 = 6_755_399_441_055_744.0;
@@ -99,7 +99,7 @@ pub(crate) fn erf(x: f64) -> f64 {
     }
 }
 
-/// erf of every number, several at a time, one by one only where one of them is far out: the same bits.
+/// erf of every number, several at a time; one by one only if one of them is far from zero. Both give the same bits.
 pub(crate) fn erf_slice(x: &[f32], out: &mut [f32]) {
     const WIDTH: usize = 16;
     let (chunks, rest) = x.as_chunks::<WIDTH>();
@@ -176,11 +176,11 @@ mod tests {
         for k in 0..=6500 {
             let x = f64::from(k) * 1e-3;
             let expected = series(x).min(1.0);
-            // e^(−x²) is off by x² roundings, the sum by a few.
+            // e^(−x²) has an error of x² roundings, the sum of a few.
             let room = (8.0 + 2.0 * x * x) * f64::EPSILON;
             assert!((erf(x) - expected).abs() <= room * expected, "erf {x}: {} and {expected}", erf(x));
             assert_eq!(erf(-x), -erf(x));
-            // And so rounds to the nearest single, or to its neighbour where the two lie on either side of a tie.
+            // So it rounds to the nearest f32, or to its neighbour where the two lie on either side of a tie.
             let (single, nearest) = (erf(x) as f32, expected as f32);
             assert!(single == nearest || single == nearest.next_up() || single == nearest.next_down());
         }
@@ -219,7 +219,7 @@ mod tests {
     /// Known values of the tail, and rises that are the area under the density by Simpson's rule.
     #[test]
     fn the_distribution_function_keeps_its_left_tail() {
-        // From tables with more digits than needed here.
+        // From tables with more digits than are needed here.
         for (x, expected) in
             [(-3.0, 1.3498980316300945e-3), (-5.0, 2.866515718791939e-7), (-8.0, 6.220960574271785e-16)]
         {

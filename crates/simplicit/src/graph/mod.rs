@@ -1,8 +1,9 @@
-//! What networks and models share: shapes of values and the operators between linear maps.
+//! Definitions that networks and models share: shapes of values, and the operators between linear maps.
 //!
-//! A value is what one sample has at a node. Its dimensions are those that ONNX gives it for a batch of one sample, the
-//! leading 1 included; so axes mean what the file says, also where a network folds the batch into another axis (windows of
-//! an attention, for example). Samples never mix: a batch is run sample by sample, or side by side.
+//! A value is what one sample has at a node. Its dimensions are those that ONNX gives it for a batch of one sample,
+//! the leading 1 included; so axes have the same numbers as in the file, also where a network folds the batch into
+//! another axis (windows of an attention, for example). Samples never mix: a batch is run sample by sample, or side
+//! by side.
 
 mod dims;
 pub(crate) mod error_function;

@@ -3,18 +3,19 @@
 use super::grid::{Item, Kind, ROWS_PER_BUNDLE, Round, Tap, WEIGHTS_PER_PANEL};
 use super::vector::Vector;
 
-/// Where a call reads and writes, as pointers whose extents [`super::grid::GridWeights::run`] has checked.
+/// The addresses that a call reads and writes, as pointers whose extents [`super::grid::GridWeights::run`] has
+/// checked.
 #[derive(Clone, Copy)]
 pub(super) struct Task<'a> {
     pub(super) chunks: &'a [std::ops::Range<usize>],
     pub(super) items: &'a [Item],
     pub(super) taps: &'a [Tap],
     pub(super) rounds: &'a [Round],
-    /// Numbers of a step of the rounds' offsets.
+    /// How many numbers a step of the rounds' offsets stands for.
     pub(super) step_of_rounds: usize,
     pub(super) bundled: &'a [u32],
     pub(super) offsets: &'a [u32],
-    /// Borders beyond which an offset of a panel reads; see [`edge`].
+    /// For every offset of a panel the borders at which it reads padding; see [`edge`].
     pub(super) edges: &'a [u8],
     pub(super) panels: &'a [f32],
     pub(super) bias: Option<&'a [f32]>,
@@ -23,26 +24,26 @@ pub(super) struct Task<'a> {
     pub(super) out: *mut f32,
     pub(super) before: Option<Extra>,
     pub(super) after: Option<Extra>,
-    /// Numbers per position: what an offset is multiplied by.
+    /// Numbers per position, by which an offset is multiplied.
     pub(super) lanes: usize,
-    /// Numbers between a position and its neighbour of the source, where positions are whole vectors.
+    /// Distance in numbers between neighbouring positions of the source, where positions are whole vectors.
     pub(super) step: usize,
     pub(super) source_row: usize,
     pub(super) out_row: usize,
     pub(super) out_channel: usize,
     pub(super) height: usize,
-    /// Numbers in a row of the result.
+    /// Number of numbers in a row of the result.
     pub(super) run: usize,
-    /// Whether rows are those of the map, so that the first and the last one lie at its borders.
+    /// Whether rows are those of the map, so that the first and the last of them lie at its borders.
     pub(super) bordered: bool,
-    /// Whether sparse rows have taps enough for sixteen sums.
+    /// Whether sparse rows have enough taps for sixteen sums.
     pub(super) long: bool,
 }
 
 // SAFETY: threads share a task to compute parts of it that do not overlap, see `Part`.
 unsafe impl Sync for Task<'_> {}
 
-/// A part of the results: rows of weights as the items of a chunk, rows of the grid, numbers of a row.
+/// A part of the results: rows of weights (as the items of a chunk), rows of the grid, and numbers of a row.
 #[derive(Clone)]
 pub(super) struct Part {
     pub(super) items: std::ops::Range<usize>,
@@ -50,7 +51,7 @@ pub(super) struct Part {
     pub(super) numbers: std::ops::Range<usize>,
 }
 
-/// Where a tap reads nothing but padding: for the first or last row of results, for the first or last column.
+/// Flags for where a tap reads only padding: for the first or last row of results, for the first or last column.
 pub(super) mod edge {
     pub(in super::super) const TOP: u8 = 1;
     pub(in super::super) const BOTTOM: u8 = 2;
@@ -58,7 +59,7 @@ pub(super) mod edge {
     pub(in super::super) const RIGHT: u8 = 8;
 }
 
-/// A residual sum: another map of the result's shape.
+/// A residual sum, which adds another map of the result's shape.
 #[derive(Clone, Copy)]
 pub(super) struct Extra {
     pub(super) from: *const f32,
@@ -88,7 +89,7 @@ impl Extra {
     }
 }
 
-/// A place of the result and how much of it: the last vector may be a part.
+/// A place of the result and the number of values there: the last vector may be incomplete.
 #[derive(Clone, Copy)]
 struct Place {
     y: usize,
@@ -123,10 +124,10 @@ unsafe fn add<T: Vector, const M: usize, const Q: usize, const N: usize>(
     }
 }
 
-/// Vectors of a position where neighbours of the source are apart; results lie side by side.
+/// Numbers of a position whose neighbours are apart in the source; results lie side by side.
 const POSITION: usize = 16;
 
-/// The number of the source that vector `v` starts at.
+/// The index in the source at which vector `v` starts.
 #[inline(always)]
 fn place_of<T: Vector, const APART: bool>(v: usize, step: usize) -> usize {
     if APART { v * T::LEN / POSITION * step + v * T::LEN % POSITION } else { v * T::LEN }
@@ -140,11 +141,11 @@ impl Task<'_> {
     #[inline(always)]
     pub(super) unsafe fn all<T: Vector, const APART: bool>(&self, part: &Part) {
         let (mut at, end, items) = (part.numbers.start, part.numbers.end, &part.items);
-        // Registers enough for sixteen sums of a sparse row.
+        // There are enough registers for sixteen sums of a sparse row.
         let wide = T::SUMS == 16 && self.long;
         while at < end {
             let vectors = (end - at) / T::LEN;
-            // A single row: twice as many vectors, so that a sparse row does not wait for its own sums.
+            // A single row takes twice as many vectors, so that a sparse row does not wait for its own sums.
             if part.rows.len() == 1 && vectors >= 8 {
                 // SAFETY: the block lies inside height × run.
                 unsafe { self.block::<T, 1, 8, APART, false>(Place { y: part.rows.start, at, count: T::LEN }, items) };
@@ -188,7 +189,7 @@ impl Task<'_> {
         }
     }
 
-    /// `R` rows × `N` vectors; gives back R.
+    /// Computes `R` rows × `N` vectors; returns R.
     #[inline(always)]
     unsafe fn block<T: Vector, const R: usize, const N: usize, const APART: bool, const PART: bool>(
         &self,
@@ -206,7 +207,7 @@ impl Task<'_> {
                     } else if item.kind == Kind::Bundle {
                         for r in 0..R {
                             let place = Place { y: place.y + r, ..place };
-                            // As many sums as stay in registers.
+                            // As many sums at a time as stay in registers.
                             if N == 8 {
                                 for at in [place.at, place.at + 4 * T::LEN] {
                                     let half = Place { at, ..place };
@@ -254,7 +255,7 @@ impl Task<'_> {
         R
     }
 
-    /// Which borders of the map a row of `N` vectors lies at; left and right only where a vector is a position.
+    /// The borders of the map at which a row of `N` vectors lies; left and right only if a vector is a position.
     #[inline(always)]
     fn borders<T: Vector, const N: usize>(&self, y: usize, at: usize) -> u8 {
         if !self.bordered {
@@ -271,8 +272,9 @@ impl Task<'_> {
         here
     }
 
-    /// Results of row `row` of weights before anything is added in this chunk: `R` rows of the grid from `y` on, `N` vectors each.
-    /// What is asked is asked once for all of them, so that the loops are short and sums stay in registers.
+    /// Results of row `row` of weights before anything is added in this chunk: `R` rows of the grid from `y` on, `N`
+    /// vectors each. All conditions are checked once for all of them, so that the loops are short and sums stay in
+    /// registers.
     #[inline(always)]
     unsafe fn start<T: Vector, const R: usize, const N: usize, const PART: bool>(
         &self,
@@ -302,7 +304,7 @@ impl Task<'_> {
         }
     }
 
-    /// Puts results where they belong; in the last chunk with all that follows the sum.
+    /// Writes the results; in the last chunk everything that follows the sum is applied first.
     #[inline(always)]
     unsafe fn finish<T: Vector, const R: usize, const N: usize, const PART: bool>(
         &self,
@@ -335,7 +337,7 @@ impl Task<'_> {
         }
     }
 
-    /// One row of weights, its zeros left out.
+    /// Computes one row of weights, leaving out its zeros.
     #[inline(always)]
     unsafe fn sparse<T: Vector, const R: usize, const N: usize, const APART: bool, const PART: bool>(
         &self,
@@ -366,7 +368,7 @@ impl Task<'_> {
         }
     }
 
-    /// Sparse rows in turn, a tap of each: `B` of the bundle's rows at a time.
+    /// Computes sparse rows in turn, one tap of each at a time: `B` of the bundle's rows together.
     #[inline(always)]
     unsafe fn bundle<T: Vector, const B: usize, const N: usize, const APART: bool, const PART: bool>(
         &self,
@@ -381,7 +383,7 @@ impl Task<'_> {
             // rows are rows of weights.
             unsafe {
                 let mut sums = [[T::splat(0.0); N]; B];
-                // Rows past the last of a short bundle repeat it and are dropped.
+                // Rows past the last of a short bundle repeat it and are not written.
                 for i in 0..B {
                     let row = rows[i.min(rows.len() - 1)] as usize;
                     let own = std::array::from_mut(&mut sums[i]);
@@ -409,7 +411,8 @@ impl Task<'_> {
         }
     }
 
-    /// A panel of rows of weights, every tap of the panel: `M` of them at a time over `Q` rows × `N` vectors.
+    /// Computes a panel of rows of weights with every tap of the panel: `M` of them at a time over `Q` rows × `N`
+    /// vectors.
     #[inline(always)]
     unsafe fn dense<T: Vector, const M: usize, const Q: usize, const N: usize, const APART: bool, const PART: bool>(
         &self,
@@ -427,14 +430,14 @@ impl Task<'_> {
                 unsafe {
                     let mut sums = [[[T::splat(0.0); N]; Q]; M];
                     for i in 0..M {
-                        // Rows past the last of a short panel repeat it and are dropped.
+                        // Rows past the last of a short panel repeat it and are not written.
                         let row = item.row as usize + (m + i).min(valid - 1);
                         self.start::<T, Q, N, PART>(&mut sums[i], row, Place { y: y + q, at, count }, first);
                     }
                     let source = self.source.add((y + q) * self.source_row + column);
                     let mut weights = self.panels.as_ptr().add(item.values + m);
                     let taps = item.start as usize..item.end as usize;
-                    // Other shapes multiply zeros at borders: looking for them costs more than it saves.
+                    // Other shapes multiply the zeros at borders: to test for them would cost more than it saves.
                     let here = if Q == 1 && N == 4 { self.borders::<T, N>(y + q, at) } else { 0 };
                     for (&offset, edges) in self.offsets.get_unchecked(taps.clone()).iter().zip(&self.edges[taps]) {
                         let beyond = edges & here;
@@ -469,7 +472,7 @@ impl Task<'_> {
     }
 }
 
-/// `rounds` multiply-adds of twelve vectors that never leave registers; gives back how many numbers that was.
+/// Runs `rounds` multiply-adds of twelve vectors that never leave registers; returns how many numbers that was.
 pub(super) fn registers(instructions: super::Instructions, rounds: u64) -> u64 {
     // SAFETY: the instructions are asked for.
     unsafe {

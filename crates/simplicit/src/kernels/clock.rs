@@ -1,4 +1,4 @@
-//! Time that a thread itself has run: what a measurement needs on a machine that others use too.
+//! The processor time of a thread, for measurements on machines that other programs use too.
 
 /// Seconds of processor time of the calling thread; without such a clock, seconds since the first call.
 pub fn thread_seconds() -> f64 {

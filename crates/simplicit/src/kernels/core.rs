@@ -1,18 +1,18 @@
-//! What differs between cores of the same instructions and decides between kernels.
+//! Properties in which cores with the same instructions differ, and on which the choice of kernels depends.
 
 /// A core, as its processor describes itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Core {
-    /// Two multiply-adds of 16 numbers in a cycle, so that loads are what limits sparse rows; others have one.
+    /// Two multiply-adds of 16 numbers in a cycle, so that loads limit sparse rows; other cores have one.
     pub(super) two_wide: bool,
     /// A permutation of one register of 16 numbers takes half as long as that of two.
     pub(super) quick_permutation: bool,
-    /// Bytes of the first-level cache for data.
+    /// Size of the first-level data cache in bytes.
     pub(super) cache: usize,
 }
 
 impl Core {
-    /// That of this process; asked once.
+    /// The core of this process; found once.
     pub(super) fn own() -> Self {
         static OWN: std::sync::OnceLock<Core> = std::sync::OnceLock::new();
         *OWN.get_or_init(Self::ask)
@@ -21,8 +21,8 @@ impl Core {
     #[cfg(target_arch = "x86_64")]
     fn ask() -> Self {
         use std::arch::x86_64::{__cpuid, __cpuid_count};
-        // Intel describes caches in leaf 4, AMD in one of its own, in the same words.
-        // SAFETY: every processor of 64 bits has `cpuid`, and leaves are asked for only where they exist.
+        // Intel describes caches in leaf 4, AMD in a leaf of its own in the same format. SAFETY: every processor of
+        // 64 bits has `cpuid`, and leaves are asked for only where they exist.
         #[allow(unused_unsafe)] // Safe only from later compilers on than the lowest this builds with.
         let (intel, family, cache) = unsafe {
             let (first, last) = (__cpuid(0), __cpuid(0x8000_0000).eax);
@@ -44,7 +44,7 @@ impl Core {
                 * ((b & 4095) as usize + 1)
                 * (c.ecx as usize + 1)
         });
-        // AMD's cores have two from their 26th family on.
+        // AMD's cores have two from family 26 on.
         let two_wide = intel || family >= 26;
         Self {
             two_wide,
@@ -59,5 +59,5 @@ impl Core {
     }
 }
 
-/// Bytes of a first-level cache where nothing says so.
+/// Bytes of the first-level cache that are assumed if the processor does not report them.
 const USUAL: usize = 32 << 10;

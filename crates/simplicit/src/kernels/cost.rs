@@ -1,51 +1,53 @@
-//! What a multiply-add costs in each kernel, and so which kernel a block gets.
+//! The cost of a multiply-add in each kernel, from which the kernel of a block is chosen.
 //!
-//! Measured by `cargo bench -p simplicit --bench inference -- calibrate` on three machines with AVX-512: cores with one
-//! multiply-add of 16 numbers in a cycle (AMD EPYC, family 25) and with two (Intel Xeon, model 207; AMD EPYC, family 26). Sparse rows load an operand
-//! for every multiply-add, so what is twice as fast for dense panels is less than twice as fast for them.
+//! Measured by `cargo bench -p simplicit --bench inference -- calibrate` on three machines with AVX-512: cores with
+//! one multiply-add of 16 numbers in a cycle (AMD EPYC, family 25) and with two (Intel Xeon, model 207; AMD EPYC,
+//! family 26). Sparse rows load an operand for every multiply-add, so two multiply-adds per cycle, which make dense
+//! panels twice as fast, help them less.
 
 use super::Instructions;
 use super::core::Core;
 
-/// What a panel of rows gets.
+/// The kernel of a panel of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// Every tap of the panel, zeros included.
+    /// Multiplies every tap of the panel, zeros included.
     Dense,
-    /// Row by row, zeros left out.
+    /// Row by row, leaving out zeros.
     Sparse,
 }
 
 /// Relative costs, measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cost {
-    /// Time of a multiply-add of a sparse row over one of a dense panel.
+    /// Time of a multiply-add of a sparse row divided by that of a dense panel.
     pub ratio: f64,
     /// Bytes of the source that a chunk may read.
     pub cache: usize,
-    /// Fewest taps of a row in a chunk.
+    /// The fewest taps of a row in a chunk.
     pub taps_per_chunk: f64,
-    /// Sparse rows run in bundles: where a result is so few vectors that a row would wait for its own sum.
+    /// Whether sparse rows run in bundles, which helps if a result has so few vectors that a row would wait for its
+    /// own sum.
     pub bundles: bool,
-    /// Rows of weights that a dense panel multiplies at a time; fewer take as long.
+    /// Number of rows of weights that a dense panel multiplies at a time; fewer rows take as long.
     pub rows_at_a_time: usize,
-    /// What every panel gets, whatever it costs.
+    /// The kernel that every panel gets, even where the other is faster.
     pub only: Option<Choice>,
 }
 
 impl Cost {
-    /// Dense panels only, or sparse rows only: to measure, and to test.
+    /// Chooses dense panels only, or sparse rows only: to measure, and to test.
     pub fn only(self, choice: Choice) -> Self {
         Self { only: Some(choice), ..self }
     }
 
-    /// The faster for `rows` rows that read `union` taps between them, `nonzeros` weights in all.
+    /// The faster kernel for `rows` rows that together read `union` different taps and have `nonzeros` weights.
     pub fn choose(&self, rows: usize, union: usize, nonzeros: usize) -> Choice {
         let dense = self.ratio * nonzeros as f64 > self.multiplied(rows, union);
         self.only.unwrap_or(if dense { Choice::Dense } else { Choice::Sparse })
     }
 
-    /// Weights that a dense panel of so many rows and taps multiplies.
+    /// Number of weights that a dense panel of this many rows and taps multiplies.
     pub(super) fn multiplied(&self, rows: usize, union: usize) -> f64 {
         (rows.next_multiple_of(self.rows_at_a_time) * union) as f64
     }
@@ -72,12 +74,13 @@ fn two_wide(instructions: Instructions) -> bool {
     instructions == Instructions::Avx512 && Core::own().two_wide
 }
 
-/// Inputs of a window of slices: one register where the permutation of one takes half as long as that of two.
+/// Number of inputs in a window of slices: one register if a permutation of one takes half as long as that of two.
 pub(super) fn window(instructions: Instructions, samples: usize) -> usize {
     if Core::own().quick_permutation && instructions == Instructions::Avx512 && samples > 1 { 16 } else { 32 }
 }
 
-/// Time of so many samples, each apart, through dense panels over that through slices of so many weights, filling included.
+/// Time of `samples` samples that lie apart through dense panels, divided by that through slices of `sparse` weights
+/// (the zeros that fill them up included).
 pub(super) fn dense_over_slices(
     instructions: Instructions,
     samples: usize,
@@ -93,7 +96,7 @@ pub(super) fn dense_over_slices(
     let (each, start, wait) = match instructions {
         Instructions::Avx512 if two_wide(instructions) => (1.6, 35.0, 2.7),
         Instructions::Avx512 => (1.43, 35.0, 2.1),
-        // A gather takes its numbers one by one.
+        // A gather loads its numbers one by one.
         Instructions::Avx2 | Instructions::Portable => (8.6, 0.0, 2.1),
     };
     let dense = panels(rows, columns, if cached { 0.8 } else { 1.0 }, wait);
@@ -108,18 +111,20 @@ fn few_dense_over_slices(
     columns: usize,
     sparse: usize,
 ) -> f64 {
-    // Nanoseconds of a vector of 16 weights, for all samples, from the first or second cache.
+    // Nanoseconds per vector of 16 weights, for all samples, from the first- or second-level cache.
     let dense = [0.32, 0.32, 0.325, 0.354, 0.466, 0.62, 0.7, 0.81, 0.93][samples];
     let slices = match instructions {
         Instructions::Avx512 if Core::own().quick_permutation => {
             [0.47, 0.47, 0.571, 0.664, 0.766, 1.016, 1.078, 1.198, 1.372][samples]
         }
-        // Counted, not measured: a permutation of two registers a cycle beside two dense multiply-adds, or one.
+        // Counted, not measured: one permutation of two registers per cycle, compared with two dense multiply-adds or
+        // one.
         Instructions::Avx512 => dense * if two_wide(instructions) { 2.2 } else { 1.8 },
-        // A gather takes its numbers one by one.
+        // A gather loads its numbers one by one.
         Instructions::Avx2 | Instructions::Portable => 8.6 * dense,
     };
-    // Weights that do not stay in the second-level cache are waited for, the less the more there is to do with each.
+    // Weights that do not stay in the second-level cache have to be waited for; the wait matters less the more work
+    // there is for each.
     let far = |weights: usize| match samples {
         _ if weights * size_of::<f32>() <= 1 << 20 => 0.0,
         ..=2 => 0.18,
@@ -132,7 +137,7 @@ fn few_dense_over_slices(
     all / left.max(1e-9)
 }
 
-/// Time of two to eight samples through dense panels over that of sparse bundles.
+/// Time of two to eight samples through dense panels, divided by that of sparse bundles.
 pub(super) fn dense_over_bundles(
     instructions: Instructions,
     samples: usize,
@@ -145,7 +150,7 @@ pub(super) fn dense_over_bundles(
         Instructions::Avx512 if two_wide(instructions) => {
             [0.05, 0.05, 0.072, 0.09, 0.115, 0.145, 0.17, 0.195, 0.215][samples.min(8)]
         }
-        // Two samples do so little with a weight that its cache counts.
+        // Two samples use each weight so little that its place in the caches matters.
         Instructions::Avx512 if samples == 2 => {
             if rows * columns <= 100_000 {
                 0.098
@@ -154,20 +159,21 @@ pub(super) fn dense_over_bundles(
             }
         }
         Instructions::Avx512 => [0.06, 0.06, 0.1, 0.131, 0.185, 0.218, 0.26, 0.3, 0.362][samples.min(8)],
-        // Eight samples are a whole vector: the panels of a grid are faster.
+        // Eight samples are a whole vector, for which the panels of a grid are faster.
         _ if samples >= 8 => f64::INFINITY,
         _ => [0.08, 0.08, 0.09, 0.135, 0.179, 0.22, 0.27, 0.317][samples],
     };
-    // Results of dense panels are turned; a sparse row is started and finished, and bundles are filled with rows of zeros.
+    // The results of dense panels are transposed; every sparse row has a start and an end, and bundles are filled up
+    // with rows of zeros.
     let dense = panels(rows, columns, 16.0 * each, 2.8) + 1.4 * (rows * samples) as f64;
     let filled = rows.next_multiple_of(super::grid::ROWS_PER_BUNDLE) as f64 / rows.max(1) as f64;
-    // Inputs that fill half of the first-level cache leave no room for taps.
+    // Inputs that fill half of the first-level cache leave too little room for taps.
     let tap = if columns * samples * size_of::<f32>() >= 16 << 10 { 1.08 } else { 1.0 };
     dense / (filled * tap * nonzeros as f64 + 5.0 * rows as f64).max(1e-9)
 }
 
 impl Cost {
-    /// Multiply-adds of dense panels in a cycle, in vectors of 16.
+    /// Number of multiply-adds of dense panels per cycle, in vectors of 16.
     pub fn vectors_in_a_cycle(instructions: Instructions) -> f64 {
         match instructions {
             Instructions::Avx512 if two_wide(instructions) => 2.0,
@@ -175,9 +181,10 @@ impl Cost {
         }
     }
 
-    /// For a grid of `positions` results with so many samples side by side.
+    /// The costs for a grid of `positions` results with `lanes` samples side by side.
     pub fn of_grid(instructions: Instructions, lanes: usize, positions: usize) -> Self {
-        // As `block::Task::block` takes them: eight where a result is so few vectors that fewer would wait for their sums.
+        // The numbers of `block::Task::block`: eight rows if a result has so few vectors that fewer rows would wait
+        // for their sums.
         let rows_at_a_time = match (instructions, positions, lanes) {
             (Instructions::Avx512, 1, ..=63) => 8,
             (Instructions::Avx512, ..) => 4,
@@ -185,8 +192,8 @@ impl Cost {
             (_, 1, ..=31) => 4,
             _ => 2,
         };
-        // Beside one another, sparse rows load an operand for every multiply-add, and along a row of the map operands straddle
-        // cache lines.
+        // Sparse rows load an operand for every multiply-add, and along a row of the map operands straddle cache
+        // lines.
         let (two_wide, quick) = (two_wide(instructions), Core::own().quick_permutation);
         let pick = |one: f64, two: f64| if two_wide { two } else { one };
         let ratio = match (instructions, positions, lanes) {
@@ -200,19 +207,19 @@ impl Cost {
             (_, 1, ..=32) => 1.5,
             (_, 1, _) => 1.3,
             (_, _, 8) => pick(1.38, 2.45),
-            // Without what dense panels leave out at borders, see `Borders::inside`.
+            // The terms that dense panels leave out at borders are not counted here, see `Borders::inside`.
             (_, _, lanes) if lanes.is_multiple_of(16) => pick(1.27, 1.3),
             (_, _, 4) => pick(1.53, 2.55),
             (_, _, 2 | 6) => pick(1.75, 3.1),
             _ => pick(1.8, 3.2),
         };
-        // Rows of more vectors have sums enough of their own.
+        // Rows of more vectors have enough sums of their own.
         let bundles = positions == 1 && lanes <= if instructions == Instructions::Avx512 { 64 } else { 32 };
         Self { ratio, bundles, rows_at_a_time, ..Self::default() }
     }
 }
 
-/// Seconds and multiply-adds of a loop that touches registers alone: what this core can do at most.
+/// Seconds and multiply-adds of a loop that uses registers alone: the most that this core can do.
 pub fn register_peak(instructions: Instructions) -> (f64, u64) {
     let mut best = (f64::INFINITY, 0);
     for _ in 0..200 {

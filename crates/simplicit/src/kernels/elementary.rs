@@ -1,9 +1,9 @@
-//! Softmax, layer norm and what they are made of, several numbers at a time.
+//! Softmax, layer norm and the functions that they need, for several numbers at a time.
 //!
 //! Loops of plain arithmetic without branches, compiled once per set of instructions: no multiply-add is fused and sums have
 //! sixteen running parts, so a number gets the same bits one by one, in a slice, and on every machine.
 
-/// Running parts of a sum.
+/// Number of running parts of a sum.
 const PARTS: usize = 16;
 
 /// Runs `work` compiled for the widest instructions of this machine.
@@ -15,7 +15,7 @@ fn vectorised<R>(work: impl FnOnce() -> R) -> R {
 /// eˣ within two units of the last place, subnormal results included; NaN stays NaN.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    // Beyond these the result is 0 or infinity, and the powers of two below still exist.
+    // Beyond these limits the result is 0 or infinity; within them the powers of two below are representable.
     let x = if x > 89.0 { 89.0 } else { x };
     let x = if x < -104.0 { -104.0 } else { x };
     // x = n·ln 2 + r: adding 1.5·2²³ rounds to the nearest whole number.
@@ -32,7 +32,7 @@ pub fn exp(x: f32) -> f32 {
     let q = q * r + 1.0 / 6.0;
     let q = q * r + 0.5;
     let value = 1.0 + (r + r * r * q);
-    // 2ⁿ as two powers, so that neither leaves the range where the result does not.
+    // 2ⁿ as a product of two powers, so that neither leaves the range of f32 if the result does not.
     let n = shifted.to_bits().wrapping_sub(MAGIC.to_bits()) as i32;
     let half = n >> 1;
     let power = |n: i32| f32::from_bits(((n + 127) as u32) << 23);
@@ -60,7 +60,7 @@ fn sum(x: &[f32], f: impl Fn(f64) -> f64) -> f64 {
     for (part, x) in parts.iter_mut().zip(rest) {
         *part += f(f64::from(*x));
     }
-    // In pairs: the same tree whatever the instructions.
+    // Added in pairs: the same tree whatever the instructions.
     for width in [8, 4, 2, 1] {
         for k in 0..width {
             parts[k] += parts[k + width];
@@ -89,7 +89,7 @@ pub fn softmax(x: &[f32], out: &mut [f32]) {
     );
 }
 
-/// The same along the first axis of rows × `columns`, for all columns at once.
+/// As [`softmax`], along the first axis of rows × `columns`, for all columns at once.
 pub fn softmax_columns(x: &[f32], columns: usize, out: &mut [f32]) {
     vectorised(
         #[inline(always)]
@@ -178,7 +178,7 @@ mod tests {
                 // x − largest is rounded once, which eˣ magnifies by |x − largest| < 24; the rest is three units.
                 assert!((f64::from(got) - wanted).abs() <= 28.0 * f64::from(f32::EPSILON) * wanted, "{got} {wanted}");
             }
-            // The same row as a column among others.
+            // The same row again, as a column among others.
             let columns = 19;
             let map: Vec<f32> = (0..n * columns).map(|k| x[k / columns] + 0.01 * (k % columns) as f32).collect();
             let mut beside = vec![0.0; map.len()];

@@ -1,4 +1,5 @@
-//! Shared weights over a grid: convolutions of any window, stride and dilation, and products, as offsets into a padded map.
+//! Weights that are shared over a grid: convolutions of any window, stride and dilation, and products, as offsets
+//! into a padded map.
 //!
 //! A result is a grid of positions; weight k of a row reads the source `offset` positions further on than the result. Maps
 //! are positions × lanes (samples side by side), each with its own distance between rows, so that padding is part of the
@@ -15,7 +16,7 @@ use super::vector::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512, Half};
 
-/// Rows of weights in a dense panel.
+/// Number of rows of weights in a dense panel.
 pub(super) const WEIGHTS_PER_PANEL: usize = 8;
 
 /// A weight that is not zero.
@@ -25,55 +26,58 @@ pub(super) struct Tap {
     pub(super) value: f32,
 }
 
-/// Sparse rows that a bundle multiplies in turn, so that none waits for its own sum.
+/// Number of sparse rows that a bundle multiplies in turn, so that none waits for its own sum.
 pub(super) const ROWS_PER_BUNDLE: usize = 4;
 
-/// A weight of every row of a bundle. Where they read lies in one word: sparse rows wait for loads, and this is one for four.
+/// A weight of every row of a bundle. Their four offsets lie in one word: sparse rows wait for loads, and this is one
+/// load instead of four.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Round {
-    /// Sixteen bits each, from the offset on that the bundle starts at, in steps of what divides all offsets.
+    /// Four offsets of sixteen bits, counted from the offset at which the bundle starts, in steps of the power of two
+    /// that divides all offsets.
     offsets: u64,
     pub(super) values: [f32; ROWS_PER_BUNDLE],
 }
 
 impl Round {
-    /// What the weight of a row reads, in steps from the start of the bundle on.
+    /// The offset that the weight of a row reads, in steps from the start of the bundle.
     #[inline(always)]
     pub(super) fn offset(&self, row: usize) -> usize {
         (self.offsets >> (16 * row)) as u16 as usize
     }
 }
 
-/// Sparse rows that stand in the order of their number of taps, in every chunk anew: the processor then guesses where a row
-/// ends, and rows of a bundle are about as long. Threads share whole blocks of them, so that a row has one thread in all chunks.
+/// Within blocks of this many, sparse rows are sorted by their number of taps, in every chunk anew: the processor
+/// then guesses where a row ends, and rows of a bundle are about as long. Threads share whole blocks of them, so that
+/// a row is computed by the same thread in all chunks.
 const ROWS_IN_ORDER: usize = 64;
 
-/// Taps of a sparse row in a chunk from which on a block has sixteen sums. The results of a shorter row are soon done, and twice as
-/// many of them at a time leave less of the operand in the first-level cache.
+/// From this many taps per sparse row and chunk on, a block has sixteen sums. The results of a shorter row are done
+/// sooner, and twice as many of them at a time would leave less of the operand in the first-level cache.
 const TAPS_OF_A_LONG_ROW: usize = 16;
 
-/// What an item is.
+/// The kinds of items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A sparse row.
     Row,
-    /// Sparse rows side by side: a tap of each in turn.
+    /// Sparse rows side by side, multiplied in turn with one tap of each.
     Bundle,
     /// Dense rows side by side.
     Panel,
 }
 
-/// One row of weights in one chunk, or several of them.
+/// One row of weights, or several of them, in one chunk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item {
     pub(super) kind: Kind,
-    /// The first row; of a bundle, where its rows stand in the order of bundled rows.
+    /// The first row; for a bundle, the place of its rows in the list of bundled rows.
     pub(super) row: u32,
     pub(super) rows: u32,
-    /// Taps, rounds of a bundle, or offsets of a panel.
+    /// The place of its first tap, round of a bundle, or offset of a panel.
     pub(super) start: u32,
     pub(super) end: u32,
-    /// First weight of a panel; of a bundle the offset that its rows count from.
+    /// The place of a panel's first weight; for a bundle, the offset that its rows count from.
     pub(super) values: usize,
 }
 
@@ -81,36 +85,37 @@ pub(super) struct Item {
 #[derive(Debug, Clone)]
 pub struct GridWeights {
     rows: usize,
-    /// Items of every chunk: all rows in each.
+    /// The items of every chunk; each chunk has all rows.
     chunks: Vec<std::ops::Range<usize>>,
     items: Vec<Item>,
     taps: Vec<Tap>,
     rounds: Vec<Round>,
-    /// Rows in bundles.
+    /// The rows in bundles, in the order of the bundles.
     bundled: Vec<u32>,
-    /// Items of sparse rows, the last ones of every chunk, and how many of them threads do not part.
+    /// Number of items of sparse rows, which are the last ones of every chunk, and number of those that are not
+    /// divided among threads.
     sparse_items: usize,
     items_in_order: usize,
-    /// Sparse rows have so many taps in a chunk that sixteen sums of each pay.
+    /// Whether sparse rows have enough taps in a chunk to make sixteen sums worthwhile.
     long: bool,
     offsets: Vec<u32>,
-    /// Of every offset.
+    /// The edge flags of every offset.
     edges: Vec<u8>,
-    /// Whether any offset reads padding; looking for one takes as long as a small layer.
+    /// Whether any offset reads padding; to find one would take as long as a small layer.
     bordered: bool,
     panels: Vec<f32>,
     /// The largest offset.
     reach: usize,
-    /// All offsets are multiples of this power of two.
+    /// A power of two that divides all offsets.
     even: usize,
     dense_rows: usize,
-    /// Time of dense panels over that of sparse rows, as the costs say.
+    /// Time of dense panels divided by that of sparse rows, by the costs.
     dense_over_sparse: f64,
-    /// Time of what was chosen, in multiply-adds of dense panels.
+    /// Time of the chosen layout, in multiply-adds of dense panels.
     time: f64,
 }
 
-/// Which columns of a window read nothing but zeros of the padding, for the first and last row and column of results.
+/// Which columns of a window read only zeros of the padding, for the first and last row and column of results.
 #[derive(Debug, Clone, Copy)]
 pub struct Borders {
     /// Rows and columns of the window.
@@ -151,7 +156,7 @@ fn part<'a>(row: &'a [(usize, f32)], within: &std::ops::Range<usize>) -> &'a [(u
     &row[at(within.start)..at(within.end)]
 }
 
-/// The largest power of two that divides all of these; of zeros alone that of a cache line.
+/// The largest power of two that divides all of these; if all are zero, that of a cache line.
 fn evenness(offsets: impl Iterator<Item = usize>) -> usize {
     1 << offsets.fold(16, |all, offset| all | offset).trailing_zeros()
 }
@@ -165,20 +170,20 @@ pub struct Grid {
     pub width: usize,
     /// Samples side by side.
     pub lanes: usize,
-    /// From the source position of a result to that of the result below it.
+    /// Distance from the source position of a result to that of the result below it.
     pub source_row: usize,
-    /// The same to the right; other than 1 needs a multiple of 16 lanes.
+    /// Distance to the source position of the result to the right; other than 1 needs a multiple of 16 lanes.
     pub source_step: usize,
-    /// From a result to the one below it.
+    /// Distance from a result to the one below it.
     pub out_row: usize,
-    /// From a result of one row of weights to that of the next.
+    /// Distance from a result of one row of weights to that of the next.
     pub out_channel: usize,
 }
 
 /// A map of the result's shape that is added to it.
 #[derive(Debug, Clone, Copy)]
 pub struct Residual<'a> {
-    /// From its first value on.
+    /// The values, from the first one of the map on.
     pub from: &'a [f32],
     /// Positions between its rows.
     pub row: usize,
@@ -186,24 +191,25 @@ pub struct Residual<'a> {
     pub channel: usize,
 }
 
-/// What happens to a result besides its weights.
+/// What is applied to a result in addition to its weights.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Finish<'a> {
-    /// Where sums start, one number per row; without it they are added to what is there.
+    /// The values at which sums start, one per row of weights; without it, sums are added to the values that are
+    /// there.
     pub bias: Option<&'a [f32]>,
-    /// Added to the bias; only with a bias.
+    /// A map that is added to the bias; only with a bias.
     pub before: Option<Residual<'a>>,
-    /// Added to the sum.
+    /// A map that is added to the sum.
     pub after: Option<Residual<'a>>,
-    /// Negative results become 0.
+    /// Whether negative results become 0.
     pub relu: bool,
 }
 
 impl GridWeights {
-    /// Lays out rows of (column, weight), columns ascending; column j reads `offsets[j]` positions further on. `group`
-    /// columns belong to one channel of the operand and chunks are whole channels; `borders` says which of them read
-    /// padding. `footprint` is how many bytes of the
-    /// source a block of results reads per channel; `cost` says where zeros are left out.
+    /// Lays out rows of (column, weight), columns ascending; column j reads `offsets[j]` positions further on.
+    /// `group` columns belong to one channel of the operand and chunks are whole channels; `borders` says which of
+    /// them read padding. `footprint` is the number of bytes of the source that a block of results reads per channel.
+    /// `cost` decides where zeros are left out.
     ///
     /// # Panics
     /// If a column has no offset, or columns do not ascend.
@@ -215,7 +221,8 @@ impl GridWeights {
         borders: Option<Borders>,
         cost: Cost,
     ) -> Self {
-        // Zeros are rare, and a copy of a large layer's rows is four times its weights.
+        // Zeros are rare among the weights, and the rows of a large layer would be a copy of four times the size of
+        // its weights.
         let is_zero = |(_, v): &(usize, f32)| *v == 0.0;
         let without_zeros = |row: &Vec<(usize, f32)>| row.iter().copied().filter(|e| !is_zero(e)).collect();
         let sorted: Cow<'_, [Vec<(usize, f32)>]> = match rows.iter().flatten().any(is_zero) {
@@ -229,7 +236,7 @@ impl GridWeights {
         let channels = offsets.len().div_ceil(group).max(1);
         let nonzeros: usize = sorted.iter().map(Vec::len).sum();
         let each = nonzeros as f64 / (sorted.len().max(1) * channels) as f64;
-        // As many channels as fit the first-level cache, and enough taps to pay for loading the sums again.
+        // As many channels as fit into the first-level cache, but enough taps to make up for loading the sums again.
         let fitting = (cost.cache / footprint.max(1)).max((cost.taps_per_chunk / each.max(1e-3)) as usize).max(1);
         let chunk_count = channels.div_ceil(fitting).max(1);
         let span = channels.div_ceil(chunk_count) * group;
@@ -271,7 +278,7 @@ impl GridWeights {
         out.dense_over_sparse = multiplied / (cost.ratio * nonzeros as f64).max(1e-9);
         let sparse = panels.iter().filter(|(_, _, dense)| !dense).flat_map(|(panel, _, _)| panel.clone());
         let sparse: Vec<usize> = sparse.collect();
-        // Offsets of a bundle have sixteen bits.
+        // The offsets of a bundle have sixteen bits, so they must not be further apart.
         let far = |k: usize| {
             let own = || sparse.iter().flat_map(|row| part(&sorted[*row], &(k * span..(k + 1) * span)));
             let read = || own().map(|(column, _)| offsets[*column]);
@@ -327,14 +334,14 @@ impl GridWeights {
         out
     }
 
-    /// A sparse row's taps of a chunk.
+    /// Stores the taps of a sparse row in one chunk.
     fn row(&mut self, (row, taps): (usize, &[(usize, f32)]), offsets: &[usize]) -> Item {
         let start = self.taps.len() as u32;
         self.taps.extend(taps.iter().map(|&(o, value)| Tap { offset: offsets[o] as u32, value }));
         Item { kind: Kind::Row, row: row as u32, rows: 1, start, end: self.taps.len() as u32, values: 0 }
     }
 
-    /// Sparse rows' taps of a chunk, one of each in turn.
+    /// Stores the taps of sparse rows in one chunk, one tap of each row in turn.
     fn bundle(&mut self, rows: &[(usize, &[(usize, f32)])], offsets: &[usize]) -> Item {
         let (row, start) = (self.bundled.len() as u32, self.rounds.len() as u32);
         self.bundled.extend(rows.iter().map(|(row, _)| *row as u32));
@@ -342,7 +349,8 @@ impl GridWeights {
         for step in 0..rows.iter().map(|(_, taps)| taps.len()).max().unwrap_or(0) {
             let mut round = Round { offsets: 0, values: [0.0; ROWS_PER_BUNDLE] };
             for (i, (_, taps)) in rows.iter().enumerate() {
-                // A row that has ended adds zero times what it read last, one without taps zero times what the bundle starts at.
+                // A row that has ended adds zero times the value that it read last; a row without taps adds zero
+                // times the value at which the bundle starts.
                 let at = taps.get(step).or(taps.last()).map_or(first, |(column, _)| offsets[*column]);
                 round.offsets |= (((at - first) / self.even) as u64) << (16 * i);
                 round.values[i] = taps.get(step).map_or(0.0, |(_, value)| *value);
@@ -360,7 +368,8 @@ impl GridWeights {
     pub fn dense(values: &[f32], rows: usize, offsets: &[usize], cost: Cost) -> Self {
         let columns = offsets.len();
         assert_eq!(values.len(), rows * columns);
-        // A chunk of offsets whose weights, eight rows of them, stay in the first-level cache with the source.
+        // Offsets per chunk, so that the weights of eight rows stay in the first-level cache together with the
+        // source.
         let span = (cost.cache / 96).max(1);
         let mut out = Self {
             rows,
@@ -437,15 +446,15 @@ impl GridWeights {
     /// Results from `source` into `out`: see [`Grid`] and [`Finish`].
     ///
     /// # Panics
-    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    /// If a slice is too short; sizes come from the caller's own arithmetic, never from data.
     pub fn run(&self, instructions: Instructions, grid: &Grid, source: &[f32], out: &mut [f32], finish: &Finish<'_>) {
         self.run_on(&Crew::alone(), instructions, grid, source, out, finish);
     }
 
-    /// The same on the threads of a crew, where there is enough to do: the same bits.
+    /// As [`GridWeights::run`], on the threads of a crew if there is enough to do; the bits are the same.
     ///
     /// # Panics
-    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    /// If a slice is too short; sizes come from the caller's own arithmetic, never from data.
     pub fn run_on(
         &self,
         crew: &Crew<'_>,
@@ -462,7 +471,7 @@ impl GridWeights {
         assert!(g.source_step == 1 || g.lanes.is_multiple_of(16), "neighbours that are apart are whole vectors");
         let residuals = [finish.before, finish.after];
         let mut bordered = self.bordered;
-        // Without gaps between rows the grid is one long row.
+        // If there are no gaps between rows, the grid is one long row.
         if g.source_step == 1
             && g.source_row == g.width
             && g.out_row == g.width
@@ -485,7 +494,8 @@ impl GridWeights {
             r.map(|r| Extra { from: r.from.as_ptr(), row: r.row * g.lanes, channel: r.channel * g.lanes })
         };
         let apart = g.source_step != 1;
-        // Groups of 16 lanes of a position that are apart are grids of their own: a position is then whole vectors.
+        // Where positions are apart, each group of 16 lanes is a grid of its own, so that a position is a whole
+        // vector.
         let task = Task {
             chunks: &self.chunks,
             items: &self.items,
@@ -513,7 +523,7 @@ impl GridWeights {
             long: self.long,
         };
         assert!(!apart || g.lanes == 16, "neighbours that are apart are 16 lanes each");
-        // Vectors of 8 where operands straddle cache lines, or where half of a vector of 16 would be thrown away.
+        // Vectors of 8 are used where operands straddle cache lines, or where half of a vector of 16 would be wasted.
         let run = g.width * g.lanes;
         let wasted = (1..=8).contains(&(run % 16)) && run < 48;
         let whole_lines =
@@ -556,12 +566,12 @@ impl GridWeights {
         });
     }
 
-    /// Every chunk has an item for every dense panel and for every sparse row or bundle.
+    /// Number of items of a chunk; every chunk has one for every dense panel and for every sparse row or bundle.
     fn items_per_chunk(&self) -> usize {
         self.chunks.first().map_or(0, |c| c.len())
     }
 
-    /// What threads share of the items of a chunk: panels, and blocks of sparse rows.
+    /// Number of parts that the items of a chunk can be divided into: panels, and blocks of sparse rows.
     fn units(&self) -> usize {
         self.items_per_chunk() - self.sparse_items + self.sparse_items.div_ceil(self.items_in_order)
     }
@@ -576,18 +586,19 @@ impl GridWeights {
         at(units.start)..at(units.end)
     }
 
-    /// Into how many parts of items, rows and numbers a call is cut.
+    /// The number of parts of items, rows and numbers that a call is divided into.
     fn cut(&self, threads: usize, whole: &Part, lanes: usize) -> [usize; 3] {
         let results = whole.rows.len() * whole.numbers.len();
         let weights = self.taps.len() + ROWS_PER_BUNDLE * self.rounds.len() + self.panels.len();
-        // Two parts a thread even out what they take.
+        // Two parts per thread balance their different times.
         let wanted = (weights * results / WORTH_A_PART).min(2 * threads);
         if threads <= 1 || wanted <= 1 {
             return [1; 3];
         }
         let (rows, numbers) = (whole.rows.len().div_ceil(2), whole.numbers.len().div_ceil(NUMBERS));
         let positions = if rows > 1 { rows } else { numbers };
-        // Where weights are more than values, every thread reads its own weights; else its own piece of the map.
+        // If there are more weights than values, every thread reads its own weights, otherwise its own piece of the
+        // map.
         let values = results * self.rows + (self.reach + 1) * lanes;
         let items = if weights > values {
             wanted.min(self.units())
@@ -599,12 +610,12 @@ impl GridWeights {
     }
 }
 
-/// Multiply-adds that are worth a part of their own.
+/// A part of its own needs at least this many multiply-adds.
 const WORTH_A_PART: usize = 100_000;
-/// Numbers of a row that stay together: four vectors of 16.
+/// Numbers of a row that are not divided: four vectors of 16.
 const NUMBERS: usize = 64;
 
-/// Part k of so many of a range, in whole units.
+/// Part k of `parts` of a range, in whole units.
 fn share(of: &std::ops::Range<usize>, k: usize, parts: usize, unit: usize) -> std::ops::Range<usize> {
     let units = of.len().div_ceil(unit);
     let at = |k: usize| (of.start + units * k / parts * unit).min(of.end);

@@ -1,11 +1,13 @@
-//! Inner loops in the machine's own instructions, chosen while running: sparse and dense sums over grids and rows.
+//! Inner loops in the machine's own instructions, which are chosen at run time: sparse and dense sums over grids and
+//! rows.
 //!
 //! Every value is one chain of multiply-adds in ascending order of the operand, whatever the kernel, the number of lanes
 //! and the width of a vector. A kernel that multiplies zeros adds them exactly, so dense and sparse kernels give the same
 //! bits and the choice between them is one of speed alone. Without a fused multiply-add (the fallback on old x86) the
 //! bits differ from other machines, but not between kernels.
 //!
-//! This room may use `unsafe`. Its doors are safe: they check every length once per call, before any pointer is made.
+//! This module may use `unsafe`. Its public functions are safe: they check every length once per call, before any
+//! pointer is made.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +36,7 @@ pub use turn::turn_squares;
 /// A set of vector instructions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Instructions {
-    /// What every machine has.
+    /// Instructions that every machine has.
     Portable,
     /// AVX2 and FMA: vectors of 8.
     Avx2,
@@ -43,12 +45,12 @@ pub enum Instructions {
 }
 
 impl Instructions {
-    /// The widest this machine has.
+    /// The widest instructions that this machine has.
     pub fn detect() -> Self {
         *Self::available().last().unwrap_or(&Instructions::Portable)
     }
 
-    /// All this machine has, narrowest first.
+    /// All instructions that this machine has, narrowest first.
     pub fn available() -> &'static [Self] {
         const ALL: [Instructions; 3] = [Instructions::Portable, Instructions::Avx2, Instructions::Avx512];
         #[cfg(target_arch = "x86_64")]
@@ -66,7 +68,7 @@ impl Instructions {
         &ALL[..1]
     }
 
-    /// The word for tables.
+    /// The name for tables.
     pub fn name(self) -> &'static str {
         match self {
             Instructions::Portable => "portable",

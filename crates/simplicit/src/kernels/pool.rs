@@ -1,7 +1,7 @@
 //! Threads that live as long as the process, and a crew of them that shares the parts of one layer after the other.
 //!
-//! A call borrows idle threads and gives them back; it never waits for one. So work must be whatever its caller could also
-//! do alone, and calls inside calls cannot block each other.
+//! A call borrows idle threads and gives them back; it never waits for one. So the caller must be able to do all of
+//! the work alone, and nested calls cannot block each other.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -9,10 +9,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Most threads of one call, the caller included.
+/// The most threads of one call, the caller included.
 const MOST: usize = 256;
 
-/// Work whose borrows outlive the call that hands it over.
+/// Work that borrows from the caller; the pointer does not carry that lifetime.
 #[derive(Clone, Copy)]
 struct Job(*const (dyn Fn() + Sync));
 
@@ -32,9 +32,9 @@ struct Worker {
 }
 
 struct Pool {
-    /// Whose threads these are: a forked process has none of them.
+    /// The process that the threads belong to: a forked process has none of them.
     process: u32,
-    /// Cores besides the caller's; asking the system takes files and memory.
+    /// Cores in addition to the caller's. The number is kept, because asking the system takes files and memory.
     cores: usize,
     idle: Vec<&'static Worker>,
     threads: usize,
@@ -73,7 +73,7 @@ impl Worker {
         self.changed.notify_all();
     }
 
-    /// Waits for the job to end, or takes it back where it has not begun.
+    /// Waits for the job to end, or takes it back if it has not begun.
     fn release(&self) -> Option<Box<dyn Any + Send>> {
         let mut assignment = lock(&self.assignment);
         while matches!(*assignment, Assignment::Busy) {
@@ -86,7 +86,8 @@ impl Worker {
     }
 }
 
-/// Idle threads, `helpers` at most; new ones start while the process has fewer than this call or the machine asks for.
+/// Borrows idle threads, at most `helpers`; new ones start while the process has fewer than this call or the machine
+/// asks for.
 fn borrow(helpers: usize, into: &mut [Option<&'static Worker>; MOST]) -> usize {
     let mut pool = lock(&POOL);
     let process = std::process::id();
@@ -118,8 +119,9 @@ fn borrow(helpers: usize, into: &mut [Option<&'static Worker>; MOST]) -> usize {
     count
 }
 
-/// Runs `own` on the calling thread and `helper` on up to `threads − 1` others, each at most once: fewer where threads are
-/// busy, none that has not begun when `own` ends. A panic of any of them is the caller's, once all have ended.
+/// Runs `own` on the calling thread and `helper` on up to `threads − 1` others, each at most once. Fewer threads help
+/// if others are busy, and a helper that has not begun when `own` ends does not run. A panic in any of them reaches
+/// the caller after all have ended.
 pub fn together<R>(threads: usize, helper: &(dyn Fn() + Sync), own: impl FnOnce() -> R) -> R {
     let helpers = threads.clamp(1, MOST) - 1;
     if helpers == 0 {
@@ -149,11 +151,11 @@ pub fn together<R>(threads: usize, helper: &(dyn Fn() + Sync), own: impl FnOnce(
     }
 }
 
-/// Threads that stay awake for one piece of work after the other: the layers of a single sample.
+/// Threads that stay awake for one piece of work after the other, such as the layers of a single sample.
 pub struct Crew<'a> {
     shared: Option<&'a Shared>,
     threads: usize,
-    /// How often work was shared; also keeps a crew on the thread that has it.
+    /// Number of rounds in which work was shared; the cell also keeps a crew on the thread that owns it.
     round: Cell<u32>,
 }
 
@@ -164,7 +166,7 @@ impl std::fmt::Debug for Crew<'_> {
 }
 
 struct Shared {
-    /// Round, parts of it and the next part: 32, 16 and 16 bits.
+    /// Number of the round, number of its parts and the next part, in 32, 16 and 16 bits.
     next: AtomicU64,
     done: AtomicUsize,
     closed: AtomicBool,
@@ -175,7 +177,7 @@ struct Shared {
 // SAFETY: `work` is written by the crew's owner between rounds and read by who holds a part of the round.
 unsafe impl Sync for Shared {}
 
-/// How often a thread looks for work before it lets others run.
+/// How often a thread checks for work before it lets other threads run.
 const LOOKS: u32 = 4000;
 
 fn pause(looks: &mut u32) {
@@ -184,7 +186,7 @@ fn pause(looks: &mut u32) {
 }
 
 impl Shared {
-    /// Takes one part of the round that is open and does it.
+    /// Takes one part of the open round and does it.
     fn take(&self) -> bool {
         let seen = self.next.load(Ordering::Acquire);
         let (parts, part) = (seen >> 16 & 0xffff, seen & 0xffff);
@@ -206,24 +208,24 @@ impl Shared {
 }
 
 impl Crew<'_> {
-    /// The calling thread.
+    /// A crew of the calling thread alone.
     pub fn alone() -> Self {
         Self { shared: None, threads: 1, round: Cell::new(0) }
     }
 
-    /// Threads, at most.
+    /// The most threads that work together.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// `work(0), …, work(parts − 1)`, in any order and side by side.
+    /// Runs `work(0), …, work(parts − 1)`, in any order and on several threads.
     pub fn split(&self, parts: usize, work: &(dyn Fn(usize) + Sync)) {
         let Some(shared) = self.shared.filter(|_| (2..0xffff).contains(&parts)) else {
             return (0..parts).for_each(work);
         };
         self.round.set(self.round.get().wrapping_add(1));
-        // SAFETY: only the lifetime changes; nobody has a part of this round once this function ends, and the last round
-        // has ended, so nobody reads `work` now.
+        // SAFETY: only the lifetime changes; no thread has a part of this round after this function ends, and the
+        // last round has ended, so no thread reads `work` now.
         unsafe {
             *shared.work.get() = Some(std::mem::transmute::<
                 *const (dyn Fn(usize) + Sync + '_),
@@ -267,7 +269,7 @@ pub fn with_crew<R>(threads: usize, own: impl FnOnce(&Crew<'_>) -> R) -> R {
         }
     };
     together(threads, &helper, || {
-        // Helpers end when the work does, and when it panics.
+        // Ends the helpers when the work ends, also by a panic.
         struct Close<'a>(&'a AtomicBool);
         impl Drop for Close<'_> {
             fn drop(&mut self) {
@@ -314,7 +316,7 @@ mod tests {
         }
         assert!(work.load(Ordering::Relaxed) >= 200 && work.load(Ordering::Relaxed) <= 800);
         let most = std::thread::available_parallelism().map_or(1, |n| n.get() - 1);
-        // Other tests ask for more, but none for hundreds.
+        // Other tests may ask for more threads, but none for hundreds.
         assert!(lock(&POOL).threads <= most.max(64));
     }
 

@@ -1,17 +1,17 @@
-//! Sums of products of some rows of an operand with some weights each: both lists are chosen while running, so that what is zero
-//! on either side costs nothing.
+//! Sums of products of some rows of an operand with some weights each: both lists are chosen at run time, so that
+//! zeros on either side cost nothing.
 
 use super::Instructions;
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 
-/// Numbers in a row of the operand.
+/// Number of numbers in a row of the operand.
 pub const ROW: usize = 32;
-/// Sums made together.
+/// Number of sums that are computed together.
 pub const TILE: usize = 8;
 
-/// A row of the operand, and where the row of weights begins that it is multiplied by.
+/// A row of the operand, and the place of the row of weights that it is multiplied by.
 #[derive(Debug, Clone, Copy)]
 pub struct Pair {
     /// Number of the row of the operand.
@@ -20,18 +20,18 @@ pub struct Pair {
     pub weights: u32,
 }
 
-/// Some pairs one after the other, their weights so much further on.
+/// Consecutive pairs whose weights are all shifted by the same distance.
 #[derive(Debug, Clone, Copy)]
 pub struct Run {
     /// The first pair.
     pub first: u32,
-    /// The one after the last.
+    /// The number after the last pair.
     pub end: u32,
-    /// What is added to the places of weights.
+    /// The distance that is added to the places of their weights.
     pub further: u32,
 }
 
-/// Pairs of rows, checked once.
+/// Pairs of rows, whose places are checked once.
 #[derive(Clone, Copy)]
 pub struct Products<'a> {
     instructions: Instructions,
@@ -39,7 +39,7 @@ pub struct Products<'a> {
     operand: &'a [f32],
     weights: &'a [f32],
     width: usize,
-    /// No run may go further.
+    /// The largest distance that a run may have.
     furthest: usize,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Products<'a> {
     /// Every row of weights has `width` of them.
     ///
     /// # Panics
-    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    /// If a slice is too short; sizes come from the caller's own arithmetic, never from data.
     pub fn new(
         instructions: Instructions,
         pairs: &'a [Pair],
@@ -84,7 +84,7 @@ impl<'a> Products<'a> {
     }
 }
 
-/// Of `M` sums and `N` vectors at a time.
+/// Computes `M` sums and `N` vectors at a time.
 #[inline(always)]
 unsafe fn tiles<T: Vector, const N: usize, const M: usize>(
     products: &Products,

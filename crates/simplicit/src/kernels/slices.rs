@@ -1,21 +1,22 @@
-//! A few samples: rows of weights side by side in lanes, so that no sum crosses a register.
+//! Kernels for a few samples: rows of weights lie side by side in lanes, so that no sum crosses a register.
 //!
-//! Dense panels hold 64 rows (the last one 16, 32 or 48) column by column; every column is multiplied by the broadcast input of every sample, so
-//! that weights are read once for all of them. Sparse slices hold
-//! 32 rows: in every step a window of inputs lies in registers, every row takes its next weight if it lies in the
-//! window, and a permutation of registers picks each row's input, for one sample after the other. The window starts where the row that is furthest behind
-//! reads next; rows that are too far ahead take a zero. Every step is the same, so nothing is left to guess for the
-//! processor. Two slices take their steps together, so that neither waits for its own sums.
+//! Dense panels hold 64 rows (the last one 16, 32 or 48) column by column; every column is multiplied by the
+//! broadcast input of every sample, so that weights are read once for all of them. Sparse slices hold 32 rows: in
+//! every step a window of inputs lies in registers, every row takes its next weight if it lies in the window, and a
+//! permutation of registers picks each row's input, for one sample after the other. The window starts where the row
+//! that is furthest behind reads next; rows that are too far ahead take a zero. Every step is the same, so the
+//! processor has no branches to predict. Two slices take their steps together, so that neither waits for its own
+//! sums.
 
 use super::cost;
 use super::pool::Crew;
 use super::{Aligned, Instructions};
 
-/// Rows of a slice.
+/// Number of rows of a slice.
 const ROWS: usize = 32;
-/// Inputs of the widest window: two registers.
+/// Number of inputs in the widest window: two registers.
 const WINDOW: usize = 32;
-/// Most samples whose sums stay in registers beside weights.
+/// The most samples whose sums stay in registers together with weights.
 pub const FEW: usize = 8;
 
 /// The weights of a layer for at most [`FEW`] samples side by side.
@@ -26,32 +27,33 @@ pub struct RowWeights {
     samples: Samples,
     instructions: Instructions,
     layout: Layout,
-    /// Time of the dense layout over that of the sparse one, as the costs say.
+    /// Time of the dense layout divided by that of the sparse one, by the costs.
     dense_over_sparse: f64,
 }
 
-/// How many samples there are and how their values lie.
+/// The number of samples and the layout of their values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Samples {
-    /// Every value of all samples side by side.
+    /// Every value of all samples side by side; the number of samples.
     Beside(usize),
-    /// All values of a sample, then those of the next one.
+    /// All values of a sample, then those of the next one; the number of samples.
     Apart(usize),
 }
 
 impl Samples {
-    /// How many.
+    /// The number of samples.
     pub fn count(self) -> usize {
         let (Samples::Beside(count) | Samples::Apart(count)) = self;
         count
     }
 
-    /// Whether all values of a sample lie side by side, as those of one always do.
+    /// Whether all values of a sample lie side by side; those of a single sample always do.
     fn are_apart(self) -> bool {
         matches!(self, Samples::Apart(_) | Samples::Beside(1))
     }
 
-    /// From a sample's value to that of the next sample and to its own next value, where a sample has so many.
+    /// Distances from a sample's value to that of the next sample, and to its own next value; a sample has `values`
+    /// values.
     fn strides(self, values: usize) -> [usize; 2] {
         if self.are_apart() { [values, 1] } else { [1, self.count()] }
     }
@@ -59,34 +61,34 @@ impl Samples {
 
 #[derive(Debug, Clone)]
 enum Layout {
-    /// Panels of 64 rows, the last one of as many vectors of 16 as it needs; column by column.
+    /// Panels of 64 rows, column by column; the last one has as many vectors of 16 as it needs.
     Dense(Aligned<f32>),
     Sparse(Slices),
 }
 
-/// Sparse rows, 32 at a time, the slices of a panel of 64 rows side by side.
+/// Sparse rows in slices of 32; the two slices of a panel of 64 rows lie side by side.
 #[derive(Debug, Clone)]
 struct Slices {
-    /// Inputs of a window: 16 or [`WINDOW`].
+    /// Number of inputs in a window: 16 or [`WINDOW`].
     window: usize,
-    /// Where the steps of every panel end.
+    /// For every panel the number of the step after its last one.
     ends: Vec<u32>,
-    /// Where the windows of a step start, one for each slice.
+    /// For every step the places where its windows start, one for each slice.
     windows: Vec<[u32; 2]>,
-    /// 64 per step; 32 in a last panel of one slice.
+    /// Weights, 64 per step; 32 in a last panel of one slice.
     values: Aligned<f32>,
     /// Sixteen words per step: word l has the places of rows l, 16 + l, 32 + l and 48 + l in their windows, [`BITS`] each.
     places: Aligned<u32>,
 }
 
-/// Bits of a place in a window; a permutation reads no others.
+/// Number of bits of a place in a window; a permutation reads no others.
 const BITS: usize = WINDOW.ilog2() as usize;
 
-/// Weights of one slice in the order of its steps.
+/// The weights of one slice in the order of its steps.
 #[derive(Default)]
 struct Order {
     windows: Vec<u32>,
-    /// 32 per step: weight and place.
+    /// 32 weights per step, each with its place in the window.
     entries: Vec<(f32, u32)>,
 }
 
@@ -135,14 +137,14 @@ impl Slices {
         Self { window, ends, windows, values: Aligned::from(&values[..]), places: Aligned::from(&places[..]) }
     }
 
-    /// The steps of a panel of so many rows.
+    /// The steps of a panel of `rows` rows.
     fn steps(&self, panel: usize, rows: usize) -> Steps<'_> {
         let range = if panel == 0 { 0 } else { self.ends[panel - 1] as usize }..self.ends[panel] as usize;
         let slices = rows.div_ceil(ROWS);
         Steps {
             slices,
             windows: &self.windows[range.clone()],
-            // All panels before have two slices.
+            // All earlier panels have two slices.
             values: &self.values[2 * ROWS * range.start..][..slices * ROWS * range.len()],
             places: &self.places[16 * range.start..16 * range.end],
         }
@@ -159,9 +161,9 @@ struct Steps<'a> {
 }
 
 impl RowWeights {
-    /// Lays out rows of (column, weight), columns ascending, for at most [`FEW`] samples: in the faster of both ways where all values of
-    /// a sample lie side by side, as dense panels else. None where [`super::GridWeights`] is faster, which leaves zeros out of samples
-    /// that lie beside one another, and with more samples.
+    /// Lays out rows of (column, weight), columns ascending, for at most [`FEW`] samples: in the faster of both
+    /// layouts if all values of a sample lie side by side, otherwise as dense panels. `None` for more samples, and
+    /// where [`super::GridWeights`] is faster, which leaves out zeros if samples lie side by side.
     pub fn new(
         rows: &[Vec<(usize, f32)>],
         columns: usize,
@@ -185,7 +187,7 @@ impl RowWeights {
     /// Dense panels, or sparse slices where all values of a sample lie side by side: to measure, and to test.
     ///
     /// # Panics
-    /// With no sample, with more than [`FEW`], and for slices with samples beside one another.
+    /// If there is no sample, if there are more than [`FEW`], and for slices if samples lie side by side.
     pub fn only(
         rows: &[Vec<(usize, f32)>],
         columns: usize,
@@ -226,7 +228,7 @@ impl RowWeights {
         Self { rows: rows.len(), columns, samples, instructions, layout, dense_over_sparse: over }
     }
 
-    /// Weights that are multiplied, zeros included.
+    /// Number of weights that are multiplied, zeros included.
     pub fn weights(&self) -> usize {
         match &self.layout {
             Layout::Dense(values) => values.len(),
@@ -234,12 +236,12 @@ impl RowWeights {
         }
     }
 
-    /// Time of the dense layout over that of the sparse one, by the measured costs.
+    /// Time of the dense layout divided by that of the sparse one, by the measured costs.
     pub fn dense_over_sparse(&self) -> f64 {
         self.dense_over_sparse
     }
 
-    /// `dense` or `sparse`.
+    /// The name of the layout: `dense` or `sparse`.
     pub fn name(&self) -> &'static str {
         match self.layout {
             Layout::Dense(_) => "dense",
@@ -247,24 +249,25 @@ impl RowWeights {
         }
     }
 
-    /// `out = bias + W x` (or `out += W x`), negative results 0 with `relu`, for all samples, which lie in `x` and `out` as was said.
+    /// `out = bias + W x` (or `out += W x`), negative results 0 with `relu`, for all samples, which lie in `x` and
+    /// `out` in the layout given to [`RowWeights::new`].
     ///
     /// # Panics
-    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    /// If a slice is too short; sizes come from the caller's own arithmetic, never from data.
     pub fn run(&self, x: &[f32], out: &mut [f32], bias: Option<&[f32]>, relu: bool) {
         self.run_on(&Crew::alone(), x, out, bias, relu);
     }
 
-    /// The same on the threads of a crew, where there is enough to do: the same bits.
+    /// As [`RowWeights::run`], on the threads of a crew if there is enough to do; the bits are the same.
     ///
     /// # Panics
-    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    /// If a slice is too short; sizes come from the caller's own arithmetic, never from data.
     pub fn run_on(&self, crew: &Crew<'_>, x: &[f32], out: &mut [f32], bias: Option<&[f32]>, relu: bool) {
         let samples = self.samples.count();
         assert!(x.len() >= self.columns * samples && out.len() >= self.rows * samples);
         assert!(bias.is_none_or(|b| b.len() >= self.rows));
         let mut inputs = Inputs { x: &x[..self.columns * samples], strides: self.samples.strides(self.columns) };
-        // A window never ends behind the inputs.
+        // A window must not reach beyond the inputs, so short inputs are padded.
         let mut few = [0.0f32; WINDOW * FEW];
         if self.columns < WINDOW && matches!(self.layout, Layout::Sparse(_)) {
             for (few, x) in few.chunks_exact_mut(WINDOW).zip(inputs.x.chunks_exact(self.columns.max(1))) {
@@ -279,7 +282,7 @@ impl RowWeights {
             let mut sums = [0.0f32; 64 * FEW];
             for panel in panels * k / parts..panels * (k + 1) / parts {
                 let rows = panel * 64..(panel * 64 + 64).min(self.rows);
-                // Sums are a sample after the other, 64 rows each.
+                // The sums of one sample come after those of another, 64 rows each.
                 match bias {
                     Some(bias) => {
                         for sums in sums.chunks_exact_mut(64).take(samples) {
@@ -302,7 +305,7 @@ impl RowWeights {
         });
     }
 
-    /// Visits the sums of some rows with their results.
+    /// Calls `visit` with the sums of some rows and the places of their results.
     ///
     /// # Safety
     /// All rows of all samples lie behind `to`, and nobody else reads or writes these.
@@ -319,7 +322,7 @@ impl RowWeights {
             for (s, sums) in sums.chunks_exact_mut(64).take(samples).enumerate() {
                 // SAFETY: the caller's rows.
                 let own = unsafe { std::slice::from_raw_parts_mut(to.at(s * self.rows + rows.start), rows.len()) };
-                // Places in order: several at a time.
+                // The places are in order, so several are written at a time.
                 sums.iter_mut().zip(own).for_each(|(sum, out)| visit(sum, out));
             }
             return;
@@ -365,17 +368,18 @@ impl RowWeights {
     }
 }
 
-/// Inputs of all samples: from a sample's to that of the next one, and to its own next one.
+/// Inputs of all samples, with the distances from a sample's input to that of the next sample and to its own next
+/// one.
 #[derive(Clone, Copy)]
 struct Inputs<'a> {
     x: &'a [f32],
     strides: [usize; 2],
 }
 
-/// Weights that are worth a part of their own.
+/// A part of its own needs at least this many weights.
 const WORTH_A_PART: usize = 50_000;
 
-/// Where results go, from several threads to different places.
+/// Pointer to the results, to which several threads write at different places.
 struct Results(*mut f32);
 
 // SAFETY: see where it is used: no place is written by two threads.
@@ -387,10 +391,11 @@ impl Results {
     }
 }
 
-/// All rows of a panel for some samples.
+/// Computes all rows of a panel for some samples.
 ///
 /// # Safety
-/// `weights` has `width` (16, 32, 48 or 64) per input, `x` so many samples of each, and the instructions of `T` are there.
+/// `weights` has `width` (16, 32, 48 or 64) per input, `x` has the samples of each input, and the instructions of `T`
+/// are there.
 #[inline(always)]
 unsafe fn panel<T: super::vector::Vector>(
     weights: &[f32],
@@ -414,7 +419,8 @@ unsafe fn panel<T: super::vector::Vector>(
     }
 }
 
-/// The same for `S` samples: as many vectors of rows at a time as leave room for weights, so that no sum waits for itself.
+/// The same for `S` samples: with as many vectors of rows at a time as leave registers for weights, so that no sum
+/// waits for itself.
 ///
 /// # Safety
 /// As [`panel`].
@@ -480,7 +486,7 @@ unsafe fn strip<T: super::vector::Vector, const N: usize, const S: usize>(
                         sum[s][v] = sum[s][v].multiply_add(column[v], x);
                     }
                 }
-                // Past the end of the panel after the last column, where nothing is read any more.
+                // After the last column this points past the end of the panel, where nothing is read any more.
                 (weights, input) = (weights.wrapping_add(width), input.wrapping_add(step));
             }
             for s in 0..S {
@@ -545,7 +551,7 @@ mod x86 {
         unsafe { panel::<Avx2>(weights, width, x, samples, sums) }
     }
 
-    /// All steps of the slices of a panel.
+    /// Runs all steps of the slices of a panel.
     ///
     /// # Safety
     /// There are 32 values for every slice and sixteen words of places for every step; windows lie inside every sample of `x`, places
@@ -581,7 +587,8 @@ mod x86 {
         }
     }
 
-    /// `S` samples; `WIDE`: a window is two registers. As many slices at a time as have room for their sums.
+    /// The same for `S` samples; if `WIDE`, a window is two registers. Takes as many slices at a time as have
+    /// registers for their sums.
     #[target_feature(enable = "avx512f,avx512vl,avx2,fma")]
     unsafe fn slices_of<const S: usize, const WIDE: bool>(steps: Steps<'_>, x: Inputs<'_>, sums: &mut [f32; 64 * FEW]) {
         // SAFETY: the caller's sizes.

@@ -21,7 +21,8 @@ struct Case {
     groups: usize,
 }
 
-/// A convolution on a padded map with odd distances between rows and channels, checked value by value; gives the bits.
+/// A convolution on a padded map with odd distances between rows and channels, checked value by value; returns the
+/// bits.
 fn check(case: &Case, choice: Option<Choice>, instructions: Instructions, r: &mut Random) -> Vec<f32> {
     let Case { channels, rows, kernel: [kh, kw], stride, dilation, out: [height, width], lanes, density, groups } =
         *case;
@@ -99,7 +100,7 @@ fn check(case: &Case, choice: Option<Choice>, instructions: Instructions, r: &mu
                 }
             }
         }
-        // Not a number beside its results is touched.
+        // No number outside its results has been changed.
         assert!(got.iter().zip(&start).zip(&untouched).all(|((a, b), keep)| !keep || a.to_bits() == b.to_bits()));
         all.extend(got);
     }
@@ -110,7 +111,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Enough work for many parts, along every axis that is cut: the bits of one thread.
+/// A call that is large enough for many parts, along every axis that can be divided, gives the bits of one thread.
 #[test]
 fn parts_of_a_large_call_give_the_same_bits() {
     let mut r = Random::new(13);
@@ -159,7 +160,7 @@ fn parts_of_a_large_call_give_the_same_bits() {
     }
 }
 
-/// Taps that read padding are left out at the borders: equal to what zeros give.
+/// Taps that read padding are left out at the borders; the results equal those with zeros.
 #[test]
 fn borders_are_left_out_where_they_read_zeros() {
     let mut r = Random::new(14);
@@ -186,7 +187,7 @@ fn borders_are_left_out_where_they_read_zeros() {
             (0..channels * area).map(|j| j / area * row * row + j / kernel % kernel * row + j % kernel).collect();
         let weights: Vec<Vec<(usize, f32)>> =
             (0..rows).map(|_| (0..offsets.len()).map(|j| (j, r.normal() as f32)).collect()).collect();
-        // The map is what is left of `row` without the padding before and behind it.
+        // The map is the part of `row` without the padding before and after it.
         let behind = kernel - 1 - pad;
         let borders = Borders { kernel: [kernel; 2], rows: [pad, behind], columns: [pad, behind] };
         let out_channel = side * side;
@@ -374,7 +375,8 @@ fn few_samples_give_the_bits_of_one_at_a_time() {
     }
 }
 
-/// Bundles count in sixteen bits: offsets that lie further apart, or only by steps, give the sums of a plain loop all the same.
+/// Bundles have offsets of sixteen bits; offsets that are further apart, or that fit only when counted in steps,
+/// still give the sums of a plain loop.
 #[test]
 fn far_apart_columns_of_bundles_are_read_where_they_lie() {
     let mut r = Random::new(21);

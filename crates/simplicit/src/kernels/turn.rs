@@ -1,10 +1,10 @@
-//! Samples to lanes in squares of 16 × 16, where there is AVX-512.
+//! Transposes samples to lanes in squares of 16 × 16, if there is AVX-512.
 
-/// `out[j·lanes + s] = samples[s·stride + j]` for `squares`·16 samples and `across`·16 features; gives back whether they are all
-/// finite. None without AVX-512, and then nothing is written.
+/// `out[j·lanes + s] = samples[s·stride + j]` for `squares`·16 samples and `across`·16 features; returns whether they
+/// are all finite. Without AVX-512 it returns `None` and writes nothing.
 ///
 /// # Panics
-/// If a slice is too short; sizes are the caller's own arithmetic, never data.
+/// If a slice is too short; sizes come from the caller's own arithmetic, never from data.
 pub fn turn_squares(
     out: &mut [f32],
     lanes: usize,
@@ -40,17 +40,18 @@ mod x86 {
         stride: usize,
         [squares, across]: [usize; 2],
     ) -> bool {
-        // Sums of zero times every number: NaN once a number is not finite.
+        // Sums of zero times every number: NaN if some number is not finite.
         let zero = _mm512_setzero_ps();
         let mut seen = [zero; 4];
-        // All samples of sixteen features before the next sixteen: what is written lies side by side.
+        // All samples of sixteen features come before the next sixteen, so that writes are contiguous.
         for j in 0..across {
             for i in 0..squares {
                 for side in 0..4 {
                     // SAFETY: the caller's pointers.
                     unsafe {
                         let from = samples.add(16 * i * stride + 16 * j + 4 * side);
-                        // Samples k, k+4, k+8 and k+12 side by side, four features each: loads do what shuffles would have to.
+                        // Samples k, k+4, k+8 and k+12 side by side, four features each: these loads replace
+                        // shuffles.
                         let four = |k: usize| {
                             let at = |s: usize| _mm_loadu_ps(from.add(s * stride));
                             let four = _mm512_castps128_ps512(at(k));

@@ -7,19 +7,19 @@
 /// `count`). They are only called from functions that enable those instructions.
 pub(super) trait Vector: Copy {
     const LEN: usize;
-    /// Running sums that fit into registers beside operands.
+    /// Number of running sums that fit into registers together with operands.
     const SUMS: usize;
 
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
-    /// The first `count` numbers, zeros behind; reads no others.
+    /// The first `count` numbers, followed by zeros; no other numbers are read.
     unsafe fn load_some(from: *const f32, count: usize) -> Self;
     unsafe fn store_some(self, to: *mut f32, count: usize);
     /// `a · b + self`.
     unsafe fn multiply_add(self, a: Self, b: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
-    /// x where x > 0, else 0; of a NaN 0.
+    /// x where x > 0, else 0; a NaN gives 0.
     unsafe fn relu(self) -> Self;
 }
 
@@ -65,7 +65,7 @@ impl Vector for Portable {
     unsafe fn multiply_add(self, a: Self, b: Self) -> Self {
         let mut out = self.0;
         for k in 0..8 {
-            // Old x86 has no fused instruction and a call per number would be far slower.
+            // Old x86 has no fused instruction, and a function call per number would be far slower.
             out[k] = if cfg!(any(target_feature = "fma", target_arch = "aarch64")) {
                 a.0[k].mul_add(b.0[k], out[k])
             } else {
@@ -93,12 +93,12 @@ mod x86 {
     use super::Vector;
     use std::arch::x86_64::*;
 
-    /// Ones in front, zeros behind: a mask is eight numbers of it.
+    /// Ones followed by zeros: a mask is eight consecutive numbers of it.
     const MASK: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
     // SAFETY, for every block in this module: callers enable the instructions and give valid pointers, see `Vector`.
 
-    /// A vector of one register type; masks are what the instructions for a part of it take.
+    /// A vector of one register type; its masks are those that the instructions for incomplete vectors take.
     macro_rules! vector {
         (
             $(#[$doc:meta])* $name:ident($register:ty), $length:literal numbers, $sums:literal sums,
@@ -158,15 +158,14 @@ mod x86 {
                 }
                 #[inline(always)]
                 unsafe fn relu(self) -> Self {
-                    // The second operand is what a NaN gives.
-                    // SAFETY: see the module.
+                    // If one operand is a NaN, the result is the second operand. SAFETY: see the module.
                     Self(unsafe { $max(self.0, $zero()) })
                 }
             }
         };
     }
 
-    /// The mask of AVX2: a whole register.
+    /// The mask of AVX2, which is a whole register.
     #[inline(always)]
     unsafe fn wide_mask(count: usize) -> __m256i {
         // SAFETY: `count` is at most 8, so the mask lies inside its table.

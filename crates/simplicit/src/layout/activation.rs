@@ -1,4 +1,4 @@
-//! The activations: functions of one number. What an algorithm needs of them is asked for by property, never by name.
+//! The activations: functions of one number. Algorithms test their properties, never their names.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,17 +6,17 @@ use crate::graph::error_function::{normal_cdf, normal_cdf_anywhere, normal_cdf_n
 use crate::linalg::vectorised;
 use crate::{Error, Result};
 
-/// Of [`Activation::Selu`], as ONNX has them.
+/// The constants of [`Activation::Selu`], as in ONNX.
 const SELU_ALPHA: f64 = 1.673_263_2;
 const SELU_GAMMA: f64 = 1.050_701;
-/// Of [`Activation::GeluTanh`]: √(2/π) and the cubic's factor.
+/// The constants of [`Activation::GeluTanh`]: √(2/π) and the factor of the cubic term.
 const GELU_SCALE: f64 = 0.797_884_560_802_865_4;
 const GELU_CUBIC: f64 = 0.044_715;
 
-/// φ of one layer.
+/// The activation φ of one layer.
 ///
-/// Not every one is non-decreasing and non-expansive, |φ(u) − φ(v)| ≤ |u − v|: cycles and κ need the second, certificates
-/// both.
+/// Not every activation is non-decreasing and non-expansive, |φ(u) − φ(v)| ≤ |u − v|: cycles and κ need the second
+/// property, certificates need both.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Activation {
@@ -84,13 +84,13 @@ fn softplus(z: f64) -> f64 {
     z.max(0.0) + (-z.abs()).exp().ln_1p()
 }
 
-/// z·weight, which is 0 where the weight has come to 0 faster than z grows.
+/// z·weight, or 0 where the weight has become 0, because the weight falls faster than z grows.
 #[inline(always)]
 fn gated(z: f64, weight: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { z * weight }
 }
 
-/// GELU several numbers at a time; the tails are computed only where one of them is far out.
+/// GELU for several numbers at a time; the tails are computed only if one of them is far from zero.
 fn gelu_slice(values: &mut [f32]) {
     const WIDTH: usize = 16;
     let (chunks, rest) = values.as_chunks_mut::<WIDTH>();
@@ -122,7 +122,7 @@ impl Activation {
         Activation::LeakyRelu { slope }.checked()
     }
 
-    /// The same, or an error that names a parameter which is no number or out of range.
+    /// The same activation, or an error that names a parameter that is not a number or out of range.
     pub fn checked(self) -> Result<Self> {
         let finite = |what: &str, value: f32| match value.is_finite() {
             true => Ok(()),
@@ -141,7 +141,7 @@ impl Activation {
                 finite("alpha of hard-sigmoid", alpha)?;
                 finite("beta of hard-sigmoid", beta)?;
             }
-            // A value must be possible: no NaN, no crossing, no end at the wrong infinity.
+            // The interval must contain a number: no NaN, the ends in order, and no end at the wrong infinity.
             Activation::Clip { low, high } if !(low <= high && low < f32::INFINITY && high > f32::NEG_INFINITY) => {
                 return Err(Error::setting("ends of clip", "low ≤ high", format!("{low} and {high}")));
             }
@@ -212,7 +212,7 @@ impl Activation {
         }
     }
 
-    /// φ′ of the others, in double precision.
+    /// φ′ of the other activations, in double precision.
     fn smooth_derivative(self, z: f64) -> f64 {
         match self {
             Activation::Softplus => sigmoid(z),
@@ -317,13 +317,13 @@ impl Activation {
     }
 }
 
-/// z·slope from 0 on, f below.
+/// z·slope for z ≥ 0, f below.
 #[inline]
 fn below_zero(z: f64, slope: f64, f: impl Fn(f64) -> f64) -> f64 {
     if z < 0.0 { f(z) } else { slope * z }
 }
 
-/// The slope above 0, f at 0 and below.
+/// The slope for z > 0, f at 0 and below.
 #[inline]
 fn above_zero(z: f64, slope: f64, f: impl Fn(f64) -> f64) -> f64 {
     if z <= 0.0 { f(z) } else { slope }
@@ -459,10 +459,10 @@ mod tests {
         ALL.iter().chain(&["mish"]).map(|name| name.parse().unwrap())
     }
 
-    /// What the properties say is what a fine grid finds: none claims more, and none of these claims less.
+    /// The properties agree with a fine grid: none claims more, and none of these claims less.
     #[test]
     fn a_slice_has_the_same_bits_as_its_numbers() {
-        // Chunks that lie near zero, far out, and across; and a rest.
+        // Chunks of numbers near zero, far from it, and on both sides of the limit; and a remainder.
         let mut values: Vec<f32> = (0..1003).map(|k| (k as f32 - 500.0) * 0.011).collect();
         values.extend([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -40.0, 1e-30, -0.0, 2.83, -2.83]);
         for name in ALL {
@@ -500,7 +500,8 @@ mod tests {
                 let u = i as f32 * 0.1 + 0.037;
                 let (z, h) = (f64::from(u), 1e-5);
                 let numeric = (a.apply_f64(z + h) - a.apply_f64(z - h)) / (2.0 * h);
-                // h² of a third derivative of at most 200, rounding over h, and the single that is handed back.
+                // Allows for h² times a third derivative of at most 200, rounding divided by h, and the rounding of
+                // the result to f32.
                 let room = 2e-8 + 2e-11 * numeric.abs() + 4.0 * f64::from(f32::EPSILON) * (1.0 + numeric.abs());
                 assert!((numeric - f64::from(a.derivative(u))).abs() < room, "{a} at {u}: {numeric}");
                 let (single, double) = (f64::from(a.apply(u)), a.apply_f64(z));
@@ -526,7 +527,8 @@ mod tests {
                 assert!(z.is_infinite() || !a.derivative(z as f32).is_nan(), "{a} at {z}");
             }
         }
-        // Worked out with more digits; and the tail, where 1 + erf would have lost all of them.
+        // Reference values were computed with more digits, also for the tail, where 1 + erf would have lost all of
+        // them.
         let value = |name: &str, z: f64| name.parse::<Activation>().unwrap().apply_f64(z);
         for (name, z, expected) in [
             ("gelu", 1.0, 0.8413447460685429),

@@ -1,4 +1,4 @@
-//! Which rows of Z and X belong to which layer, and what its activation is.
+//! Which rows of Z and X belong to which layer, and the activation of each layer.
 
 mod activation;
 mod operator;
@@ -51,7 +51,8 @@ pub struct Layer {
     /// The feature map these units form, for convolutions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub map: Option<MapShape>,
-    /// What computes the layer where it is no sum with an activation: it then has neither rows nor a bias.
+    /// The operator that computes the layer if it is not a sum with an activation; it then has neither rows nor a
+    /// bias.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operator: Option<Operator>,
 }
@@ -62,7 +63,8 @@ impl Layer {
         Self { name: name.into(), size, activation, map: None, operator: None }
     }
 
-    /// Rows of the model for this layer, one bias each: channels of a map, units of a dense layer, none of an operator's.
+    /// Number of rows of the model for this layer, with one bias each: channels of a map, units of a dense layer;
+    /// none for an operator.
     pub fn rows(&self) -> usize {
         if self.operator.is_some() { 0 } else { self.map.map_or(self.size, |m| m.channels) }
     }
@@ -72,7 +74,8 @@ impl Layer {
         Self { operator: Some(operator), ..Self::dense(name, size, Activation::Identity) }
     }
 
-    /// Non-zero parameters of the network that the layer keeps as they are: those of a constant that counts.
+    /// Non-zero parameters of the network that the layer keeps as they are: those of a constant that counts as a
+    /// parameter.
     pub fn parameters(&self) -> usize {
         match &self.operator {
             Some(Operator::Constant { values, parameter: true }) => values.iter().filter(|v| **v != 0.0).count(),
@@ -80,7 +83,7 @@ impl Layer {
         }
     }
 
-    /// What its operator reads; nothing for a sum or a constant.
+    /// The operands of its operator; none for a sum or a constant.
     pub fn operands(&self) -> impl Iterator<Item = &Operand> {
         self.operator.iter().flat_map(|o| o.operands())
     }
@@ -155,8 +158,8 @@ impl Layout {
         start..start + self.layers[k].size
     }
 
-    /// Number of rows over all layers: what is solved, and the length of the vector b. Equal to [`Layout::size`] where
-    /// no layer is a map.
+    /// Number of rows of all layers: the rows that are solved, and the length of the vector b. Equal to
+    /// [`Layout::size`] where no layer is a map.
     pub fn rows(&self) -> usize {
         self.layers.iter().map(Layer::rows).sum()
     }
@@ -181,7 +184,8 @@ impl Layout {
         self.layers.iter().any(|l| l.operator.is_some())
     }
 
-    /// Puts the numbers of every constant in place; `values` is asked for those of layer k, so many of them.
+    /// Puts the numbers of every constant in place; `values` is called with the number of the layer and the number of
+    /// values.
     pub(crate) fn fill_constants<E>(
         &mut self,
         values: impl Fn(usize, usize) -> std::result::Result<Vec<f32>, E>,

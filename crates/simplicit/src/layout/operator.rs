@@ -1,4 +1,4 @@
-//! Layers that are no sums: operators between values, and constants.
+//! Layers that are not sums: operators between values, and constants.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::graph::{Dims, Structure, Value};
 use crate::{Error, Result};
 
-/// Where a summand or an operand starts.
+/// The value that a summand or an operand starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
@@ -20,26 +20,26 @@ pub enum Source {
 /// One operand of an operator: a layer or the input, under the dimensions in which the operator reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Operand {
-    /// Where its numbers are.
+    /// The value that it reads.
     pub source: Source,
-    /// For a batch of one sample.
+    /// The dimensions, for a batch of one sample.
     pub dims: Dims,
 }
 
-/// What computes a layer without weights.
+/// The ways to compute a layer without weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operator {
     /// An operator of other layers.
     Structure {
-        /// Which.
+        /// The operator.
         structure: Structure,
-        /// What it reads.
+        /// The values that it reads.
         operands: Vec<Operand>,
     },
     /// Numbers that do not depend on the sample.
     Constant {
-        /// The numbers; a file keeps them beside the layout.
+        /// The numbers; a file stores them apart from the layout.
         #[serde(skip)]
         values: Arc<Vec<f32>>,
         /// Whether they count as parameters of the network.
@@ -48,7 +48,7 @@ pub enum Operator {
 }
 
 impl Operator {
-    /// The word for messages.
+    /// The name for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Operator::Structure { structure, .. } => structure.name(),
@@ -56,7 +56,7 @@ impl Operator {
         }
     }
 
-    /// What it reads; nothing for a constant.
+    /// The values that it reads; none for a constant.
     pub fn operands(&self) -> &[Operand] {
         match self {
             Operator::Structure { operands, .. } => operands,
@@ -64,7 +64,7 @@ impl Operator {
         }
     }
 
-    /// One sample of the layer, from the numbers of its operands in their order.
+    /// Computes one sample of the layer from the numbers of its operands, in their order.
     pub(crate) fn forward(&self, operands: &[&[f32]], out: &mut [f32]) {
         match self {
             Operator::Constant { values, .. } => out.copy_from_slice(values),
@@ -74,23 +74,24 @@ impl Operator {
         }
     }
 
-    /// What changes `d` of the operands do to the layer's value `out`, for one sample; nothing to a constant.
+    /// The effect of changes `d` of the operands on the layer's value `out`, for one sample; a constant does not
+    /// change.
     pub(crate) fn tangent(&self, operands: &[&[f32]], out: &[f32], d: &[&[f32]], into: &mut [f32]) {
         into.fill(0.0);
         if let Operator::Structure { structure, operands: about } = self {
             let dims = about.iter().map(|o| o.dims).collect::<Vec<_>>();
-            // The shape rule held when the model was made.
+            // The dimensions were checked when the model was made.
             if let Ok(dims) = structure.dims(&dims) {
                 structure.tangent(&with_dims(about, operands), Value { dims, data: out }, d, into);
             }
         }
     }
 
-    /// Adds to the cotangents of the operands what the layer's cotangent `dout` gives them, for one sample.
+    /// Adds the contribution of the layer's cotangent `dout` to the cotangents of the operands, for one sample.
     pub(crate) fn adjoint(&self, operands: &[&[f32]], out: &[f32], dout: &[f32], into: &mut [Option<&mut [f32]>]) {
         if let Operator::Structure { structure, operands: about } = self {
             let dims = about.iter().map(|o| o.dims).collect::<Vec<_>>();
-            // The shape rule held when the model was made.
+            // The dimensions were checked when the model was made.
             if let Ok(dims) = structure.dims(&dims) {
                 structure.adjoint(&with_dims(about, operands), Value { dims, data: out }, dout, into);
             }

@@ -1,9 +1,9 @@
-//! Compressed sparse rows, laid out as SciPy's: `indptr`, `indices`, `data`.
+//! Compressed sparse rows in SciPy's layout: `indptr`, `indices`, `data`.
 
 use super::{Matrix, Scalar};
 use crate::{Error, Result};
 
-/// Puts the entries of a row in order; those of one column add up.
+/// Sorts the entries of a row by column and adds up those of one column.
 pub(crate) fn add_up<T: Copy + std::ops::AddAssign>(row: &mut Vec<(usize, T)>) {
     row.sort_by_key(|(j, _)| *j);
     row.dedup_by(|later, kept| {
@@ -26,7 +26,7 @@ pub struct Csr<T = f32> {
 }
 
 impl<T: Scalar> Csr<T> {
-    /// No non-zeros.
+    /// A matrix without non-zeros.
     pub fn empty(rows: usize, cols: usize) -> Self {
         Self { rows, cols, indptr: vec![0; rows + 1], indices: Vec::new(), data: Vec::new() }
     }
@@ -80,7 +80,7 @@ impl<T: Scalar> Csr<T> {
         Ok(Self { rows, cols, indptr, indices, data })
     }
 
-    /// Keeps the non-zero entries of `(column, value)` lists, one list a row, columns ascending.
+    /// Keeps the non-zero entries of `(column, value)` lists, one list per row, columns ascending.
     pub fn from_rows<R: IntoIterator<Item = (usize, T)>>(cols: usize, rows: impl IntoIterator<Item = R>) -> Self {
         let mut out = Self { rows: 0, cols, indptr: vec![0], indices: Vec::new(), data: Vec::new() };
         for row in rows {
@@ -102,7 +102,7 @@ impl<T: Scalar> Csr<T> {
         Self::from_rows(dense.cols(), (0..dense.rows()).map(|i| dense.row(i).iter().copied().enumerate()))
     }
 
-    /// Filled in with zeros.
+    /// The matrix as a dense one.
     pub fn to_dense(&self) -> Matrix<T> {
         let mut out = Matrix::zeros(self.rows, self.cols);
         for i in 0..self.rows {

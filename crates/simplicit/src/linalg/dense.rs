@@ -1,4 +1,4 @@
-//! The seam to the dense kernels (faer), always single-threaded: see [`crate::parallel`].
+//! The only access to the dense kernels (faer), always single-threaded: see [`crate::parallel`].
 
 use faer::diag::Diag;
 use faer::dyn_stack::{MemBuffer, MemStack};
@@ -23,7 +23,7 @@ impl<'a, T> View<'a, T> {
     /// `rows × cols` values, consecutive rows `stride` apart.
     ///
     /// # Panics
-    /// If the slice is too short; sizes are the caller's own arithmetic, never data.
+    /// If the slice is too short; sizes come from the caller's own arithmetic, never from data.
     pub fn new(data: &'a [T], rows: usize, cols: usize, stride: usize) -> Self {
         assert!(rows == 0 || (cols <= stride || rows == 1) && (rows - 1) * stride + cols <= data.len());
         Self { data, rows, cols, stride, transposed: false }
@@ -34,7 +34,7 @@ impl<'a, T> View<'a, T> {
         Self { transposed: !self.transposed, ..self }
     }
 
-    /// Whether there is no entry: a product with it adds nothing.
+    /// Whether there is no entry, so that a product with it adds nothing.
     pub fn is_empty(&self) -> bool {
         self.rows == 0 || self.cols == 0
     }
@@ -98,8 +98,8 @@ pub(crate) fn gram_lower<T: Scalar>(gram: &mut Matrix<T>, f: View<'_, T>) {
     );
 }
 
-/// Eigenvalues (ascending) and eigenvectors (as columns) of a symmetric matrix, read from its lower triangle.
-/// `None` if the iteration fails, which takes a NaN.
+/// Eigenvalues (ascending) and eigenvectors (as columns) of a symmetric matrix, read from its lower triangle. `None`
+/// if the iteration fails, which happens only with a NaN.
 pub fn symmetric_eigen(a: &Matrix) -> Option<(Vec<f64>, Matrix)> {
     let n = a.rows();
     let eigen = faer_view(a.view()).self_adjoint_eigen(Side::Lower).ok()?;
@@ -108,7 +108,7 @@ pub fn symmetric_eigen(a: &Matrix) -> Option<(Vec<f64>, Matrix)> {
     Some((values, vectors))
 }
 
-/// Singular values, largest first. `None` if the iteration fails, which takes a NaN.
+/// Singular values, largest first. `None` if the iteration fails, which happens only with a NaN.
 pub fn singular_values(a: &Matrix) -> Option<Vec<f64>> {
     let (rows, cols) = (a.rows(), a.cols());
     let count = rows.min(cols);
@@ -123,7 +123,8 @@ pub fn singular_values(a: &Matrix) -> Option<Vec<f64>> {
     Some((0..count).map(|i| values[i]).collect())
 }
 
-/// A Cholesky factor with the room to compute it: L Lᵀ = A, factored in place again and again without allocating.
+/// A Cholesky factor L Lᵀ = A with the memory to compute it: matrices can be factored in place again and again
+/// without allocating.
 pub struct Cholesky {
     size: usize,
     factor: Vec<f64>,
@@ -138,7 +139,7 @@ impl std::fmt::Debug for Cholesky {
 }
 
 impl Cholesky {
-    /// Room for matrices of up to `capacity` rows.
+    /// Memory for matrices of up to `capacity` rows.
     pub fn with_capacity(capacity: usize) -> Self {
         Self { size: 0, factor: vec![0.0; capacity * capacity], scratch: Self::room(capacity), capacity }
     }
@@ -147,7 +148,7 @@ impl Cholesky {
         MemBuffer::new(llt::factor::cholesky_in_place_scratch::<f64>(size, Par::Seq, Default::default()))
     }
 
-    /// Rows of the matrix factored last.
+    /// Number of rows of the matrix that was factored last.
     pub fn size(&self) -> usize {
         self.size
     }

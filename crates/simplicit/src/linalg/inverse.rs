@@ -40,7 +40,7 @@ fn at(i: usize, j: usize) -> usize {
 pub(crate) fn shifted_inverse(a: &Matrix, shift: f64, scale: f64, threads: Threads) -> Result<Matrix<f32>> {
     let n = a.rows();
     let count = Tiles::count(n);
-    // A few tiles are done before another thread has started.
+    // A few tiles are done before another thread would have started.
     let threads = if count > 2 { threads } else { Threads::one() };
     let (factor, diagonal) = factored(a, shift, threads)?;
     let inverse = lower_inverse(&factor, &diagonal, threads)?;
@@ -84,7 +84,7 @@ fn factored(a: &Matrix, shift: f64, threads: Threads) -> Result<(Tiles, Vec<Vec<
     let mut cholesky = Cholesky::with_capacity(TILE.min(n));
     for j in 0..count {
         let cols = Tiles::extent(n, j);
-        // What is left of the column of tiles after those before it.
+        // The remainder of the column of tiles after the columns before it have been eliminated.
         let left = parallel::map(threads, count - j, |b| {
             let i = j + b;
             let rows = Tiles::extent(n, i);
@@ -102,7 +102,7 @@ fn factored(a: &Matrix, shift: f64, threads: Threads) -> Result<(Tiles, Vec<Vec<
         })?;
         let mut left = left.into_iter();
         let corner = left.next().unwrap_or_default();
-        // Symmetric up to rounding: its upper half is as good as its lower.
+        // It is symmetric up to rounding, so its upper half can be used as well as its lower one.
         if !cholesky.factor(cols, |upper| upper.copy_from_slice(&corner)) {
             return Err(Error::shape("Gram matrix", "finite and positive semidefinite", "a matrix that is neither"));
         }

@@ -1,9 +1,9 @@
-//! Samples side by side: feature-major blocks in which a feature of `lanes` samples is a few vector registers.
+//! Samples side by side: feature-major blocks in which one feature of `lanes` samples fills a few vector registers.
 
 pub(crate) use crate::kernels::Aligned;
 use crate::kernels::turn_squares;
 
-/// The numbers of samples that run side by side; a power of two from 8 to 64.
+/// The most samples that run side by side; the number is a power of two from 8 to 64.
 pub(crate) const MAX_LANES: usize = 64;
 
 /// Raises `largest` (one number per lane) to the largest magnitude of `rows`, features × lanes. A NaN counts as larger
@@ -29,7 +29,7 @@ struct Largest<'a> {
 impl Largest<'_> {
     #[inline(always)]
     fn run<S: pulp::Simd, const V: usize>(self, simd: S) {
-        // Without their sign, numbers are ordered like their bits, infinity and NaN on top.
+        // Without their sign, floats have the order of their bits, with infinity and NaN at the top.
         let unsigned = simd.splat_u32s(0x7fff_ffff);
         let mut found = [simd.splat_u32s(0); V];
         for row in S::as_simd_f32s(self.rows).0.as_chunks::<V>().0 {
@@ -60,8 +60,8 @@ impl pulp::WithSimd for Largest<'_> {
 }
 
 /// Samples to lanes: `out[j·lanes + s] = samples[s·stride + j]` for `count` samples and `features` features. Lanes
-/// past `count` are left alone. Gives back whether all of these are finite: looking at them again would take half as long
-/// as moving them.
+/// past `count` are left alone. Returns whether all of these are finite, because reading them again would take half
+/// as long as moving them.
 pub(crate) fn to_lanes(
     out: &mut [f32],
     samples: &[f32],
@@ -74,7 +74,7 @@ pub(crate) fn to_lanes(
     if count == 0 || features == 0 {
         return true;
     }
-    // Whole squares of 16 × 16 or 8 × 8 in registers, the rest entry by entry.
+    // Whole squares of 16 × 16 or 8 × 8 are moved in registers, the rest entry by entry.
     let wide = count.is_multiple_of(16).then_some([count / 16, features / 16]);
     let wide = wide.and_then(|squares| turn_squares(out, lanes, samples, stride, squares));
     let (squares, across) = (count / 8, features / 8);
@@ -98,7 +98,7 @@ pub(crate) fn to_lanes(
 /// Lanes to samples: `out[s·stride + j] = source[j·lanes + s]` for `count` samples and `features` features.
 pub(crate) fn from_lanes(out: &mut [f32], stride: usize, source: &[f32], count: usize, features: usize, lanes: usize) {
     assert!(count <= lanes && source.len() >= features * lanes);
-    // Eight features at a time: a sample's numbers are then written side by side.
+    // Eight features at a time, so that a sample's numbers are written side by side.
     let whole = features / 8 * 8;
     super::vectorised(
         #[inline(always)]
@@ -118,7 +118,7 @@ pub(crate) fn from_lanes(out: &mut [f32], stride: usize, source: &[f32], count: 
     }
 }
 
-/// `squares` × `across` squares of 8 samples × 8 features; whether they are finite.
+/// Moves `squares` × `across` squares of 8 samples × 8 features; returns whether they are finite.
 #[cfg(target_arch = "x86_64")]
 fn whole_squares<const L: usize>(
     out: &mut [f32],
@@ -134,20 +134,20 @@ fn whole_squares<const L: usize>(
         #[inline(always)]
         || {
             let avx = simd.avx;
-            // Sums of zero times every number: NaN once a number is not finite.
+            // Sums of zero times every number: NaN if some number is not finite.
             let zero = avx._mm256_setzero_ps();
             let mut seen = [zero; 4];
             let columns = out.as_chunks_mut::<L>().0.as_chunks_mut::<8>().0;
             let squares = squares.min(L / 8);
-            // Samples cut to the same number of squares.
+            // All samples are cut to the same number of squares.
             let rows: [&[[f32; 8]]; L] = std::array::from_fn(|s| match s < 8 * squares {
                 true => &samples[s * stride..].as_chunks::<8>().0[..across],
                 false => &[],
             });
-            // All samples of eight features before the next eight: what is written lies side by side.
+            // All samples of eight features come before the next eight, so that writes are contiguous.
             for (j, columns) in columns.iter_mut().take(across).enumerate() {
                 for (i, rows) in rows.as_chunks::<8>().0[..squares].iter().enumerate() {
-                    // Samples k and k+4 side by side, four features at a time: loads do what shuffles would have to.
+                    // Samples k and k+4 side by side, four features at a time: these loads replace shuffles.
                     for side in 0..2 {
                         let half = |k: usize| -> __m256 {
                             let cut = |v: &[f32; 8]| [v[4 * side], v[4 * side + 1], v[4 * side + 2], v[4 * side + 3]];

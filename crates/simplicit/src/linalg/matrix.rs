@@ -6,9 +6,9 @@ use crate::{Error, Result};
 pub trait Scalar:
     faer::traits::ComplexField + Copy + Default + Send + Sync + PartialEq + std::fmt::Debug + 'static
 {
-    /// Exact for both types.
+    /// The value in f64, which is exact for both types.
     fn to_f64(self) -> f64;
-    /// Nearest value of this type.
+    /// The nearest value of this type.
     fn from_f64(value: f64) -> Self;
 }
 
@@ -30,7 +30,7 @@ impl Scalar for f64 {
     }
 }
 
-/// Row-major, contiguous, owned.
+/// A matrix that owns its values, stored row by row without gaps.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Matrix<T = f64> {
     rows: usize,
@@ -39,7 +39,7 @@ pub struct Matrix<T = f64> {
 }
 
 impl<T: Scalar> Matrix<T> {
-    /// All zeros.
+    /// A matrix of zeros.
     pub fn zeros(rows: usize, cols: usize) -> Self {
         Self { rows, cols, data: vec![T::default(); rows * cols] }
     }
@@ -56,7 +56,7 @@ impl<T: Scalar> Matrix<T> {
         Ok(Self { rows, cols, data })
     }
 
-    /// Entry by entry.
+    /// A matrix whose entry (i, j) is f(i, j).
     pub fn from_fn(rows: usize, cols: usize, mut f: impl FnMut(usize, usize) -> T) -> Self {
         let mut data = Vec::with_capacity(rows * cols);
         for i in 0..rows {
@@ -125,7 +125,7 @@ impl<T: Scalar> Matrix<T> {
 
     /// An error naming array, row and column of the first NaN or infinity.
     pub fn require_finite(&self, array: &str, first_row: usize) -> Result<()> {
-        // Looking at all of them is faster than stopping at the first: nearly always there is none.
+        // To check all of them is faster than to stop at the first, because nearly always there is none.
         if self.data.iter().fold(true, |finite, v| finite & v.to_f64().is_finite()) {
             return Ok(());
         }

@@ -1,8 +1,8 @@
-//! Plain matrices, sparse rows, and the one seam to the dense kernels.
+//! Plain matrices, sparse rows, and the only access to the dense kernels.
 //!
-//! No other module names the matrix crate: products, factorisations and eigenvalues are asked for here, single-threaded,
-//! because parallelism lives in [`crate::parallel`] and must not multiply. The one exception is the inverse
-//! of a large symmetric matrix, which takes a number of threads.
+//! No other module names the matrix crate: products, factorisations and eigenvalues are computed here on a single
+//! thread, because parallelism belongs to [`crate::parallel`] and threads must not start further threads. The one
+//! exception is the inverse of a large symmetric matrix, which takes a number of threads.
 
 mod csr;
 mod dense;

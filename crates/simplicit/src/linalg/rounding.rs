@@ -1,7 +1,7 @@
-//! Rounding that keeps bounds.
+//! Rounding that keeps bounds valid.
 
-/// The float32 nearest to `value` among those no larger in magnitude: sums of magnitudes and bounds that held before
-/// hold after. NaN stays NaN.
+/// The float32 nearest to `value` among those that are no larger in magnitude, so that a bound on a sum of magnitudes
+/// still holds afterwards. NaN stays NaN.
 pub fn toward_zero(value: f64) -> f32 {
     let nearest = value as f32;
     if f64::from(nearest).abs() > value.abs() {

@@ -1,15 +1,15 @@
-//! Shared weights over a grid, for batches: every weight multiplies a run of neighbouring positions of many samples.
+//! Weights that are shared over a grid, for batches: every weight multiplies neighbouring positions of many samples.
 //!
 //! Values are positions × lanes, a grid row contiguous. Every value is summed in the same order whatever the number of
 //! lanes, so a sample's result does not depend on the batch it is in. Zeros are multiplied only where that is faster.
 
 use crate::kernels::{Cost, Finish, Grid, GridWeights, Instructions};
 
-/// Samples that mostly run side by side, for which weights are laid out; any other number runs too.
+/// The usual number of samples side by side, for which weights are laid out; any other number can be run too.
 const LANES: usize = 16;
 /// Bytes of the source that a block of results reads per channel of a 3 × 3 window, or per weight on its own.
 const FOOTPRINT: usize = 1536;
-/// Columns that are gathered with repetitions.
+/// Most columns that are gathered before repetitions are removed.
 const REPEATED: usize = 1 << 16;
 
 /// One row of weights per result map; weight k of a row reads the source `offset[k]` positions further on than the result.
@@ -31,7 +31,7 @@ impl Stencil {
         stride: usize,
         rows: impl IntoIterator<Item = R>,
     ) -> Self {
-        // An offset that a row has twice gets a column of its own each time.
+        // If a row has an offset twice, each gets a column of its own.
         let mut keyed: Vec<Vec<((u32, u32), f32)>> = Vec::new();
         for row in rows {
             let mut row: Vec<((u32, u32), f32)> = row.into_iter().map(|(offset, v)| ((offset as u32, 0), v)).collect();
@@ -43,7 +43,7 @@ impl Stencil {
             }
             keyed.push(row);
         }
-        // The different columns of all rows: what is gathered is cleared of repetitions before it is twice as long.
+        // The different columns of all rows; repetitions are removed each time before the list becomes twice as long.
         let mut columns: Vec<(u32, u32)> = Vec::new();
         let mut different = 0;
         for row in &keyed {
@@ -82,7 +82,7 @@ impl Stencil {
     /// `sums += weights × source`; `sums` is rows × positions × lanes, `source` positions × lanes.
     ///
     /// # Panics
-    /// If a slice is too short; sizes are the caller's own arithmetic, never data.
+    /// If a slice is too short; sizes come from the caller's own arithmetic, never from data.
     pub(crate) fn accumulate(&self, sums: &mut [f32], source: &[f32], lanes: usize) {
         if self.weights.is_empty() {
             return;

@@ -14,10 +14,10 @@ pub(crate) const TILE: usize = 128;
 #[derive(Debug, Clone)]
 pub(crate) struct Tiles<T> {
     rows: usize,
-    /// The tiles that have entries, and where their spans start.
+    /// The tiles that have entries, each with the place where its spans start.
     tiles: Vec<(usize, usize)>,
     spans: Vec<Span>,
-    /// Column inside the tile.
+    /// For every entry its column inside the tile.
     columns: Vec<u8>,
     values: Vec<T>,
 }
@@ -31,7 +31,7 @@ struct Span {
 }
 
 impl<T: Scalar> Tiles<T> {
-    /// Cuts a matrix; values may change their precision.
+    /// Cuts a matrix into tiles; the precision of the values may change.
     pub(crate) fn new(matrix: &Csr<f32>) -> Self {
         let mut entries: Vec<(u32, u32, usize)> = Vec::with_capacity(matrix.nonzeros());
         for row in 0..matrix.rows() {
@@ -63,8 +63,8 @@ impl<T: Scalar> Tiles<T> {
             }
             previous = Some((tile, row));
         }
-        // Rows of equal length one after the other: the processor then predicts where each loop ends. The order of rows
-        // within a tile does not matter to any sum.
+        // Rows of equal length are put next to each other, so that the processor predicts where each loop ends. The
+        // order of rows within a tile does not influence any sum.
         for k in 0..out.tiles.len() {
             let end = out.tiles.get(k + 1).map_or(out.spans.len(), |&(_, start)| start);
             out.spans[out.tiles[k].1..end].sort_by_key(|span| span.end - span.start);
@@ -84,7 +84,7 @@ impl<T: Scalar> Tiles<T> {
     }
 }
 
-/// The two precisions of [`accumulate`].
+/// The two precisions that [`accumulate`] works in.
 pub(crate) trait Lane: Scalar {
     /// `sums += tile × source` for the k-th occupied tile, `source` being the features of that tile alone.
     fn accumulate_tile(tiles: &Tiles<Self>, k: usize, sums: &mut [Self], source: &[Self], lanes: usize);
@@ -94,7 +94,7 @@ pub(crate) trait Lane: Scalar {
 /// [`TILE`] features.
 ///
 /// # Panics
-/// If a slice is too short; sizes are the caller's own arithmetic, never data.
+/// If a slice is too short; sizes come from the caller's own arithmetic, never from data.
 pub(crate) fn accumulate<T: Lane>(tiles: &Tiles<T>, sums: &mut [T], source: &[T], lanes: usize) {
     for (k, tile) in tiles.occupied().enumerate() {
         T::accumulate_tile(tiles, k, sums, &source[tile * TILE * lanes..], lanes);

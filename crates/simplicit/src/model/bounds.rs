@@ -1,19 +1,20 @@
-//! Between which numbers every pre-activation stays, by interval arithmetic over a range of inputs.
+//! Bounds on every pre-activation, by interval arithmetic over a range of inputs.
 
 use super::well_posedness::local_contractions;
 use super::{ImplicitModel, components};
 use crate::layout::Activation;
 use crate::{Error, Result};
 
-/// Sweeps over a cycle: each is sound, more are tighter.
+/// The most sweeps over a cycle: the result of each is valid, and further sweeps make it tighter.
 const SWEEPS: usize = 100;
 
-/// [low, high].
+/// An interval [low, high].
 pub(super) type Interval = (f64, f64);
 
 impl ImplicitModel {
-    /// z_i ∈ [low_i, high_i] at the equilibrium of every input with u_j in `inputs[j]` (which may be infinite), one per
-    /// state. Cycles start from what their contraction proves, or from everything where it proves nothing.
+    /// z_i ∈ [low_i, high_i] at the equilibrium of every input with u_j in `inputs[j]` (which may be infinite), one
+    /// per state. Cycles start from the interval that their contraction proves, or from all numbers where it proves
+    /// none.
     pub fn state_bounds(&self, inputs: &[(f64, f64)]) -> Result<Vec<(f64, f64)>> {
         self.require_no_taps("bounds of the states")?;
         let shape = self.shape();
@@ -42,7 +43,7 @@ impl ImplicitModel {
                     z[i] = self.pre_activation(i, &x, inputs, |_| true);
                     let (low, high) = image(activations[i], z[i]);
                     let tighter = (x[i].0.max(low), x[i].1.min(high));
-                    // Less than this is not worth a sweep.
+                    // A smaller improvement is not worth another sweep.
                     moved |= (tighter.0 - x[i].0) + (x[i].1 - tighter.1) > 1e-9 * (1.0 + tighter.1.abs());
                     x[i] = tighter;
                 }
@@ -54,7 +55,7 @@ impl ImplicitModel {
         Ok(z)
     }
 
-    /// Interval of a row over what it reads of the states that are `wanted`, the inputs and the bias.
+    /// The interval of a row, from the states that are `wanted`, the inputs and the bias.
     fn pre_activation(
         &self,
         i: usize,
@@ -71,7 +72,7 @@ impl ImplicitModel {
     }
 }
 
-/// A weighted sum of intervals and a bias, with the magnitudes that bound the rounding of both of its ends.
+/// The weighted sum of intervals and a bias, with the magnitudes that bound the rounding of both ends.
 pub(super) struct IntervalSum {
     low: f64,
     high: f64,
@@ -102,7 +103,7 @@ impl IntervalSum {
     }
 }
 
-/// An error where ranges are not one per input, each from low to high.
+/// An error unless there is one range per input, from a lower to a higher number.
 pub(super) fn require_ranges(ranges: &[Interval], inputs: usize) -> Result<()> {
     if ranges.len() != inputs {
         return Err(Error::shape("input ranges", inputs, ranges.len()));
@@ -113,13 +114,13 @@ pub(super) fn require_ranges(ranges: &[Interval], inputs: usize) -> Result<()> {
     }
 }
 
-/// φ of an interval where φ does not decrease; everything otherwise.
+/// The image of an interval under φ if φ does not decrease; all numbers otherwise.
 pub(super) fn image(activation: Activation, (low, high): Interval) -> Interval {
     if !activation.is_non_decreasing() {
         return (f64::NEG_INFINITY, f64::INFINITY);
     }
     let at = |z: f64, unknown: f64| match activation {
-        // 0 · ∞ of a slope of zero.
+        // A slope of zero would give 0 · ∞.
         Activation::LeakyRelu { slope: 0.0 } => z.max(0.0),
         _ => Some(activation.apply_f64(z)).filter(|x| !x.is_nan()).unwrap_or(unknown),
     };

@@ -11,7 +11,8 @@ pub struct Components {
     pub cyclic: Vec<bool>,
 }
 
-/// Tarjan's algorithm with its own stack: a deep network must not overflow the program's.
+/// Finds the components with Tarjan's algorithm and a stack of its own, because a deep network would overflow the
+/// program's.
 pub fn components(a: &Csr<f32>) -> Components {
     const UNSEEN: usize = usize::MAX;
     let n = a.rows();
@@ -36,7 +37,7 @@ pub fn components(a: &Csr<f32>) -> Components {
                 stack.push(i);
                 on_stack[i] = true;
             }
-            // Following i to what it reads finishes sources first, which is the order we want.
+            // To follow a state to the states that it reads finishes sources first, which is the order needed here.
             if *next < indptr[i + 1] {
                 let j = indices[*next] as usize;
                 *next += 1;

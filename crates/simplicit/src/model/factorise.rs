@@ -1,4 +1,4 @@
-//! Low rank put to use: a block of rows W = T·P with few rows P becomes extra identity states v = P[x; u], read through T,
+//! Uses low rank: a block of rows W = T·P with few rows P becomes extra identity states v = P[x; u], read through T,
 //! where that has fewer non-zeros.
 
 use super::{ImplicitModel, ModelParts, Scaling};
@@ -7,32 +7,32 @@ use crate::linalg::{Csr, Matrix};
 use crate::states::StateShape;
 use crate::{Error, Result};
 
-/// Multiplications of the elimination of a block beyond which it is left alone.
+/// A block whose elimination needs more multiplications than this is left as it is.
 const LARGEST: f64 = 2e10;
 
 /// A model with factorised blocks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Factorised {
-    /// The same function of u, to rounding.
+    /// A model that computes the same function of u, up to rounding.
     pub model: ImplicitModel,
     /// Name of the block and its rank, for every block that was factorised.
     pub blocks: Vec<(String, usize)>,
 }
 
-/// W = T·P, with P some of W's own rows.
+/// Factors W = T·P, where P consists of some of W's own rows.
 struct Factors {
-    /// rows × rank; the rows that P is made of are unit vectors.
+    /// T, rows × rank; the rows that P consists of are unit vectors.
     t: Matrix,
-    /// The rows of W in P.
+    /// The numbers of the rows of W in P.
     pivots: Vec<usize>,
 }
 
-/// Rows of M and, if they were factorised, the place of their first extra state.
+/// Rows of M and, if they were factorised, the place of their first extra state and the factors.
 type Placed = (std::ops::Range<usize>, Option<(usize, Factors)>);
 
 impl ImplicitModel {
-    /// Factorises the rows of every layer, and of the outputs, whose rank makes that smaller. Acyclic models alone: in a
-    /// cycle T may be larger than κ allows.
+    /// Factorises the rows of every layer, and of the outputs, where their rank makes the model smaller. Only for
+    /// acyclic models: in a cycle T may be larger than κ allows.
     pub fn factorise(&self) -> Result<Factorised> {
         if !self.well_posedness().acyclic {
             return Err(Error::unsupported(
@@ -49,7 +49,7 @@ impl ImplicitModel {
         let mut new_layers: Vec<Layer> = Vec::new();
         let mut old_place = vec![0; n];
         let mut named = Vec::new();
-        // Rows of the new M in new coordinates are written once all places are known.
+        // The rows of the new M are written in the new coordinates when all places are known.
         let mut factors: Vec<Placed> = Vec::new();
         let mut next = 0;
         for (layer, rows) in blocks {
@@ -127,7 +127,7 @@ impl ImplicitModel {
         moved.chain(from_inputs.row(i).map(|(j, v)| (states + j, v))).collect()
     }
 
-    /// Factors of some rows of M, if they have fewer non-zeros than the rows.
+    /// The factors of some rows of M, if they have fewer non-zeros than the rows.
     fn factors(&self, rows: std::ops::Range<usize>) -> Option<Factors> {
         let n = self.shape().states;
         let identity: Vec<usize> = (0..n).collect();
@@ -155,12 +155,12 @@ impl ImplicitModel {
     }
 }
 
-/// Gaussian elimination with complete pivoting, until what is left is rounding of f32; `None` at full rank.
+/// Gaussian elimination with complete pivoting, until the remainder is rounding of f32; `None` at full rank.
 fn eliminate(mut w: Matrix) -> Option<Factors> {
     let (r, c) = (w.rows(), w.cols());
     let largest = w.as_slice().iter().fold(0.0f64, |m, v| m.max(v.abs()));
     let rounding = r.max(c) as f64 * f64::from(f32::EPSILON) * largest;
-    // l: multipliers, one column per pivot; W = L·U with U the rows left at their pivots.
+    // l has the multipliers, one column per pivot; W = L·U, where U consists of the rows at their pivots.
     let mut l: Vec<Vec<f64>> = Vec::new();
     let mut pivots: Vec<usize> = Vec::new();
     while pivots.len() < r.min(c) {
@@ -198,7 +198,7 @@ fn eliminate(mut w: Matrix) -> Option<Factors> {
             }
             t[(i, a)] = value;
         }
-        // What is rounding of the products is no weight.
+        // A number of the size of the products' rounding errors is not stored as a weight.
         let size = t.row(i).iter().fold(0.0f64, |m, v| m.max(v.abs()));
         t.row_mut(i).iter_mut().filter(|v| v.abs() < f64::from(f32::EPSILON) * size).for_each(|v| *v = 0.0);
     }

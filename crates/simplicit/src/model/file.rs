@@ -14,13 +14,15 @@ use crate::network::{FixedMap, Source, Window};
 use crate::{Error, Result};
 
 const FORMAT: &str = "simplicit-model";
-/// Raised whenever an older reader would misread the file: a model without tap blocks is still written as version 1.
+/// The version is raised whenever an older reader would misread the file: a model without tap blocks is still written
+/// as version 1.
 const VERSION: &str = "1";
 const VERSION_WITH_TAPS: &str = "2";
-/// With operators, groups or dilation.
+/// The version of a model with operators, groups or dilation.
 const VERSION_WITH_OPERATORS: &str = "3";
 const MAX_FILE: u64 = 4 << 30;
-/// Most rows of a matrix that is left out because it has no entries: its row pointers are memory that no byte pays for.
+/// Most rows of a matrix that is left out because it has no entries: because its row pointers would take memory for
+/// which the file has no bytes.
 const MAX_EMPTY_ROWS: usize = 1 << 24;
 
 #[derive(Serialize, Deserialize)]
@@ -38,7 +40,7 @@ struct Baseline {
     multiply_adds: Option<u64>,
 }
 
-/// Where a tap block starts or ends.
+/// The value that a tap block starts from or is added to.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Place {
@@ -47,7 +49,7 @@ enum Place {
     Layer(usize),
 }
 
-/// A tap block without its numbers.
+/// A tap block without its numbers, as it is written in the header.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TapEntry {
@@ -160,7 +162,7 @@ impl ImplicitModel {
         write_bytes_atomically(path, &self.to_bytes())
     }
 
-    /// Reads a model file, trusting nothing in it.
+    /// Reads a model file; nothing in it is trusted before it is checked.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         Self::from_bytes(&read_capped(path, MAX_FILE)?, path)
@@ -234,7 +236,7 @@ impl ImplicitModel {
         }
     }
 
-    /// Reads the bytes of a model file; `path` only names it in errors.
+    /// Reads the bytes of a model file; errors refer to it as `path`.
     pub fn from_bytes(bytes: &[u8], path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let tensors = Tensors::decode(bytes).map_err(|problem| Error::file(path, problem))?;
@@ -326,7 +328,7 @@ fn read(tensors: &Tensors<'_>) -> Result<ImplicitModel, String> {
     Ok(model)
 }
 
-/// A number without leading zeros or signs: one name for one thing.
+/// A number without leading zeros or signs, so that everything has exactly one name.
 fn plain_number(text: &str) -> Option<usize> {
     text.parse().ok().filter(|_| text == "0" || !text.starts_with(['0', '+']))
 }

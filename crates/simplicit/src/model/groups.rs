@@ -1,4 +1,4 @@
-//! A seen through its shared weights: rows that have one weight, one bias and one factor when the model is rescaled.
+//! A by its shared weights: rows that share one weight, one bias and, when the model is rescaled, one factor.
 
 use std::borrow::Cow;
 
@@ -35,7 +35,7 @@ impl<'a> Groups<'a> {
         }
         let mut sums = vec![std::collections::BTreeMap::<usize, f64>::new(); count];
         let mut row = std::collections::BTreeMap::<usize, f64>::new();
-        // Summands add up; within one, the largest row of a group counts.
+        // Summands are added up; within one, the row of a group with the largest sum counts.
         let mut largest = vec![std::collections::BTreeMap::<usize, f64>::new(); count];
         let mut close = |largest: &mut Vec<std::collections::BTreeMap<usize, f64>>| {
             for (into, from) in sums.iter_mut().zip(largest) {
@@ -72,13 +72,13 @@ impl<'a> Groups<'a> {
         Self { norms: Cow::Owned(Csr::from_rows(count, norms)), of_state }
     }
 
-    /// One number per state from one per group.
+    /// One number per state, from one number per group.
     pub(super) fn spread(&self, values: &[f64]) -> Vec<f64> {
         self.of_state.iter().map(|&g| values[g]).collect()
     }
 }
 
-/// The nearest f32 that is not below.
+/// The nearest f32 that is not below the value.
 fn upwards(value: f64) -> f32 {
     let near = value as f32;
     if f64::from(near) < value { near.next_up() } else { near }
@@ -91,7 +91,7 @@ fn for_channels(block: &TapBlock, o: usize, source_size: usize, mut visit: impl 
         TapWeights::Taps(taps) => {
             taps.row(o).for_each(|(j, v)| visit(j / block.window.area() * each, f64::from(v).abs()));
         }
-        // A residual between maps of another shape reads by unit: its first unit's group is that of all.
+        // A residual between maps of different shapes reads unit by unit; the group of its first unit is that of all.
         TapWeights::Identity => visit(o * source_size / block.output.channels, 1.0),
         TapWeights::Diagonal(factors) => {
             visit(o * source_size / block.output.channels, f64::from(factors[o]).abs());
@@ -99,8 +99,8 @@ fn for_channels(block: &TapBlock, o: usize, source_size: usize, mut visit: impl 
     }
 }
 
-/// How many neighbouring states of every layer form a group: a channel, or the whole layer where a block sees it with
-/// other channels than its own.
+/// How many neighbouring states of every layer form a group: a channel, or the whole layer if a block reads it with
+/// channels other than its own.
 fn states_per_group(model: &ImplicitModel) -> Vec<usize> {
     let layers = model.layout().layers();
     let mut each: Vec<usize> = layers.iter().map(|l| (l.size / l.rows().max(1)).max(1)).collect();
@@ -121,7 +121,7 @@ fn states_per_group(model: &ImplicitModel) -> Vec<usize> {
                 Source::Input => None,
             };
             let residual = !matches!(block.weights, TapWeights::Taps(_));
-            // States of one channel as this block sees them; a residual sees both sides alike.
+            // Number of states of one channel as this block reads them; a residual reads both sides in the same way.
             let below = if residual { block.output.channels } else { block.input.channels };
             if let Some(k) = source.filter(|&k| !each[k].is_multiple_of((layers[k].size / below.max(1)).max(1))) {
                 merge(&mut each, k);

@@ -38,7 +38,7 @@ impl DenseLayer {
     }
 }
 
-/// What a block is added to.
+/// The value that a block is added to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
     /// The output ŷ.
@@ -47,12 +47,12 @@ pub enum Target {
     Layer(usize),
 }
 
-/// A dense piece of (A B; C D); pieces with the same place add up.
+/// A dense piece of (A B; C D); pieces at the same place are added up.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Block {
-    /// Which rows.
+    /// Its rows.
     pub target: Target,
-    /// Which columns.
+    /// Its columns.
     pub source: Source,
     /// The weights, target units × source units.
     pub weights: Matrix<f32>,
@@ -149,7 +149,7 @@ impl ImplicitModel {
                     let unshared = |t: &Term| matches!(t.weights, Weights::Dense(_)) && !t.maps.is_empty();
                     let shared = sum.bias.as_ref().is_none_or(|b| b.len() == rows);
                     if !shared || sum.terms.iter().any(unshared) {
-                        // A sum that is a map only in part has one row per unit.
+                        // A sum of which only a part is a map has one row per unit.
                         layers[k].map = None;
                         state_bias.extend(sum.unit_bias().unwrap_or_else(|| vec![0.0; sum.shape.size()]));
                     } else {
@@ -286,7 +286,7 @@ fn tap_block(target: Target, sum: Shape, term: &Term) -> Result<TapBlock> {
     let plain = Window::square(1, 1, 0);
     let (window, input, output, weights) = match &term.weights {
         Weights::Taps { weights, window, groups, input, output } => {
-            // Columns count all input channels; those of other groups hold nothing.
+            // Columns count all input channels; those of other groups have no entries.
             let columns = weights.cols();
             let rows = (0..weights.rows()).map(|o| {
                 let first = o / (weights.rows() / groups).max(1) * columns;
@@ -295,7 +295,7 @@ fn tap_block(target: Target, sum: Shape, term: &Term) -> Result<TapBlock> {
             (*window, *input, *output, TapWeights::Taps(Csr::from_rows(columns * groups, rows)))
         }
         Weights::Identity => (plain, pooled.unwrap_or(as_map(sum)), as_map(sum), TapWeights::Identity),
-        // A kernel as large as the map it reads.
+        // A dense layer after a map is a kernel as large as the map that it reads.
         Weights::Dense(weights) => {
             let input = pooled.unwrap_or(MapShape { channels: weights.cols(), height: 1, width: 1 });
             let window = Window { kernel: [input.height, input.width], ..plain };
@@ -340,7 +340,7 @@ mod tests {
         (vec![w0, w1], with(DenseLayer::new("out", random(5, 2, 3), Activation::Identity), 12))
     }
 
-    /// The network's own forward pass in f64, from the definition.
+    /// The network's own forward pass in f64, by its definition.
     fn forward(hidden: &[DenseLayer], output: &DenseLayer, u: &[f64]) -> Vec<f64> {
         hidden.iter().chain([output]).fold(u.to_vec(), |x, l| {
             (0..l.weights.rows())

@@ -1,4 +1,4 @@
-//! What reads what, layer by layer.
+//! Which layers read which.
 
 use super::{Components, ImplicitModel, ModelParts, TapBlock, TapWeights, Target, components};
 use crate::layout::{Layout, MapShape};
@@ -51,10 +51,10 @@ pub(super) fn require_acyclic_taps(parts: &ModelParts) -> Result<()> {
 }
 
 impl ImplicitModel {
-    /// The layers in an order in which each reads only earlier ones; of a model whose layers form no cycle.
+    /// The layers in an order in which each reads only earlier ones; for models whose layers form no cycle.
     pub(crate) fn layer_order(&self) -> Vec<usize> {
         let found = layer_components(self.layout(), self.a(), self.taps()).members.concat();
-        // The network's own order where it is one: from the last place of the layout to the first.
+        // The network's own order if it is possible: from the last place of the layout to the first.
         let reads_later = |target: usize, source: usize| source <= target;
         let taps = self.taps().iter().any(|b| match (b.target, b.source) {
             (Target::Layer(t), Source::Layer(s)) => reads_later(t, s),
@@ -71,8 +71,8 @@ impl ImplicitModel {
         if taps || operators || entries { found } else { (0..found.len()).rev().collect() }
     }
 
-    /// Everything that is added to a layer or the output as tap blocks: plain entries by source, their units being channels
-    /// of one position, then the model's own blocks.
+    /// Everything that is added to a layer or the output, as tap blocks: first plain entries by source, whose units
+    /// count as channels with one position, then the model's own blocks.
     pub fn summands(&self, target: Target) -> Vec<TapBlock> {
         let layout = self.layout();
         let (range, states, inputs) = match target {
@@ -117,8 +117,8 @@ impl ImplicitModel {
         !layer_components(self.layout(), self.a(), self.taps()).cyclic.contains(&true)
     }
 
-    /// An error that names the first layer that an operator computes, where something only works on sums of weighted
-    /// states.
+    /// An error that names the first layer that an operator computes, for operations that only work on sums of
+    /// weighted states.
     pub(crate) fn require_no_operators(&self, what: &str) -> Result<()> {
         match self.layout().layers().iter().find_map(|l| l.operator.as_ref().map(|o| (l, o))) {
             None => Ok(()),
@@ -129,13 +129,13 @@ impl ImplicitModel {
         }
     }
 
-    /// An error where an expansive activation lies on a cycle: nothing there proves that an equilibrium exists.
+    /// An error if an expansive activation lies on a cycle: nothing then proves that an equilibrium exists.
     pub(super) fn require_non_expansive_cycles(&self) -> Result<()> {
         let layers = self.layout().layers();
         if layers.iter().all(|l| l.activation.is_non_expansive()) || self.layers_are_acyclic() {
             return Ok(());
         }
-        // Anything but residual sums beside A has no cycles.
+        // A model with anything but residual sums in addition to A has no cycles.
         let Some(plain) = self.without_taps() else { return Ok(()) };
         let found = components(plain.a());
         let cyclic = found.members.iter().zip(&found.cyclic).filter(|(_, cyclic)| **cyclic);
@@ -152,7 +152,7 @@ impl ImplicitModel {
         Ok(())
     }
 
-    /// An error where something only works on A, B, C and D themselves.
+    /// An error for operations that only work on A, B, C and D themselves.
     pub(crate) fn require_no_taps(&self, what: &str) -> Result<()> {
         self.require_no_operators(what)?;
         if self.taps().is_empty() {
@@ -182,7 +182,7 @@ impl ImplicitModel {
         sums.into_iter().fold(0.0, f64::max)
     }
 
-    /// The vector b, one per unit: what the formula adds to z.
+    /// The vector b with one number per unit: the bias that is added to z.
     pub fn unit_bias(&self) -> Vec<f32> {
         let layers = self.layout().layers().iter().enumerate();
         layers

@@ -1,4 +1,4 @@
-//! What travels with a model besides its numbers.
+//! The data that are stored with a model in addition to its numbers.
 
 use std::collections::BTreeMap;
 
@@ -16,8 +16,8 @@ pub struct Scaling {
     pub outputs: f64,
 }
 
-/// Where a model comes from and what it is compared with. No time, path or thread count: the same run gives the same
-/// bytes.
+/// Where a model comes from and what it is compared with. It contains no time, path or thread count, so that the same
+/// run gives the same bytes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ModelMetadata {
     /// The bound that ‖A‖∞ was held to.
@@ -30,11 +30,12 @@ pub struct ModelMetadata {
     pub baseline_nonzeros: Option<u64>,
     /// Multiply-adds of the baseline on one sample.
     pub baseline_multiply_adds: Option<u64>,
-    /// Layers whose weights are the baseline's because training left them out, by name; [`OUTPUT`] is the outputs.
+    /// Layers whose weights are the baseline's because training left them out, by name; [`OUTPUT`] stands for the
+    /// outputs.
     pub kept: Vec<String>,
 }
 
-/// The name of the outputs among layers.
+/// The name that stands for the outputs among layers.
 pub const OUTPUT: &str = "output";
 
 impl ModelMetadata {

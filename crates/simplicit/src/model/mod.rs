@@ -1,4 +1,4 @@
-//! The implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d: what it holds, whether it is well-posed, its file.
+//! The implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d: its parts, whether it is well-posed, and its file.
 
 mod bounds;
 mod components;
@@ -76,7 +76,7 @@ impl Default for ModelParts {
     }
 }
 
-/// x = φ(Ax + Bu + b), ŷ = Cx + Du + d, every shape checked.
+/// The implicit model x = φ(Ax + Bu + b), ŷ = Cx + Du + d, with every shape checked.
 ///
 /// ```
 /// use simplicit::layout::Activation;
@@ -142,12 +142,12 @@ impl ImplicitModel {
         Ok(model)
     }
 
-    /// The pieces, to change them and build another model.
+    /// The parts, to change them and build another model.
     pub fn into_parts(self) -> ModelParts {
         self.parts
     }
 
-    /// p, n and q.
+    /// The sizes p, n and q.
     pub fn shape(&self) -> StateShape {
         self.shape
     }

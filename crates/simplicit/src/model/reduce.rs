@@ -1,4 +1,5 @@
-//! Fewer states, the same outputs: what nothing reads, what never changes and what is always linear goes.
+//! Removes states without changing the outputs: those that nothing reads, that never change and that are always
+//! linear.
 
 use std::collections::BTreeMap;
 
@@ -8,26 +9,26 @@ use crate::linalg::{Csr, toward_zero};
 use crate::states::StateShape;
 use crate::{Error, Result};
 
-/// What is known about the inputs, and so about the states.
+/// What is known about the inputs, and therefore about the states.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Ranges {
     /// Nothing: the reduced model has the same outputs for every input.
     Unknown,
     /// u_j ∈ [low_j, high_j], one per input: the same outputs for every such input, by interval arithmetic.
     Inputs(Vec<(f64, f64)>),
-    /// z_i ∈ [low_i, high_i] as observed on some data, one per state: the same outputs on that data, nothing is proven
-    /// elsewhere.
+    /// z_i ∈ [low_i, high_i] as observed on some data, one per state: the same outputs on that data; nothing is
+    /// proved for other inputs.
     Observed(Vec<(f64, f64)>),
 }
 
-/// A model with fewer states, and what became of the others (numbers are states of the original).
+/// A model with fewer states, and how the others were removed (numbers are states of the original).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reduced {
-    /// The same function of u, to rounding.
+    /// A model that computes the same function of u, up to rounding.
     pub model: ImplicitModel,
     /// States that no output depends on.
     pub unread: Vec<usize>,
-    /// States with one value whatever the input, most often zero; what was not zero went into biases.
+    /// States with the same value for every input, most often zero; a value that is not zero was added to biases.
     pub constant: Vec<usize>,
     /// States that are linear in what they read, folded into their readers because that costs no more non-zeros.
     pub linear: Vec<usize>,
@@ -37,8 +38,9 @@ pub struct Reduced {
 }
 
 impl ImplicitModel {
-    /// Removes states without changing outputs. Non-zeros never grow; ‖A‖∞ ≤ κ and λ_pf survive.
-    /// Of maps whole channels go, at all positions: those of a residual sum together or not at all, and never all of a layer.
+    /// Removes states without changing outputs. The number of non-zeros never grows; ‖A‖∞ ≤ κ and the bound on λ_pf
+    /// stay valid. From maps, whole channels are removed at all positions: those of a residual sum together or not at
+    /// all, and never all channels of a layer.
     pub fn reduce(&self, ranges: &Ranges) -> Result<Reduced> {
         if !self.taps().is_empty() || self.layout().has_operators() {
             return reduce_rows::reduce(self, ranges);
@@ -62,7 +64,8 @@ impl ImplicitModel {
         }
     }
 
-    /// The model over the inputs that some row reads, and which these are: samples must be cut to the same columns.
+    /// The model over the inputs that some row reads, and the numbers of these inputs: samples must be cut to the
+    /// same columns.
     pub fn without_unread_inputs(&self) -> Result<(Self, Vec<usize>)> {
         self.require_no_taps("removing inputs")?;
         let preprocessing = self.preprocessing();
@@ -84,7 +87,7 @@ impl ImplicitModel {
     }
 }
 
-/// The one value of a state whose z is in an interval, if it has one.
+/// The only value of a state whose z lies in an interval, if there is just one.
 pub(super) fn one_value(activation: Activation, (low, high): (f64, f64)) -> Option<f64> {
     let never_fires = match activation {
         Activation::Relu => high <= 0.0,
@@ -138,7 +141,7 @@ impl Work {
         }
     }
 
-    /// Rows that are computed: living states, and the outputs.
+    /// The rows that are computed: those of the states that are left, and the outputs.
     fn computed(&self) -> Vec<usize> {
         let n = self.shape.states;
         (0..self.rows.len()).filter(|&i| i >= n || self.alive[i]).collect()
@@ -162,7 +165,7 @@ impl Work {
         }
     }
 
-    /// The one value of a state, if it has one.
+    /// The only value of a state, if there is just one.
     fn value(&self, i: usize) -> Option<f64> {
         let (low, high) = self.z[i];
         let (activation, one) = (self.activations[i], self.shape.states + self.shape.inputs);
@@ -207,7 +210,7 @@ impl Work {
             };
             let readers: Vec<usize> = self.computed().into_iter().filter(|&r| self.rows[r].contains_key(&i)).collect();
             let own = &self.rows[i];
-            // A reader loses its entry and gains the columns it does not have yet; the row itself goes.
+            // A reader loses this entry and gains the columns that it does not have yet; the row itself is removed.
             let gained: usize =
                 readers.iter().map(|&r| own.keys().filter(|&j| !self.rows[r].contains_key(j)).count()).sum();
             if gained > own.len() + readers.len() {
@@ -235,7 +238,7 @@ impl Work {
                 cols,
                 rows.iter().map(|&i| {
                     let entries = self.rows[i].range(from..to);
-                    // Toward zero where ‖A‖∞ is held.
+                    // Entries are rounded toward zero if ‖A‖∞ is held to a bound.
                     let stored = |v: f64| if a && held { toward_zero(v) } else { v as f32 };
                     entries.map(|(&j, v)| (if from == 0 { place[j] } else { j - from }, stored(*v))).collect::<Vec<_>>()
                 }),

@@ -1,11 +1,12 @@
 //! [`ImplicitModel::reduce`] for models with shared weights, poolings, residual sums and operators.
 //!
-//! Here a row of the layout goes as a whole: a unit of a dense layer, or a channel of a map at all its positions. It goes
-//! if no output depends on it, or if it has one value whatever the input and every reader can take that value into its bias.
-//! A window that reads padding sees zeros there and the value elsewhere, so through padding only the value zero can be taken.
-//! A residual sum ties a row to the row that it is added to, and so does a depthwise convolution: tied rows go together or
-//! stay. What an operator or a convolution in larger groups reads or gives stays. States are not folded into their
-//! readers: two convolutions in one have more taps than the two.
+//! Here a row of the layout is removed as a whole: a unit of a dense layer, or a channel of a map at all its
+//! positions. It is removed if no output depends on it, or if it has the same value for every input and every reader
+//! can take that value into its bias. A window that reads padding sees zeros there and the value elsewhere, so
+//! through padding only the value zero can be taken. A residual sum ties a row to the row that it is added to, and so
+//! does a depthwise convolution: tied rows are removed together or stay. Rows that an operator, or a convolution in
+//! larger groups, reads or computes stay. States are not folded into their readers: two convolutions joined to one
+//! have more taps than both together.
 
 use std::ops::Range;
 
@@ -74,24 +75,24 @@ pub(super) fn reduce(model: &ImplicitModel, ranges: &Ranges) -> Result<Reduced> 
     Ok(out)
 }
 
-/// What becomes of a row.
+/// What happens to a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Fate {
     Stays,
     /// No output depends on it.
     Unread,
-    /// It has this value, which goes into the biases of its readers.
+    /// It has this value, which is added to the biases of its readers.
     Constant(f64),
 }
 
-/// A model by its rows.
+/// A model, seen as rows.
 struct Rows<'a> {
     model: &'a ImplicitModel,
     /// The units of every row.
     units: Vec<Range<usize>>,
     /// The layer of every row.
     layers: Vec<usize>,
-    /// All that is added to a layer or the output, entries of A, B, C and D as taps among it.
+    /// Everything that is added to a layer or the output; entries of A, B, C and D are included as taps.
     blocks: Vec<TapBlock>,
 }
 
@@ -109,7 +110,8 @@ impl<'a> Rows<'a> {
         Self { model, units, layers, blocks }
     }
 
-    /// The rows of a layer that one channel of a map over all of it covers; none of an operator's layer.
+    /// The rows of a layer that one channel of a map over the whole layer covers; none if an operator computes the
+    /// layer.
     fn covered(&self, layer: usize, map: MapShape, channel: usize) -> Range<usize> {
         let (rows, size) = (self.model.layout().row_range(layer), self.model.layout().layers()[layer].size);
         if rows.is_empty() {
@@ -156,7 +158,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// z of every row from that of its units.
+    /// The interval of z for every row, from those of its units.
     fn widest(&self, z: &[Interval]) -> Vec<Interval> {
         let of = |units: &Range<usize>| {
             let z = &z[units.clone()];
@@ -165,7 +167,7 @@ impl<'a> Rows<'a> {
         self.units.iter().map(of).collect()
     }
 
-    /// z of every row for inputs in their ranges; everything where layers read each other.
+    /// The interval of z for every row, for inputs in their ranges; all numbers where layers read each other.
     fn intervals(&self, inputs: &[Interval]) -> Vec<Interval> {
         let mut z = vec![UNKNOWN; self.units.len()];
         if !self.model.layers_are_acyclic() {
@@ -196,7 +198,7 @@ impl<'a> Rows<'a> {
         z
     }
 
-    /// Where channel c of the operand of a block lies at every position, padding included.
+    /// The interval of channel c of a block's operand over all positions, padding included.
     fn operand(&self, block: &TapBlock, c: usize, x: &[Interval], inputs: &[Interval]) -> Interval {
         let first = block.maps.first().map_or(block.input, |m| m.input());
         let wide = |all: &[Interval]| {
@@ -212,12 +214,12 @@ impl<'a> Rows<'a> {
         if keeps_constants(block) { (low, high) } else { (low.min(0.0), high.max(0.0)) }
     }
 
-    /// What becomes of every row: at least one row of every layer stays.
+    /// What happens to every row; at least one row of every layer stays.
     fn fates(&self, z: &[Interval]) -> Vec<Fate> {
         let (fixed, tied) = self.fixed_and_tied();
         let read = self.reaches_outputs(&fixed);
         let mut empty = vec![true; self.units.len()];
-        // Whether a reader would see something else than the row's value at some position.
+        // For every row, whether a reader would see something else than the row's value at some position.
         let mut padded = vec![false; self.units.len()];
         for block in &self.blocks {
             let keeps = keeps_constants(block) && self.whole(block) && matches!(block.weights, TapWeights::Taps(_));
@@ -242,7 +244,8 @@ impl<'a> Rows<'a> {
                 }
             })
             .collect();
-        // Tied rows go together, and a layer keeps a row; either may keep others.
+        // Tied rows are removed together, and a layer keeps at least one row; each of these rules may keep further
+        // rows.
         loop {
             let mut staying = vec![false; self.units.len()];
             tied.iter().zip(&fates).filter(|(_, f)| **f == Fate::Stays).for_each(|(tie, _)| staying[*tie] = true);
@@ -265,7 +268,7 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Rows that must stay, and for every row the first of those that it is tied to.
+    /// The rows that must stay, and for every row the first row that it is tied to.
     fn fixed_and_tied(&self) -> (Vec<bool>, Vec<usize>) {
         let mut fixed = vec![false; self.units.len()];
         let mut tied: Vec<usize> = (0..self.units.len()).collect();
@@ -282,7 +285,7 @@ impl<'a> Rows<'a> {
             let ties = ties && channels == block.output.channels;
             for c in 0..channels {
                 let rows = self.read(block, c);
-                // A channel over several rows would lose a part.
+                // If a channel covers several rows, it would lose only a part.
                 if rows.len() > 1 || (block.groups > 1 && !ties) {
                     fixed[rows].fill(true);
                 }
@@ -302,7 +305,7 @@ impl<'a> Rows<'a> {
                     (true, ..) => from.chain(into).for_each(|r| fixed[r] = true),
                 }
             }
-            // A shape of its own for the same units: nothing says which row a channel is.
+            // The block reads the same units in another shape, so that channels do not correspond to rows.
             if !matches!(block.weights, TapWeights::Taps(_)) && channels != block.output.channels {
                 (0..channels).for_each(|c| fixed[self.read(block, c)].fill(true));
                 (0..block.output.channels).for_each(|o| fixed[self.written(block, o)].fill(true));
@@ -311,7 +314,7 @@ impl<'a> Rows<'a> {
         (fixed, tied)
     }
 
-    /// Rows that an output, or a row that stays, depends on.
+    /// The rows that an output, or a row that must stay, depends on.
     fn reaches_outputs(&self, fixed: &[bool]) -> Vec<bool> {
         let mut readers: Vec<Vec<usize>> = vec![Vec::new(); self.units.len()];
         let mut read = fixed.to_vec();
@@ -338,12 +341,12 @@ impl<'a> Rows<'a> {
         read
     }
 
-    /// The model without the rows that go; `left` are the units that stay.
+    /// The model without the rows that are removed; `left` are the units that stay.
     fn without(&self, fates: &[Fate], left: &[bool]) -> Result<ImplicitModel> {
         let (model, layout) = (self.model, self.model.layout());
         let stays = |r: usize| fates[r] == Fate::Stays;
         let value = |r: usize| if let Fate::Constant(v) = fates[r] { v } else { 0.0 };
-        // What constants add to the biases, of rows and of outputs.
+        // The biases of rows and of outputs, with the constants added.
         let mut bias: Vec<f64> = model.state_bias().iter().map(|b| f64::from(*b)).collect();
         let mut output_bias: Vec<f64> = model.output_bias().iter().map(|b| f64::from(*b)).collect();
         for block in &self.blocks {
@@ -394,7 +397,7 @@ impl<'a> Rows<'a> {
         ImplicitModel::new(parts)
     }
 
-    /// A block over the channels that stay.
+    /// A block without the channels that are removed.
     fn narrower(&self, block: &TapBlock, stays: &impl Fn(usize) -> bool) -> TapBlock {
         let read: Vec<usize> = (0..block.input.channels).filter(|&c| self.read(block, c).all(stays)).collect();
         let written: Vec<usize> = (0..block.output.channels).filter(|&o| self.written(block, o).all(stays)).collect();
@@ -415,7 +418,7 @@ impl<'a> Rows<'a> {
             maps: block.maps.iter().map(|map| map.with_channels(read.len())).collect(),
             input: MapShape { channels: read.len(), ..block.input },
             output: MapShape { channels: written.len(), ..block.output },
-            // Only depthwise convolutions lose channels of their groups.
+            // Only in depthwise convolutions may groups lose channels.
             groups: if block.groups > 1 && !all { read.len() } else { block.groups },
             weights,
             ..block.clone()
@@ -423,7 +426,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Whether a map with one value at all positions has that value wherever a block reads it.
+/// Whether a map with the same value at all positions has that value wherever a block reads it.
 fn keeps_constants(block: &TapBlock) -> bool {
     let inside = |map: &FixedMap| match map {
         FixedMap::AveragePool { window, count_padding, .. } => !count_padding || window.padding == [0; 4],
@@ -432,7 +435,7 @@ fn keeps_constants(block: &TapBlock) -> bool {
     block.window.padding == [0; 4] && block.maps.iter().all(inside)
 }
 
-/// Inputs that nothing reads; of maps the channels.
+/// The inputs that nothing reads; for maps, whole channels of them.
 fn unread_inputs(model: &ImplicitModel) -> Vec<usize> {
     let mut read = vec![
         model.layout().layers().iter().flat_map(Layer::operands).any(|o| o.source == Source::Input);

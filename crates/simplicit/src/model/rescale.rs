@@ -7,15 +7,15 @@ use crate::linalg::Csr;
 use crate::network::Source;
 use crate::{Error, Result};
 
-/// Larger factors leave nothing of f32's range for the states.
+/// Larger factors would leave too little of f32's range for the states.
 const MAX_EXPONENT: i32 = 64;
 
 /// A rescaled model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rescaled {
-    /// The same function of u, with ‖A‖∞ ≤ κ.
+    /// A model that computes the same function of u, with ‖A‖∞ ≤ κ.
     pub model: ImplicitModel,
-    /// Every factor is a power of two, so outputs keep every bit. Otherwise they agree to rounding.
+    /// Whether every factor is a power of two, so that outputs keep every bit. Otherwise they agree up to rounding.
     pub exact: bool,
     /// The largest factor.
     pub largest_factor: f64,
@@ -57,7 +57,7 @@ impl ImplicitModel {
             ));
         }
         let mut out = self.clone().into_parts();
-        // Magnitudes are rounded toward zero: nearest would break the row sum of A.
+        // Magnitudes are rounded toward zero; rounding to nearest would violate the bound on the row sums of A.
         out.a = scaled("A", self.a(), exact, |i, j| s[j] / s[i])?;
         out.b = scaled("B", self.b(), exact, |i, _| 1.0 / s[i])?;
         out.c = scaled("C", self.c(), exact, |_, j| s[j])?;
@@ -96,7 +96,7 @@ impl ImplicitModel {
             Target::Layer(k) => s[self.layout().range(k).start + o * block.output.positions()],
             Target::Output => 1.0,
         };
-        // A channel of the operand is a share of its source, pooled or not.
+        // A channel of the operand is a fixed share of its source, pooled or not.
         let source = |c: usize, channels: usize| match block.source {
             Source::Layer(k) => s[self.layout().range(k).start + c * (self.layout().layers()[k].size / channels)],
             Source::Input => 1.0,
@@ -124,7 +124,7 @@ impl ImplicitModel {
     }
 }
 
-/// The least powers of two s ≥ 1 with |A|s ≤ κs, by a monotone iteration that finds them whenever they exist.
+/// The smallest powers of two s ≥ 1 with |A|s ≤ κs, by a monotone iteration that finds them whenever they exist.
 fn powers_of_two(a: &Csr<f32>, kappa: f64) -> Option<Vec<f64>> {
     let mut exponents = vec![0i32; a.rows()];
     loop {

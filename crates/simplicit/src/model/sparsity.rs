@@ -1,4 +1,4 @@
-//! The one place that counts.
+//! The counts of non-zeros, multiply-adds and bytes; nothing else in the project counts them.
 
 use serde::Serialize;
 
@@ -6,7 +6,7 @@ use super::{ImplicitModel, Letter, OUTPUT, TapBlock, TapWeights, Target};
 use crate::linalg::Csr;
 use crate::network::Source;
 
-/// Non-zeros of every part of a model, tap weights once each.
+/// Non-zeros of every part of a model; each tap weight is counted once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct LetterCounts {
     /// A.
@@ -23,24 +23,25 @@ pub struct LetterCounts {
     pub output_bias: usize,
 }
 
-/// Non-zeros of the rows of one layer: of A, B and b.
+/// Non-zeros of one layer: in its rows of A and B, and in b.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LayerCount {
     /// The layer's name.
     pub name: String,
-    /// Its units.
+    /// Number of its units.
     pub units: usize,
-    /// Its rows: channels of a map, units of a dense layer.
+    /// Number of its rows: channels of a map, units of a dense layer.
     pub rows: usize,
-    /// Non-zeros of its rows, tap weights once each.
+    /// Non-zeros of its rows; each tap weight is counted once.
     pub nonzeros: usize,
-    /// Rows (channels or units) that neither an output nor another state reads: no non-zero in their columns of A or C.
+    /// Rows (channels or units) that neither an output nor another state reads, because their columns of A and C have
+    /// no non-zero.
     pub unread: usize,
-    /// Training left the layer out: its weights are the baseline's.
+    /// Whether training left the layer out, so that its weights are the baseline's.
     pub kept: bool,
 }
 
-/// How large a model is, beside its baseline.
+/// The size of a model, compared with its baseline.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sparsity {
     /// Non-zeros of the stored A, B, C, D, b, d, and of the parameters that stay.
@@ -51,20 +52,20 @@ pub struct Sparsity {
     pub sparsity: f64,
     /// Multiply-adds of one evaluation of the formula on one sample.
     pub multiply_adds: u64,
-    /// The baseline's, where known.
+    /// The same for the baseline, where it is known.
     pub baseline_multiply_adds: Option<u64>,
     /// Bytes of the model file.
     pub bytes: u64,
     /// Bits for the indices of A, B, C, D by the formula in the paper's appendix.
     pub paper_index_bits: u64,
-    /// Of the non-zeros, parameters that stay as they are: scales and shifts of norms, embeddings, slopes, and the weights
-    /// of layers that training left out.
+    /// The non-zeros that stay as they are: scales and shifts of norms, embeddings, slopes, and the weights of layers
+    /// that training left out.
     pub fixed: u64,
-    /// 1 − nonzeros / baseline_nonzeros without the parameters that stay.
+    /// 1 − nonzeros / baseline_nonzeros, both counted without the parameters that stay.
     pub trainable_sparsity: f64,
-    /// By part.
+    /// Non-zeros by part.
     pub letters: LetterCounts,
-    /// By layer, last first.
+    /// Counts by layer, last layer first.
     pub layers: Vec<LayerCount>,
 }
 

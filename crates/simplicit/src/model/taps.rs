@@ -1,4 +1,4 @@
-//! Blocks of A, B, C, D with shared weights: convolutions, poolings and residual sums, never unrolled.
+//! Blocks of A, B, C, D with shared weights: convolutions, poolings and residual sums, which are never unrolled.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,12 +8,12 @@ use crate::linalg::Csr;
 use crate::network::{FixedMap, Source, Window};
 use crate::{Error, Result};
 
-/// What multiplies the operand of a [`TapBlock`].
+/// The weights that multiply the operand of a [`TapBlock`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum TapWeights {
-    /// One row per output channel, column (c·kh + dy)·kw + dx; each weight stored and counted once.
+    /// One row per output channel, column (c·kh + dy)·kw + dx; each weight is stored and counted once.
     Taps(Csr<f32>),
-    /// The operand itself: a residual sum. Structure, run but neither solved nor counted.
+    /// The operand itself: a residual sum. It is structure, which is run but neither solved nor counted.
     Identity,
     /// The operand times one factor per channel: a residual sum in the coordinates of a rescaled model. Structure too.
     Diagonal(Vec<f32>),
@@ -26,9 +26,9 @@ pub enum TapWeights {
 /// global average is a 1 × 1 kernel, and a linear layer behind a pooling a kernel as large as its map.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TapBlock {
-    /// What it is added to.
+    /// The value that it is added to.
     pub target: Target,
-    /// Where it starts.
+    /// The value that it starts from.
     pub source: Source,
     /// Pooling between the source and the weights, in order.
     pub maps: Vec<FixedMap>,
@@ -40,7 +40,7 @@ pub struct TapBlock {
     pub output: MapShape,
     /// Equal parts of the output channels, each of which reads only its own part of the operand's channels.
     pub groups: usize,
-    /// The weights.
+    /// The weights that multiply the operand.
     pub weights: TapWeights,
 }
 
@@ -80,7 +80,7 @@ impl TapBlock {
         group * each..(group + 1) * each
     }
 
-    /// Stored non-zeros, each tap once; none for structure.
+    /// Number of stored non-zeros, each tap counted once; none for structure.
     pub fn nonzeros(&self) -> usize {
         match &self.weights {
             TapWeights::Taps(taps) => taps.nonzeros(),
@@ -88,7 +88,7 @@ impl TapBlock {
         }
     }
 
-    /// Non-zeros of the unrolled matrix: taps that fall on padding are not there.
+    /// Non-zeros of the unrolled matrix; taps that fall on padding are not counted.
     pub fn multiply_adds(&self) -> u64 {
         let TapWeights::Taps(taps) = &self.weights else { return 0 };
         let uses = self.window.uses(self.input, self.output);
@@ -124,12 +124,12 @@ impl TapBlock {
         }
     }
 
-    /// The largest of them.
+    /// The largest row norm.
     pub fn norm_inf(&self) -> f64 {
         (0..self.output.channels).map(|o| self.row_norm(o)).fold(0.0, f64::max)
     }
 
-    /// A residual sum without pooling: as a matrix it has one entry per unit.
+    /// Whether this is a residual sum without pooling, which as a matrix has one entry per unit.
     pub(crate) fn is_plain_residual(&self) -> bool {
         self.maps.is_empty() && !matches!(self.weights, TapWeights::Taps(_))
     }
@@ -158,7 +158,7 @@ impl TapBlock {
         let (Some(source_size), Some(target_size)) = (source_size, target_size) else {
             return fail(format!("layers below {}", layout.layers().len()), "one that does not exist".into());
         };
-        // Sizes of files from outside may overflow.
+        // The sizes in a file that is not trusted may overflow.
         let size = |m: MapShape| m.channels.checked_mul(m.height).and_then(|v| v.checked_mul(m.width));
         let first = self.maps.first().map_or(self.input, |m| m.input());
         if size(first) != Some(source_size) {
@@ -239,10 +239,11 @@ impl TapBlock {
     }
 }
 
-/// Most units of a padded operand: a file from outside must not ask for more.
+/// The most units of a padded operand, so that a file cannot ask for more memory.
 const MAX_UNITS: usize = 1 << 26;
 
-/// An error if a window needs more room than any sane network's: padding as wide as the kernel, or a huge padded map.
+/// An error if a window needs more room than any sensible network's: padding as wide as the kernel, or a huge padded
+/// map.
 fn require_bounded(window: Window, map: MapShape) -> Result<()> {
     let [top, left, bottom, right] = window.padding;
     let padded = |size: usize, before: usize, after: usize| size.checked_add(before).and_then(|v| v.checked_add(after));

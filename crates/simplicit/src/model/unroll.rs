@@ -1,4 +1,4 @@
-//! Residual sums as plain entries of A, B, C and D.
+//! Writes residual sums as plain entries of A, B, C and D.
 
 use std::borrow::Cow;
 
@@ -8,8 +8,8 @@ use crate::linalg::{Csr, add_up};
 use crate::network::Source;
 
 impl ImplicitModel {
-    /// The same model with its residual sums as entries of A, B, C and D; `None` if weights are shared or pooled, whose
-    /// entries would be too many.
+    /// The same model with its residual sums as entries of A, B, C and D; `None` if weights are shared or pooled,
+    /// because these would have too many entries.
     pub(crate) fn without_taps(&self) -> Option<Cow<'_, Self>> {
         if self.layout().has_operators() {
             return None;
@@ -23,7 +23,7 @@ impl ImplicitModel {
     fn with_entries(&self) -> Self {
         let n = self.shape().states;
         let layout = self.layout();
-        // Rows of (A B) then (C D): the entries to add, by column.
+        // Entries to add to the rows of (A B), then of (C D), by column.
         let mut more: Vec<Vec<(usize, f64)>> = vec![Vec::new(); n + self.shape().outputs];
         for block in self.taps() {
             let first = match block.target {

@@ -18,14 +18,14 @@ pub struct Contraction {
     pub scaling: Vec<f64>,
 }
 
-/// What can be shown about x = φ(Ax + c) having exactly one solution.
+/// What can be proved about whether x = φ(Ax + c) has exactly one solution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WellPosedness {
-    /// Largest row sum of |A|; with tap blocks, at most this: the ℓ1 norms of a channel's taps.
+    /// The largest row sum of |A|. With tap blocks it is an upper bound: the ℓ1 norms of a channel's taps.
     pub norm_a_inf: f64,
-    /// Certified: λ_pf(|A|) is at most this. At 1 or more nothing is shown.
+    /// A certified upper bound on λ_pf(|A|). At 1 or more nothing is proved.
     pub lambda_pf_upper: f64,
-    /// No state depends on itself, even through others: λ_pf is exactly 0.
+    /// Whether no state depends on itself, even through others: λ_pf is then exactly 0.
     pub acyclic: bool,
     /// A contraction of all of A, if the bound is below 1 and s fits into f64.
     pub contraction: Option<Contraction>,
@@ -39,11 +39,12 @@ impl WellPosedness {
 }
 
 impl ImplicitModel {
-    /// ‖A‖∞ and a certified upper bound on λ_pf(|A|). With shared weights it is that of the norms between channels, which
-    /// is at least as large.
+    /// ‖A‖∞ and a certified upper bound on λ_pf(|A|). With shared weights it is the bound for the norms between
+    /// channels, which is at least as large.
     pub fn well_posedness(&self) -> WellPosedness {
         if self.layout().has_operators() {
-            // Such a model has no cycles; what its operators do to a change of the states has no norm here.
+            // A model with operators has no cycles; the effect of operators on a change of the states has no norm
+            // here.
             let norm_a_inf = self.norm_a_inf();
             return WellPosedness { norm_a_inf, lambda_pf_upper: 0.0, acyclic: true, contraction: None };
         }
@@ -89,7 +90,7 @@ pub(super) fn local_contractions(a: &Csr<f32>, parts: &Components) -> Vec<Option
 }
 
 /// Power iteration on |A| + σI over one component; max_i (|A|v)_i/v_i for any v > 0 is an upper bound, so the best v
-/// met is a certificate however far the iteration got. `place[i]` is the position of state i in the component.
+/// found is a certificate, however many steps were made. `place[i]` is the position of state i in the component.
 pub(crate) fn component_contraction(a: &Csr<f32>, members: &[usize], place: &[usize]) -> Contraction {
     let inside: Vec<Vec<(usize, f64)>> = members
         .iter()
@@ -128,7 +129,7 @@ pub(crate) fn component_contraction(a: &Csr<f32>, members: &[usize], place: &[us
     best
 }
 
-/// Larger than the exact value whatever the rounding of a sum of `terms` products and a division was.
+/// The value, enlarged so that it exceeds the exact one for any rounding of a sum of `terms` products and a division.
 fn outwards(value: f64, terms: usize) -> f64 {
     value * (1.0 + (terms as f64 + 4.0) * f64::EPSILON)
 }
@@ -188,7 +189,7 @@ mod tests {
         .unwrap()
     }
 
-    /// λ_pf from the growth of |A|^(2^k): an independent road to the same number (Gelfand's formula).
+    /// λ_pf from the growth of |A|^(2^k): an independent way to compute the same number (Gelfand's formula).
     fn gelfand(a: &Csr<f32>) -> f64 {
         let n = a.rows();
         let mut m: Vec<Vec<f64>> = vec![vec![0.0; n]; n];

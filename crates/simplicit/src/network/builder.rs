@@ -1,4 +1,4 @@
-//! Writing a network down in Rust, node after node.
+//! Builds a network in Rust, node by node.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use crate::layout::{Activation, MapShape};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
-/// Most parameters a batch norm may have once it is repeated for every position.
+/// The most parameters that a batch norm may have when they are repeated for every position.
 const MAX_NORMS: usize = 1 << 22;
 
-/// A value of a network under construction, to come back to: see [`NetworkBuilder::here`].
+/// A value of a network under construction, to which one can return: see [`NetworkBuilder::here`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NodeId(pub(crate) usize);
 
@@ -44,7 +44,7 @@ pub struct NetworkBuilder {
     here: usize,
     layers: usize,
     parameters: usize,
-    /// Batch norms that could not be folded, and the node that computes them.
+    /// Batch norms that could not be folded, each with the node that computes it.
     settled: Vec<(usize, usize)>,
     /// Linear maps and convolutions into which a scale and shift were folded.
     scaled: HashMap<usize, Scaled>,
@@ -121,7 +121,7 @@ impl NetworkBuilder {
         Ok(self)
     }
 
-    /// An operator without weights on the current value and, behind it, others.
+    /// Applies an operator without weights to the current value and, after it, to the others.
     pub fn structure(mut self, structure: Structure, others: &[NodeId]) -> Result<Self> {
         let mut inputs = vec![self.here];
         for &other in others {
@@ -207,7 +207,7 @@ impl NetworkBuilder {
         }
     }
 
-    /// Weights pushed so far, dropped copies included: what an importer bounds.
+    /// Number of weights added so far, dropped copies included; an importer limits it.
     pub(crate) fn parameters(&self) -> usize {
         self.parameters
     }
@@ -306,7 +306,7 @@ impl NetworkBuilder {
         }
     }
 
-    /// A batch norm waiting at a node, with the node it waits on.
+    /// The batch norm that waits at a node to be folded, and the node that it reads.
     fn waiting(&self, node: usize) -> Option<(usize, Vec<f64>, Vec<f64>)> {
         match &self.nodes[node].op {
             Op::ScaleShift { scale, shift } => Some((self.nodes[node].inputs[0], scale.clone(), shift.clone())),
@@ -335,7 +335,8 @@ impl NetworkBuilder {
         Ok(id)
     }
 
-    /// The value of a node; a batch norm that waited in vain for a linear map becomes a product and a sum with constants.
+    /// The value of a node; if a batch norm waits there and no linear map follows, it becomes a product and a sum
+    /// with constants.
     fn settled(&mut self, node: usize) -> Result<usize> {
         let Some((of, scale, shift)) = self.waiting(node) else { return Ok(node) };
         if let Some((_, settled)) = self.settled.iter().find(|(waiting, _)| *waiting == node) {
@@ -438,7 +439,7 @@ impl NetworkBuilder {
         self.push(Op::Constant { values: Arc::new(values), parameter }, vec![], Shape::from_dims(dims))
     }
 
-    /// scale·x + shift per channel: into a copy of the node before, or waiting for the node after.
+    /// Adds scale·x + shift per channel: folded into a copy of the node before, or left waiting for the node after.
     pub(crate) fn push_scale_shift(&mut self, input: usize, scale: Vec<f64>, shift: Vec<f64>) -> Result<usize> {
         let shape = self.nodes[input].shape;
         for values in [&scale, &shift] {
@@ -501,7 +502,7 @@ impl NetworkBuilder {
         let out = map.output()?;
         if let FixedMap::GlobalAverage { .. } = map {
             let shape = Shape::Vector(out.channels);
-            // A mean of scaled values is the scaled mean.
+            // The mean of scaled values is the scaled mean, so the norm can wait after the average.
             return match self.waiting(input) {
                 Some((source, scale, shift)) => {
                     let mean = self.push(Op::Fixed(map), vec![source], shape)?;

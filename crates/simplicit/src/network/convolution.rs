@@ -6,10 +6,11 @@ use crate::kernels::{Cost, Finish, Grid, GridWeights, Instructions};
 use crate::layout::MapShape;
 use crate::linalg::{Matrix, Scalar, View, gemm};
 
-/// Values in a block of columns, where windows are copied: small enough for the second-level cache.
+/// Number of values in a block of columns, for the operations that copy windows: small enough for the second-level
+/// cache.
 const BLOCK: usize = 1 << 16;
 
-/// Weights packed for a batch, with room for one sample.
+/// Weights packed for a batch, with memory for one sample.
 #[derive(Debug)]
 pub(crate) struct ConvolutionRoom {
     weights: Option<GridWeights>,
@@ -35,7 +36,7 @@ impl Convolution {
         (BLOCK / self.taps()).clamp(8, self.output.positions().max(8))
     }
 
-    /// A 1 × 1 window at every position: the input already is the matrix of columns.
+    /// Whether this is a 1 × 1 window at every position, so that the input already is the matrix of columns.
     fn is_plain(self) -> bool {
         self.window == Window::square(1, 1, 0)
     }
@@ -81,7 +82,7 @@ impl Convolution {
         let top = position / output.width * window.stride[0];
         let left = position % output.width * window.stride[1];
         let [down, right] = window.dilation;
-        // Places of the window that lie inside the map, along each axis.
+        // The places of the window that lie inside the map, along each axis.
         let inside = |start: usize, before: usize, size: usize, kernel: usize, step: usize| {
             before.saturating_sub(start).div_ceil(step).min(kernel)
                 ..(size + before).saturating_sub(start).div_ceil(step).min(kernel)
@@ -107,13 +108,15 @@ impl Convolution {
         }
     }
 
-    /// Without a stride, and padded by less than the kernel: the transpose is a convolution of the cotangent.
+    /// Whether there is no stride and less padding than the kernel, so that the transpose is a convolution of the
+    /// cotangent.
     fn transposes(self) -> bool {
         let ([kh, kw], [top, left, bottom, right]) = (self.window.kernel, self.window.padding);
         (self.window.stride, self.window.dilation) == ([1, 1], [1, 1]) && top.max(bottom) < kh && left.max(right) < kw
     }
 
-    /// The cotangent as a padded map: rows and columns of zeros above and to the left, rows and columns in all.
+    /// The layout of the cotangent as a padded map: rows and columns of zeros above and to the left, and all rows and
+    /// columns.
     fn cotangent(self) -> ([usize; 2], [usize; 2]) {
         let ([kh, kw], [top, left, bottom, right]) = (self.window.kernel, self.window.padding);
         let before = [kh - 1 - top, kw - 1 - left];
@@ -233,7 +236,7 @@ mod tests {
 
     #[test]
     fn the_window_at_a_position_is_a_column_of_the_product() {
-        // out = W · columns with W picking one tap after the other: the column itself.
+        // If W picks one tap after the other, out = W · columns is the column itself.
         let input = MapShape { channels: 2, height: 5, width: 4 };
         let x: Vec<f32> = (0..input.size()).map(|k| (k * k % 17) as f32 - 3.0).collect();
         for window in [

@@ -1,4 +1,4 @@
-//! Maps without parameters between layers: pooling. They are structure, neither solved nor counted.
+//! Maps without parameters between layers: pooling. They are structure: neither solved nor counted.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,35 +6,35 @@ use super::shape::Window;
 use crate::layout::MapShape;
 use crate::{Error, Result};
 
-/// A pooling, with the shape it is applied to.
+/// A pooling, with the shape that it is applied to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum FixedMap {
     /// The mean over a sliding window.
     AveragePool {
-        /// What comes in.
+        /// The shape of the operand.
         input: MapShape,
-        /// Where it is averaged.
+        /// The window of the mean.
         window: Window,
         /// Whether zeros of the padding count as values.
         count_padding: bool,
     },
-    /// The maximum over a sliding window; padding never wins.
+    /// The maximum over a sliding window; padding never counts.
     MaxPool {
-        /// What comes in.
+        /// The shape of the operand.
         input: MapShape,
-        /// Where the maximum is taken.
+        /// The window of the maximum.
         window: Window,
     },
     /// The mean over all positions of a channel.
     GlobalAverage {
-        /// What comes in.
+        /// The shape of the operand.
         input: MapShape,
     },
 }
 
 impl FixedMap {
-    /// What comes in.
+    /// The shape of the operand.
     pub fn input(self) -> MapShape {
         match self {
             FixedMap::AveragePool { input, .. }
@@ -43,7 +43,7 @@ impl FixedMap {
         }
     }
 
-    /// The same pooling of so many channels.
+    /// The same pooling for this many channels.
     pub(crate) fn with_channels(mut self, channels: usize) -> Self {
         match &mut self {
             FixedMap::AveragePool { input, .. }
@@ -53,7 +53,7 @@ impl FixedMap {
         self
     }
 
-    /// What comes out; a global average is a 1 × 1 map.
+    /// The shape of the result; a global average gives a 1 × 1 map.
     pub fn output(self) -> Result<MapShape> {
         let [height, width] = match self {
             FixedMap::AveragePool { input, window, .. } | FixedMap::MaxPool { input, window } => {
@@ -92,7 +92,7 @@ impl FixedMap {
             let (x, out) = (|k: usize| &x[k * lanes..(k + 1) * lanes], out);
             match self {
                 FixedMap::GlobalAverage { .. } => {
-                    // f64: a mean of many values of one sign loses digits in a running f32 sum.
+                    // In f64, because a mean of many values of one sign loses digits in a running f32 sum.
                     for (s, out) in out.iter_mut().enumerate() {
                         *out = ((0..positions).map(|k| f64::from(x(k)[s])).sum::<f64>() / positions as f64) as f32;
                     }
@@ -120,7 +120,8 @@ impl FixedMap {
         }
     }
 
-    /// Adds the cotangent of the input: `dx += Jᵀ dout` for one sample. The first maximum of a window takes it all.
+    /// Adds the cotangent of the input: `dx += Jᵀ dout` for one sample. The first maximum of a window receives all of
+    /// its cotangent.
     pub(crate) fn pull_back(self, x: &[f32], dout: &[f32], dx: &mut [f32]) {
         self.pull_back_lanes(x, dout, dx, 1);
     }
@@ -170,7 +171,8 @@ impl FixedMap {
         }
     }
 
-    /// What a change `d` of the input does to one sample of the result; of a window the change of its first maximum.
+    /// The effect of a change `d` of the input on one sample of the result; for a maximum, the change of the first
+    /// value that has it.
     pub(crate) fn tangent(self, x: &[f32], d: &[f32], out: &mut [f32]) {
         if self.is_linear() {
             return self.apply(d, out);
@@ -189,8 +191,8 @@ impl FixedMap {
         }
     }
 
-    /// A mean as a matrix over the positions of a channel: for every position out, positions in and their shares. Of a
-    /// maximum, which is none, nothing.
+    /// A mean as a matrix over the positions of a channel: for every position of the result, positions of the operand
+    /// with their shares. Empty for a maximum, which is not a matrix.
     pub(crate) fn means(self) -> Vec<Vec<(usize, f64)>> {
         let (_, _, height, width) = self.geometry();
         let mut rows = vec![Vec::new(); height * width];
@@ -202,7 +204,7 @@ impl FixedMap {
         rows
     }
 
-    /// For every position out of a channel: the positions in that it reads.
+    /// For every position of a channel of the result, the positions of the operand that it reads.
     pub(crate) fn windows(self) -> Vec<Vec<usize>> {
         let (_, _, height, width) = self.geometry();
         let mut windows = vec![Vec::new(); height * width];
@@ -227,12 +229,13 @@ impl FixedMap {
                 Window { kernel: [input.height, input.width], stride: [1, 1], padding: [0; 4], dilation: [1; 2] },
             ),
         };
-        // Checked when the map was made.
+        // The window was checked when the map was made.
         let [height, width] = window.output(input).unwrap_or([0, 0]);
         (input, window, height, width)
     }
 
-    /// Every pair (position in, position out) that the windows of one channel connect, tap by tap.
+    /// Calls `visit` for every pair (position of the operand, position of the result) that the windows of one channel
+    /// connect, tap by tap.
     fn for_taps(self, mut visit: impl FnMut(usize, usize)) {
         let (input, window, height, width) = self.geometry();
         for dy in 0..window.kernel[0] {
@@ -249,7 +252,7 @@ impl FixedMap {
         }
     }
 
-    /// What the sum at every position out is divided by.
+    /// Calls `visit` with every position of the result and the number that its sum is divided by.
     fn for_divisors(self, mut visit: impl FnMut(usize, f32)) {
         let (input, window, height, width) = self.geometry();
         let count_padding = matches!(self, FixedMap::AveragePool { count_padding: true, .. });

@@ -6,18 +6,18 @@ use super::shape::{Shape, Window};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
-/// The parameters of a batch norm at inference, one of each per channel (or unit).
+/// The parameters of a batch norm at inference; each has one number per channel (or unit).
 #[derive(Debug, Clone, PartialEq)]
 pub struct BatchNorm {
     /// γ, the learned scale.
     pub scale: Vec<f32>,
     /// β, the learned shift.
     pub shift: Vec<f32>,
-    /// Running mean.
+    /// The running mean.
     pub mean: Vec<f32>,
-    /// Running variance.
+    /// The running variance.
     pub variance: Vec<f32>,
-    /// What is added to the variance.
+    /// The number added to the variance.
     pub epsilon: f32,
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn before(
     (folded, bias)
 }
 
-/// Whether a convolution sees shifted values everywhere: zeros of the padding are not shifted.
+/// Whether a shift can be folded although a convolution pads with zeros, which are not shifted.
 pub(crate) fn survives_padding(window: Window, shift: &[f64]) -> bool {
     window.padding == [0; 4] || shift.iter().all(|&t| t == 0.0)
 }

@@ -1,4 +1,4 @@
-//! Running a network on the calling thread: its outputs, or all of its states.
+//! Runs a network on the calling thread: its outputs, or all of its states.
 //!
 //! There is no backward pass here: gradients of a network are those of the implicit model that computes it.
 
@@ -20,7 +20,7 @@ impl Network {
         Ok(self.values(u, false)?.swap_remove(self.graph.output))
     }
 
-    /// The values of all nodes on a batch; unless all are to be kept, those that nothing reads any more are empty.
+    /// The values of all nodes on a batch; unless `keep` is set, values that nothing reads any more are empty.
     fn values(&self, u: &Matrix<f32>, keep: bool) -> Result<Vec<Matrix<f32>>> {
         self.require_inputs(u.cols())?;
         let mut uses = self.uses.clone();
@@ -32,7 +32,7 @@ impl Network {
                 None => start(node, u),
                 Some(_) if matches!(node.op, Op::Structure(_)) => self.operate(node, &values, u.rows()),
                 Some((&first, rest)) => {
-                    // The last reader takes the value over and may work in place.
+                    // The last reader takes over the value and may change it in place.
                     let x = if read(first) && !rest.contains(&first) {
                         Cow::Owned(std::mem::take(&mut values[first]))
                     } else {
@@ -54,7 +54,7 @@ impl Network {
         let mut x = z.clone();
         for (&id, range) in self.activations.iter().zip(self.ranges()) {
             let node = &self.graph.nodes[id];
-            // An operator has no pre-activation: both are its value.
+            // An operator has no pre-activation; Z and X both hold its value.
             let before = match (&node.op, node.inputs.first()) {
                 (Op::Activation(_), Some(&input)) => &values[input],
                 _ => &values[id],
@@ -79,7 +79,7 @@ impl Network {
         out
     }
 
-    /// What an operator reads of one sample.
+    /// The operands of an operator for one sample.
     fn operands<'a>(&self, node: &Node, values: &'a [Matrix<f32>], sample: usize) -> Vec<Value<'a>> {
         let operand = |&input: &usize| {
             let data = row_of(&self.graph.nodes[input], &values[input], sample);
@@ -88,7 +88,7 @@ impl Network {
         node.inputs.iter().map(operand).collect()
     }
 
-    /// An error that names the shape of a sample where inputs have another number of values.
+    /// An error that names the shape of a sample if inputs have another number of values.
     pub(crate) fn require_inputs(&self, values: usize) -> Result<()> {
         if values == self.input_shape().size() {
             return Ok(());
@@ -106,7 +106,7 @@ fn start(node: &Node, u: &Matrix<f32>) -> Matrix<f32> {
     }
 }
 
-/// One sample's row; a constant has one row for all.
+/// The row of one sample; a constant has one row for all samples.
 fn row_of<'a>(node: &Node, value: &'a Matrix<f32>, sample: usize) -> &'a [f32] {
     value.row(if matches!(node.op, Op::Constant { .. }) { 0 } else { sample })
 }

@@ -8,7 +8,7 @@ use crate::graph::Structure;
 use crate::layout::Activation;
 use crate::linalg::Matrix;
 
-/// What a node computes from its inputs.
+/// The operation that a node computes from its inputs.
 #[derive(Debug, Clone)]
 pub(crate) enum Op {
     /// The sample itself; always node 0 and only there.
@@ -35,7 +35,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// The word for messages.
+    /// The name for messages.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Op::Input => "the input",
@@ -53,12 +53,12 @@ impl Op {
         }
     }
 
-    /// A value that sums read: a layer of the layout.
+    /// Whether the value is a layer of the layout, which sums can read.
     pub(crate) fn is_layer(&self) -> bool {
         matches!(self, Op::Activation(_) | Op::Structure(_) | Op::Constant { .. })
     }
 
-    /// A sum of weighted values, which becomes (part of) a pre-activation.
+    /// Whether the value is a sum of weighted values, which becomes (part of) a pre-activation.
     pub(crate) fn is_affine(&self) -> bool {
         matches!(self, Op::Linear { .. } | Op::Convolution { .. } | Op::Add)
     }

@@ -56,15 +56,15 @@ use crate::linalg::Matrix;
 use crate::states::{StateBlock, StateMap, StateShape};
 use crate::{Error, Result};
 
-/// A trained network, batch norm folded, with its layers and what feeds them.
+/// A trained network, batch norm folded, with its layers and the terms of their pre-activations.
 ///
-/// A layer is an activation of the graph. Two things differ from the graph as written, neither changes an output bit: an
-/// non-decreasing activation behind a max pooling is applied in front of it, and a sum that is pooled, multiplied or read twice without
-/// an activation becomes a layer with the identity.
+/// A layer is an activation of the graph. The graph differs from the written one in two ways, which do not change any
+/// bit of the outputs: a non-decreasing activation after a max pooling is applied before it, and a sum that is
+/// pooled, multiplied or read twice without an activation becomes a layer with the identity.
 #[derive(Debug)]
 pub struct Network {
     graph: Graph,
-    /// How many readers each node has.
+    /// Number of readers of each node.
     uses: Vec<usize>,
     /// The nodes of the layers (activations, operators, constants), last layer first.
     activations: Vec<usize>,
@@ -118,17 +118,18 @@ impl Network {
         self.graph.nodes[self.graph.output].shape
     }
 
-    /// What feeds every layer, in the order of the layout (last layer first).
+    /// The terms of every layer's pre-activation, in the order of the layout (last layer first).
     pub fn pre_activations(&self) -> &[PreActivation] {
         &self.pre_activations
     }
 
-    /// What feeds the output.
+    /// The terms of the output.
     pub fn output(&self) -> &PreActivation {
         &self.output
     }
 
-    /// Non-zero weights and biases, batch norm folded; tap weights once each, biases of one row once.
+    /// Non-zero weights and biases, batch norm folded; each tap weight is counted once, and so is the bias that a row
+    /// shares.
     pub fn nonzeros(&self) -> usize {
         self.all_rows().map(PreActivation::nonzeros).sum()
     }

@@ -1,4 +1,4 @@
-//! From the graph as written to one whose pre-activations are sums of terms over layers and the input.
+//! Turns the graph as written into one whose pre-activations are sums of terms over layers and the input.
 //!
 //! Outputs keep every bit: a non-decreasing activation moves in front of a max pooling (they commute),
 //! and a sum that something other than one activation, one sum or the output reads becomes an identity layer.
@@ -8,7 +8,7 @@ use super::graph::{Node, Op, count_uses};
 use super::shape::Shape;
 use crate::layout::Activation;
 
-/// Nodes in topological order, the input first, the output last or wherever `output` says.
+/// Nodes in topological order; the input is the first, and `output` is the number of the output.
 #[derive(Debug)]
 pub(crate) struct Graph {
     pub(crate) nodes: Vec<Node>,
@@ -42,12 +42,13 @@ fn keep_reachable(nodes: Vec<Node>, output: usize) -> Graph {
     Graph { nodes: kept, output: place[output] }
 }
 
-/// sum → pools → φ becomes sum → φ → pools, where no other node reads the values between.
+/// sum → pools → φ becomes sum → φ → pools if no other node reads the values in between.
 fn activations_before_max_pools(graph: &mut Graph) {
     let uses = count_uses(&graph.nodes, graph.output);
     let nodes = &mut graph.nodes;
     for id in 0..nodes.len() {
-        // One that decreases somewhere does not commute with a maximum: it stays, and what is pooled becomes a layer.
+        // An activation that decreases somewhere does not commute with a maximum: it stays, and the pooled value
+        // becomes a layer.
         if !matches!(nodes[id].op, Op::Activation(activation) if activation.is_non_decreasing()) {
             continue;
         }
@@ -61,7 +62,7 @@ fn activations_before_max_pools(graph: &mut Graph) {
         if !pools || !nodes[source].op.is_affine() || uses[source] != 1 {
             continue;
         }
-        // The activation takes the first place of the chain and everything else moves one place on.
+        // The activation takes the first place of the chain, and everything else moves by one place.
         chain.reverse();
         for k in (1..chain.len()).rev() {
             let (left, right) = nodes.split_at_mut(chain[k]);

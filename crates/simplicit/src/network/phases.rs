@@ -1,9 +1,10 @@
-//! Windows with a stride as windows without: rows and columns a stride apart become neighbours, padding included.
+//! Turns windows with a stride into windows without: rows and columns that are a stride apart become neighbours,
+//! padding included.
 
 use super::shape::Window;
 use crate::layout::MapShape;
 
-/// Rows or columns that differ by less than a stride, split into grids of their own: neighbours become neighbours.
+/// Grids of the rows and columns that are whole strides apart: in each grid these are neighbours.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Phases {
     window: Window,
@@ -16,7 +17,7 @@ pub(crate) struct Phases {
 impl Phases {
     pub(crate) fn new(window: Window, input: MapShape, output: MapShape) -> Self {
         let out = [output.height, output.width];
-        // Checked when the window was made.
+        // The window was checked when it was made.
         let extent = window.extent().unwrap_or(window.kernel);
         Self {
             window,
@@ -27,28 +28,28 @@ impl Phases {
         }
     }
 
-    /// Positions of all grids of all channels.
+    /// Number of positions of all grids of all channels.
     pub(crate) fn size(&self) -> usize {
         self.grids() * self.grid[0] * self.grid[1]
     }
 
-    /// Grids: one for every phase of every channel.
+    /// Number of grids: one for every phase of every channel.
     pub(crate) fn grids(&self) -> usize {
         self.channels * self.phases[0] * self.phases[1]
     }
 
-    /// Rows and columns of a grid.
+    /// Number of rows and columns of a grid.
     pub(crate) fn grid(&self) -> [usize; 2] {
         self.grid
     }
 
-    /// Whether the operand as it is already is what the taps read.
+    /// Whether the taps can read the operand as it is.
     pub(crate) fn is_plain(&self) -> bool {
         let Self { window, input, grid, .. } = self;
         window.stride == [1, 1] && window.padding == [0; 4] && *grid == [input.height, input.width]
     }
 
-    /// The grid that a tap's column reads, and from which row and column on.
+    /// The grid that a tap's column reads, and the row and column at which it starts.
     pub(crate) fn place(&self, column: usize) -> (usize, [usize; 2]) {
         let [sy, sx] = self.window.stride;
         let (c, [dy, dx]) = self.window.tap(column);
@@ -69,8 +70,8 @@ impl Phases {
         (0..self.channels * self.window.area()).map(offset).collect()
     }
 
-    /// Every run of neighbours that lies inside the map: its place in the grids; its channel, row and first column in the map;
-    /// its length. In the map its columns are one stride apart.
+    /// Calls `visit` for every run of neighbours that lies inside the map: its place in the grids; its channel, row
+    /// and first column in the map; its length. In the map its columns are one stride apart.
     #[inline(always)]
     pub(crate) fn for_runs(&self, mut visit: impl FnMut(usize, [usize; 3], usize)) {
         let Self { window, phases, grid, channels, input } = *self;

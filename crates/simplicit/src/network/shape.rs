@@ -8,18 +8,18 @@ use crate::graph::Dims;
 use crate::layout::MapShape;
 use crate::{Error, Result};
 
-/// Most units a single value of a single sample may have: files from outside must not ask for more.
+/// The most units of one value of a single sample, so that a file cannot ask for more memory.
 const MAX_UNITS: usize = 1 << 26;
 
 /// The shape of one sample's value. Maps are stored channel by channel, row by row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shape {
-    /// So many numbers.
+    /// A vector of this many numbers.
     Vector(usize),
     /// A feature map.
     Map(MapShape),
-    /// Anything else, such as tokens × channels: its dimensions for a batch of one sample.
+    /// Any other value, such as tokens × channels: its dimensions for a batch of one sample.
     Tensor(Dims),
 }
 
@@ -56,7 +56,8 @@ impl Shape {
         }
     }
 
-    /// Channels of a map, units of a vector: what a batch norm has its parameters for. The second axis of other values.
+    /// Number of channels of a map or units of a vector, for which a batch norm has parameters; of other values, the
+    /// size of the second axis.
     pub fn channels(self) -> usize {
         match self {
             Shape::Vector(size) => size,
@@ -122,7 +123,8 @@ impl Window {
         self.kernel[0] * self.kernel[1]
     }
 
-    /// Height and width that the window covers, the places between dilated ones included; nothing where that overflows.
+    /// Height and width that the window covers, the places between dilated ones included; `None` where that
+    /// overflows.
     pub(crate) fn extent(self) -> Option<[usize; 2]> {
         let along = |axis: usize| {
             self.kernel[axis]
@@ -133,14 +135,14 @@ impl Window {
         Some([along(0)?, along(1)?])
     }
 
-    /// Of a column of taps: its channel, and how far below and to the right of the window's start it reads.
+    /// For a column of taps, its channel and how far below and to the right of the window's start it reads.
     pub fn tap(self, column: usize) -> (usize, [usize; 2]) {
         let [height, width] = self.kernel;
         let (c, dy, dx) = (column / (height * width), column / width % height, column % width);
         (c, [dy * self.dilation[0], dx * self.dilation[1]])
     }
 
-    /// Height and width of what comes out of a map.
+    /// Height and width of the result for a map of this shape.
     pub fn output(self, input: MapShape) -> Result<[usize; 2]> {
         let mut out = [0; 2];
         for (axis, size) in [input.height, input.width].into_iter().enumerate() {
@@ -172,7 +174,7 @@ impl Window {
         first..end.clamp(first, output)
     }
 
-    /// How many output positions use each place of the kernel, row by row; those on padding do not.
+    /// How many output positions use each place of the kernel, row by row; uses on padding do not count.
     pub fn uses(self, input: MapShape, output: MapShape) -> Vec<u64> {
         let mut uses = Vec::with_capacity(self.area());
         for dy in 0..self.kernel[0] {
@@ -184,7 +186,7 @@ impl Window {
         uses
     }
 
-    /// An error if some window could lie on padding alone, where a maximum or an average has no value.
+    /// An error if some window could lie on padding alone, where a maximum or an average would have no value.
     pub(crate) fn require_overlap(self) -> Result<()> {
         let [top, left, bottom, right] = self.padding;
         if top.max(bottom) < self.kernel[0] && left.max(right) < self.kernel[1] {

@@ -1,4 +1,4 @@
-//! What a network consists of, layer by layer.
+//! A summary of a network, layer by layer.
 
 use super::terms::{PreActivation, Weights};
 use super::{Network, Shape};
@@ -10,11 +10,11 @@ use crate::states::StateMap;
 pub struct LayerSummary {
     /// Its name.
     pub name: String,
-    /// What computes it: "convolution, relu", "a softmax", "constants", …
+    /// What computes it, such as "convolution, relu", "a softmax" or "constants".
     pub kind: String,
     /// Its shape for one sample.
     pub shape: Shape,
-    /// Weights and biases, zeros included; scales, shifts and embeddings that stay are among them.
+    /// Number of weights and biases, zeros included; scales, shifts and embeddings that stay are counted.
     pub parameters: usize,
     /// Multiply-adds of its weights per sample.
     pub multiply_adds: u64,

@@ -1,4 +1,4 @@
-//! What feeds every pre-activation: the network as an implicit model sees it.
+//! The terms of every pre-activation: the network as an implicit model sees it.
 //!
 //! z = Σ terms + bias, where a term is a layer or the input, possibly pooled, times weights. Layers are numbered as in
 //! the layout, last first, so a term of layer k only reads layers above k.
@@ -12,7 +12,7 @@ use super::shape::{Shape, Window};
 use crate::layout::{MapShape, Operand, Operator, Source};
 use crate::linalg::Matrix;
 
-/// How a term's operand enters the pre-activation.
+/// The weights by which a term's operand enters the pre-activation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Weights {
     /// Weights out × in.
@@ -31,12 +31,12 @@ pub enum Weights {
         /// Shape of the result.
         output: MapShape,
     },
-    /// The operand itself (a residual): structure, not counted.
+    /// The operand itself (a residual): structure, which is not counted.
     Identity,
 }
 
 impl Weights {
-    /// Non-zero weights, each tap counted once.
+    /// Number of non-zero weights, each tap counted once.
     pub fn nonzeros(&self) -> usize {
         match self {
             Weights::Dense(weights) | Weights::Taps { weights, .. } => count(weights.as_slice()),
@@ -44,7 +44,7 @@ impl Weights {
         }
     }
 
-    /// Non-zeros of the unrolled matrix: taps that fall on padding are not there.
+    /// Non-zeros of the unrolled matrix; taps that fall on padding are not counted.
     pub fn multiply_adds(&self) -> u64 {
         match self {
             Weights::Dense(weights) => count(weights.as_slice()) as u64,
@@ -61,11 +61,11 @@ impl Weights {
 /// One summand of a pre-activation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Term {
-    /// Where it starts.
+    /// The value that it starts from.
     pub source: Source,
     /// Pooling between the source and the weights, in order; mostly none.
     pub maps: Vec<FixedMap>,
-    /// What multiplies the (pooled) source.
+    /// The weights that multiply the (pooled) source.
     pub weights: Weights,
 }
 
@@ -76,9 +76,9 @@ pub struct PreActivation {
     pub shape: Shape,
     /// The summands.
     pub terms: Vec<Term>,
-    /// One number per channel of a map or per unit; the biases of all summands together. None where there are none.
+    /// One number per channel of a map or per unit; the biases of all summands together. `None` without biases.
     pub bias: Option<Vec<f32>>,
-    /// What computes a layer that is no sum; it then has neither terms nor a bias.
+    /// The operator, if one computes the layer; it then has neither terms nor a bias.
     pub operator: Option<Operator>,
 }
 
@@ -120,7 +120,8 @@ pub(crate) fn resolve(graph: &Graph) -> (Vec<PreActivation>, PreActivation) {
     (states, pre_activation(nodes, &sources, graph.output))
 }
 
-/// For every linear map and convolution in the order of the nodes: the layer (none for the output) and the term it is.
+/// For every linear map and convolution, in the order of the nodes, its layer (none for the output) and the number of
+/// its term.
 pub(crate) fn weighted_terms(graph: &Graph) -> Vec<(Option<usize>, usize)> {
     let nodes = &graph.nodes;
     let layers = (0..nodes.len()).rev().filter(|&id| nodes[id].op.is_layer()).enumerate();
@@ -130,7 +131,7 @@ pub(crate) fn weighted_terms(graph: &Graph) -> Vec<(Option<usize>, usize)> {
     });
     let mut found = Vec::new();
     for (target, root) in sums.chain([(None, graph.output)]) {
-        // The order of `pre_activation`.
+        // The terms in the order of `pre_activation`.
         let (mut todo, mut term) = (vec![root], 0);
         while let Some(id) = todo.pop() {
             let id = unshaped(nodes, id);
@@ -149,7 +150,7 @@ pub(crate) fn weighted_terms(graph: &Graph) -> Vec<(Option<usize>, usize)> {
     found.into_iter().map(|(_, place)| place).collect()
 }
 
-/// What computes a layer: the sum in front of its activation, or its operator.
+/// The pre-activation of a layer: the sum in front of its activation, or its operator.
 fn layer(nodes: &[Node], sources: &[Source], id: usize) -> PreActivation {
     let node = &nodes[id];
     let operator = match &node.op {
@@ -164,7 +165,7 @@ fn layer(nodes: &[Node], sources: &[Source], id: usize) -> PreActivation {
     PreActivation { shape: node.shape, terms: Vec::new(), bias: None, operator: Some(operator) }
 }
 
-/// The same numbers before any reshape.
+/// The node whose numbers these are, before any reshape.
 fn unshaped(nodes: &[Node], mut id: usize) -> usize {
     while let Op::Reshape = nodes[id].op {
         id = nodes[id].inputs[0];
@@ -175,7 +176,7 @@ fn unshaped(nodes: &[Node], mut id: usize) -> usize {
 fn pre_activation(nodes: &[Node], sources: &[Source], root: usize) -> PreActivation {
     let root = unshaped(nodes, root);
     let mut sum = PreActivation { shape: nodes[root].shape, terms: Vec::new(), bias: None, operator: None };
-    // Left to right without recursion: files may nest sums as deeply as they like.
+    // Left to right without recursion, because files may nest sums as deeply as they like.
     let mut todo = vec![root];
     while let Some(id) = todo.pop() {
         let id = unshaped(nodes, id);
@@ -220,7 +221,7 @@ fn operand(nodes: &[Node], sources: &[Source], mut id: usize) -> (Source, Vec<Fi
     (sources[id], maps)
 }
 
-/// Biases of several summands are one bias; per unit only if one of them is.
+/// Adds up the biases of several summands; there is one number per unit only if one of them has that.
 fn add_bias(sum: &mut PreActivation, bias: Option<&[f32]>) {
     let Some(bias) = bias else { return };
     let total = match sum.bias.take() {

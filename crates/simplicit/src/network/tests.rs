@@ -6,7 +6,7 @@ use crate::layout::{Activation, MapShape};
 use crate::model::ImplicitModel;
 use crate::random::Random;
 
-/// Naive evaluation from the terms, z of unit k shifted by `nudge`; returns (z, x, y).
+/// Evaluation by the definition of the terms, with z of unit k shifted by `nudge`; returns (z, x, y).
 fn reference(network: &Network, u: &[f64], nudge: Option<(usize, f64)>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let layout = network.layout();
     let mut z = vec![0.0; layout.size()];
@@ -166,7 +166,7 @@ fn zoo() -> Vec<(&'static str, Network)> {
     let block = block.plus(main).unwrap().activation(Relu).unwrap();
     let residual = block.global_average().unwrap().linear(random(3, 5, r), bias(3, r)).unwrap().build().unwrap();
 
-    // Pooling and sums where no activation stands, a sum read twice, an activation at the output.
+    // Pooling and sums without an activation after them, a sum that is read twice, an activation at the output.
     let odd = Network::builder(Shape::map(2, 6, 6)).unwrap();
     let odd = odd.convolution(random(3, 18, r), Window::square(3, 1, 1), bias(3, r)).unwrap();
     let odd = odd.max_pool(Window::square(2, 2, 0)).unwrap().activation(Relu).unwrap();
@@ -344,7 +344,7 @@ fn batch_norm_that_cannot_be_folded_is_computed() {
         x.iter().enumerate().map(|(k, v)| scale[k / 36] * v + shift[k / 36]).collect::<Vec<_>>()
     };
     let shape = |channels| MapShape { channels, height: 6, width: 6 };
-    // Shifted, the zeros of the padding must stay zeros; unshifted, they do by themselves and the norm folds.
+    // With a shift, the zeros of the padding must stay zeros; without one they do so anyway, and the norm is folded.
     let unshifted = BatchNorm { shift: vec![0.0; 2], mean: vec![0.0; 2], ..norm(2, r) };
     for (norm, layers) in [(norm(2, r), 6), (unshifted, 2)] {
         let network = padded(&norm);
@@ -433,7 +433,7 @@ fn shapes_that_do_not_fit_are_errors() {
     assert!(network.forward(&Matrix::zeros(1, 3)).is_err());
 }
 
-/// One that decreases somewhere must not move in front of a maximum.
+/// An activation that decreases somewhere must not move in front of a maximum.
 #[test]
 fn only_activations_that_do_not_decrease_move_in_front_of_a_max_pooling() {
     let r = &mut Random::new(91);
@@ -541,7 +541,7 @@ fn gradients_through_operators_are_what_differences_say() {
             loss(&u)
         };
         let numeric = (moved(h) - moved(-h)) / (2.0 * f64::from(h));
-        // Rounding of the outputs over 2h is some 10⁻⁴ of them; h² of a third derivative less.
+        // Rounding of the outputs over 2h is about 10⁻⁴ of them; h² times a third derivative is less.
         let off = (numeric - f64::from(du[(s, j)])).abs();
         assert!(off < 2e-3 * (1.0 + largest), "{s} {j}: {numeric} and {}", du[(s, j)]);
     }

@@ -1,4 +1,4 @@
-//! Activations by their names; the few that have none here are made of others.
+//! Activations by their ONNX names; those that the library does not have are composed of others.
 
 use super::constant::{Constant, Tensor};
 use super::import::{Importer, Value};
@@ -22,7 +22,7 @@ pub(super) const WRITTEN_OUT: [Activation; 9] = [
 ];
 
 impl Importer<'_> {
-    /// The activation a node is, or nothing if it is none.
+    /// The activation that a node computes; `None` if it is not one.
     pub(super) fn activation(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Option<Value>> {
         let alpha = |default| node.float("alpha", default);
         let activation = match node.op_type.as_str() {
@@ -51,15 +51,15 @@ impl Importer<'_> {
                 if let Value::Constant(constant, _) = inputs.value(0)?
                     && let Constant::Ints(tensor) = &**constant
                 {
-                    // The ends of a shape: floats hold them exactly.
+                    // A clip of integers, such as those of a shape: floats hold them exactly.
                     let clipped = tensor.map(|v| (v as f32).clamp(low, high.max(low)) as i64);
                     return self.constant(Constant::Ints(clipped), false).map(Some);
                 }
                 match (low, high) {
-                    // The ends that stand for none in files of older versions.
+                    // In files of older versions these ends mean that there is none.
                     (l, h) if l <= f32::MIN && h >= f32::MAX => return inputs.value(0).cloned().map(Some),
                     (0.0, h) if h >= f32::MAX => Activation::Relu,
-                    // As ONNX has it where the ends cross.
+                    // The result is ONNX's also where the ends cross.
                     (low, high) => Activation::Clip { low: low.min(high), high },
                 }
             }
@@ -83,7 +83,7 @@ impl Importer<'_> {
         self.binary(binary, value, &number)
     }
 
-    /// Activations that are made of others.
+    /// Activations that are composed of others.
     fn composed(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Option<Value>> {
         Ok(Some(match node.op_type.as_str() {
             "Selu" => {
@@ -111,7 +111,7 @@ impl Importer<'_> {
         }
         let above = self.activated(x, Activation::Relu)?;
         let below = self.with(Binary::Minimum, x, 0.0)?;
-        // Slopes are parameters however many there are.
+        // Slopes count as parameters, whatever their number.
         let slope = self.constant(Constant::Floats(slope), true)?;
         let below = self.binary(Binary::Multiply, &below, &slope)?;
         self.binary(Binary::Add, &above, &below)

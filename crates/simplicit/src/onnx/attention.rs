@@ -8,7 +8,7 @@ use crate::graph::{Binary, Structure};
 use crate::layout::Activation;
 use crate::{Error, Result};
 
-/// Which keys every query sees by its place alone: those before it, or near it. Nothing where it sees all.
+/// The keys that every query sees because of its place alone: those before it, or near it. `None` if it sees all.
 fn window(node: &NodeProto, queries: usize, keys: usize) -> Result<Option<Tensor<i64>>> {
     let (left, mut right) = (node.int("left_window_size", -1), node.int("right_window_size", -1));
     if node.int("is_causal", 0) != 0 {
@@ -76,7 +76,7 @@ impl Importer<'_> {
         let hidden = self.constant(Constant::Floats(hidden), false)?;
         scores = self.structure(Structure::Binary(Binary::Add), &[scores, hidden])?;
         let mut weights = self.structure(Structure::Softmax { axis: 3 }, &[scores])?;
-        // A query that sees no key has zeros.
+        // A query that sees no key gives zeros.
         let keys = seen.dims.last().copied().unwrap_or(1).max(1);
         let sees: Vec<f32> = seen.values.chunks(keys).map(|row| f32::from(row.iter().any(|&v| v != 0))).collect();
         if sees.contains(&0.0) {
@@ -89,7 +89,7 @@ impl Importer<'_> {
         self.mixed(weights, values, rank)
     }
 
-    /// Values under the weights of attention, in the form in which the queries came.
+    /// The values, averaged with the weights of attention, in the form in which the queries were given.
     fn mixed(&mut self, weights: Value, values: Value, rank: usize) -> Result<Value> {
         let out = self.structure(Structure::MatMul, &[weights, values])?;
         if rank == 4 {
@@ -100,7 +100,7 @@ impl Importer<'_> {
         self.reshape(&together, &[batch, length, count * each])
     }
 
-    /// Tokens × (heads · width) as heads × tokens × width; what has that form already stays.
+    /// Tokens × (heads · width) as heads × tokens × width; a value that already has that form stays.
     fn heads(&mut self, value: &Value, heads: usize) -> Result<Value> {
         match self.dims(value)[..] {
             [_, _, _, _] => Ok(value.clone()),
@@ -112,7 +112,7 @@ impl Importer<'_> {
         }
     }
 
-    /// Keys or values that several heads share, once for each of them.
+    /// Keys or values that several heads share, repeated for each of these heads.
     fn shared(&mut self, value: &Value, heads: usize) -> Result<Value> {
         let &[batch, own, length, width] = &self.dims(value)[..] else { return Ok(value.clone()) };
         if own == heads || own == 0 || !heads.is_multiple_of(own) {
@@ -123,7 +123,7 @@ impl Importer<'_> {
         self.reshape(&each, &[batch, heads, length, width])
     }
 
-    /// Truth values say which keys count; numbers are added.
+    /// Truth values say which keys count; other numbers are added to the scores.
     fn masked(&mut self, scores: &Value, mask: &Value) -> Result<Value> {
         let hidden = finite(f32::NEG_INFINITY);
         match mask {

@@ -4,11 +4,11 @@ use super::proto::{AttributeProto, NodeProto};
 use crate::network::Window;
 use crate::{Error, Result};
 
-/// Largest kernel, stride or padding that is believed.
+/// The largest kernel, stride or padding that is accepted.
 const MAX_EXTENT: i64 = 1 << 24;
 
 impl NodeProto {
-    /// The node in messages: its name (or the value it computes) and operator.
+    /// The node in messages: its name (or that of the value it computes) and its operator.
     pub(crate) fn label(&self) -> String {
         format!("node {:?} ({})", self.title(), self.op_type)
     }
@@ -34,7 +34,7 @@ impl NodeProto {
         self.attribute(name).map(|a| a.ints.as_slice())
     }
 
-    /// An error unless the attribute has its harmless value.
+    /// An error unless the attribute has a value that changes nothing.
     pub(crate) fn require_int(&self, name: &str, value: i64, why: &str) -> Result<()> {
         match self.int(name, value) {
             v if v == value => Ok(()),
@@ -46,7 +46,7 @@ impl NodeProto {
         self.attribute(name).map(|a| a.floats.as_slice())
     }
 
-    /// An attribute that is a word.
+    /// An attribute that is a text.
     pub(crate) fn text<'n>(&'n self, name: &str, default: &'n str) -> &'n str {
         let bytes = self.attribute(name).and_then(|a| a.s.as_deref());
         bytes.and_then(|s| std::str::from_utf8(s).ok()).filter(|s| !s.is_empty()).unwrap_or(default)
@@ -63,7 +63,7 @@ impl NodeProto {
         }
     }
 
-    /// `kernel_shape` of a pooling.
+    /// The `kernel_shape` of a pooling.
     pub(crate) fn kernel(&self, axes: usize) -> Result<Vec<usize>> {
         if self.attribute("kernel_shape").is_none() {
             return Err(Error::shape("kernel_shape", format!("{axes} positive number(s)"), "none"));
@@ -71,7 +71,7 @@ impl NodeProto {
         self.positive("kernel_shape", axes)
     }
 
-    /// One window over everything.
+    /// One window over all positions.
     pub(crate) fn whole(&self, sizes: &[usize]) -> Windows {
         let axes = sizes.len();
         Windows {
@@ -83,7 +83,8 @@ impl NodeProto {
         }
     }
 
-    /// Stride, dilation and padding around a kernel over axes of these sizes, `auto_pad` and `ceil_mode` worked out.
+    /// Stride, dilation and padding around a kernel over axes of these sizes, with `auto_pad` and `ceil_mode`
+    /// resolved.
     pub(crate) fn windows(&self, kernel: &[usize], sizes: &[usize]) -> Result<Windows> {
         let axes = kernel.len();
         let (dilation, stride) = (self.positive("dilations", axes)?, self.positive("strides", axes)?);
@@ -117,7 +118,7 @@ impl NodeProto {
             }
             let padded = sizes[k] + padding[k][0] + padding[k][1];
             if self.int("ceil_mode", 0) != 0 && padded >= extent && !(padded - extent).is_multiple_of(stride[k]) {
-                // One more window, unless it would start behind the values and the padding in front of them.
+                // One more window, unless it would start behind the values and their leading padding.
                 let start = ((padded - extent) / stride[k] + 1) * stride[k];
                 if start < sizes[k] + padding[k][0] {
                     beyond[k] = start + extent - padded;
@@ -134,9 +135,9 @@ pub(crate) struct Windows {
     pub(crate) kernel: Vec<usize>,
     pub(crate) stride: Vec<usize>,
     pub(crate) dilation: Vec<usize>,
-    /// Before and after.
+    /// Padding before and after, for every axis.
     pub(crate) padding: Vec<[usize; 2]>,
-    /// What ceil_mode adds after the padding.
+    /// Places that ceil_mode adds after the padding.
     pub(crate) beyond: Vec<usize>,
 }
 

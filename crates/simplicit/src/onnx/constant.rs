@@ -1,11 +1,12 @@
-//! Constant tensors and how their values are moved: what a file stores, and what follows from it and from shapes alone.
+//! Constant tensors and the operations that move their values: those that a file stores, and those that follow from
+//! them and from shapes alone.
 
 use crate::{Error, Result};
 
-/// Most values a computed constant may have, unless it is made of as many.
+/// The most values that a computed constant may have, unless its operands have as many.
 const MAX_VALUES: usize = 1 << 24;
 
-/// Most axes of a constant.
+/// The most axes of a constant.
 const MAX_RANK: usize = 16;
 
 /// Values in row-major order under their dimensions.
@@ -51,7 +52,7 @@ impl Constant {
     }
 }
 
-/// The same movement of values for either type of constant.
+/// Defines an operation that moves values for either type of constant.
 macro_rules! moved {
     ($constant:expr, $tensor:ident => $moved:expr) => {
         match $constant {
@@ -62,12 +63,12 @@ macro_rules! moved {
 }
 pub(crate) use moved;
 
-/// The number of values under these dimensions, if it is small enough to be computed.
+/// The number of values under these dimensions; an error if they are too many to be computed.
 pub(crate) fn size(dims: &[usize]) -> Result<usize> {
     size_from(dims, 0)
 }
 
-/// The same where there are `stored` values already.
+/// The same where `stored` values exist already.
 fn size_from(dims: &[usize], stored: usize) -> Result<usize> {
     let size = dims.iter().try_fold(1usize, |p, &d| p.checked_mul(d));
     match size.filter(|&s| s <= stored.max(MAX_VALUES) && dims.len() <= MAX_RANK) {
@@ -76,7 +77,7 @@ fn size_from(dims: &[usize], stored: usize) -> Result<usize> {
     }
 }
 
-/// An index counted from the front, or from the back if negative.
+/// The index as a place from the front; a negative index counts from the back.
 pub(crate) fn place(index: i64, length: usize) -> Result<usize> {
     let from_front = if index < 0 { index.saturating_add(length as i64) } else { index };
     match usize::try_from(from_front) {
@@ -85,7 +86,7 @@ pub(crate) fn place(index: i64, length: usize) -> Result<usize> {
     }
 }
 
-/// Several axes, ascending and each once.
+/// Several axes, ascending and each listed once.
 pub(crate) fn places(axes: &[i64], rank: usize) -> Result<Vec<usize>> {
     let mut out = axes.iter().map(|&axis| place(axis, rank)).collect::<Result<Vec<_>>>()?;
     out.sort_unstable();
@@ -123,7 +124,7 @@ impl<T: Copy + Default> Tensor<T> {
         Tensor { dims: self.dims.clone(), values: self.values.iter().map(|&v| f(v)).collect() }
     }
 
-    /// The values at `start` + Σ index·step; every place must exist.
+    /// The values at `start` + Σ index·step; every such place must exist.
     fn walk(&self, dims: Vec<usize>, start: i64, steps: &[i64]) -> Result<Self> {
         let count = size_from(&dims, self.values.len())?;
         let mut values = Vec::with_capacity(count);
@@ -162,7 +163,7 @@ impl<T: Copy + Default> Tensor<T> {
         self.walk(dims, first, &steps)
     }
 
-    /// Repeated until it has these dimensions, which must be what it broadcasts to.
+    /// Repeated to these dimensions, which it must broadcast to.
     pub(crate) fn expanded(&self, dims: &[usize]) -> Result<Self> {
         let own = strides(&self.dims);
         let lead = dims.len() - self.dims.len().min(dims.len());
@@ -181,7 +182,7 @@ impl<T: Copy + Default> Tensor<T> {
         Ok(Self { dims, values: self.values.clone() })
     }
 
-    /// The slices at `indices` along an axis, whose place the dimensions of the indices take.
+    /// The slices at `indices` along an axis; the dimensions of the indices replace the axis.
     pub(crate) fn gathered(&self, axis: usize, indices: &[usize], of: &[usize]) -> Result<Self> {
         let mut dims = self.dims[..axis].to_vec();
         dims.extend(of);
@@ -200,7 +201,7 @@ impl<T: Copy + Default> Tensor<T> {
         Ok(Self { dims, values })
     }
 
-    /// One after the other along an axis.
+    /// The parts, one after the other along an axis.
     pub(crate) fn concatenated(parts: &[&Self], axis: usize) -> Result<Self> {
         let first = parts.first().ok_or_else(|| Error::shape("concatenation", "at least one value", "none"))?;
         let mut dims = first.dims.clone();

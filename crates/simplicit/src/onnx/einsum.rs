@@ -1,4 +1,4 @@
-//! Einstein sums: products of two values over the letters that they share, one after the other.
+//! Einstein sums: products of two values over the letters that they share, one product after the other.
 
 use super::constant::broadcast;
 use super::import::{Importer, Value};
@@ -20,7 +20,8 @@ struct Labelled {
     labels: Vec<Label>,
 }
 
-/// The labels of one operand or of the result; `rank` is what the ellipsis is to fill, where that is known.
+/// The labels of one operand or of the result; `rank` is the number of axes including those of the ellipsis, where it
+/// is known.
 fn labels(text: &str, rank: Option<usize>, ellipsis: usize) -> Option<Vec<Label>> {
     let letters = |text: &str| {
         let each = text.chars().map(|c| c.is_ascii_alphabetic().then_some(Label::Letter(c)));
@@ -52,7 +53,7 @@ fn parsed(equation: &str, ranks: &[usize]) -> Option<(Vec<Vec<Label>>, Vec<Label
     let open = all.iter().filter_map(|l| if let Label::Ellipsis(k) = l { Some(k.0 + 1) } else { None }).max();
     let result = match right {
         Some(text) => labels(text, None, open.unwrap_or(0))?,
-        // The ellipsis, then what occurs once, in the order of the alphabet.
+        // The axes of the ellipsis, then the labels that occur once, in alphabetical order.
         None => {
             let once = |l: &Label| all.iter().filter(|other| *other == l).count() == 1;
             let mut result: Vec<Label> =
@@ -64,7 +65,7 @@ fn parsed(equation: &str, ranks: &[usize]) -> Option<(Vec<Vec<Label>>, Vec<Label
     result.iter().all(|l| all.contains(l)).then_some((operands, result))
 }
 
-/// The axes of weights as a dense layer has them, the units first, if the sum is one.
+/// The axes of weights in the order of a dense layer, the units first, if the sum is a dense layer.
 fn dense_order(x: &[Label], weights: &[Label], result: &[Label]) -> Option<Vec<usize>> {
     let unit = weights.iter().position(|l| !x.contains(l))?;
     let over: Vec<Label> = x.iter().copied().filter(|l| !result.contains(l)).collect();
@@ -91,7 +92,7 @@ impl Importer<'_> {
                 ));
             }
         }
-        // Weights behind one value, with one axis that ends the result, are a dense layer.
+        // Weights after a single value, with one axis that is the last of the result, are a dense layer.
         self.turned = match (&values[..], &operands[..]) {
             ([Value::Node(_), Value::Constant(..)], [x, w]) => dense_order(x, w, &result),
             _ => None,
@@ -132,7 +133,7 @@ impl Importer<'_> {
     fn contracted(&mut self, a: Labelled, b: Labelled, kept: impl Fn(&Label) -> bool) -> Result<Labelled> {
         let a = self.summed(a, |l| kept(l) || b.labels.contains(l))?;
         let b = self.summed(b, |l| kept(l) || a.labels.contains(l))?;
-        // Weights stand behind the values that they multiply, as in a dense layer.
+        // Weights come after the values that they multiply, as in a dense layer.
         let (a, b) = if matches!(a.value, Value::Constant(..)) { (b, a) } else { (a, b) };
         let of = |x: &[Label], f: &dyn Fn(&Label) -> bool| x.iter().copied().filter(|l| f(l)).collect::<Vec<_>>();
         let both = of(&a.labels, &|l| b.labels.contains(l) && kept(l));
@@ -145,7 +146,7 @@ impl Importer<'_> {
         );
         let (own, other) = (self.dims(&x.value), self.dims(&y.value));
         let (n, m) = (both.len(), both.len() + left.len());
-        // Axes of one place are repeated.
+        // Axes of size one are repeated.
         let batch = broadcast(&own[..n], &other[..n])?;
         let depth = broadcast(&own[m..], &other[n..n + over.len()])?;
         let (rows, columns) = (own[n..m].to_vec(), other[n + over.len()..].to_vec());
@@ -158,7 +159,8 @@ impl Importer<'_> {
             let y = self.reshape(&y, &[&batch[..], &vec![1; rows.len()]].concat())?;
             self.binary(Binary::Multiply, &x, &y)?
         } else {
-            // A dense layer reads any number of axes; a product of two values, two beside those of both.
+            // A dense layer reads any number of axes; a product of two values reads two, besides those that both
+            // have.
             let front = if self.turned.is_some() { rows } else { [&batch[..], &[count(&rows)]].concat() };
             let x = self.reshape(&x, &[&front[..], &[count(&depth)]].concat())?;
             let y = self.reshape(&y, &[&batch[..], &[count(&depth), count(&columns)]].concat())?;
@@ -180,7 +182,7 @@ mod tests {
         let open = |k: usize| Label::Ellipsis(std::cmp::Reverse(k));
         let (operands, result) = parsed("bij, bjk -> bik", &[3, 3]).unwrap();
         assert_eq!((operands, result), (vec![letter("bij"), letter("bjk")], letter("bik")));
-        // Without a result: what occurs once, in the order of the alphabet.
+        // Without a result: the labels that occur once, in alphabetical order.
         assert_eq!(parsed("kj,ji", &[2, 2]).unwrap().1, letter("ik"));
         // The ellipsis is aligned from its last axis.
         let (operands, result) = parsed("...i,...i", &[3, 2]).unwrap();

@@ -1,4 +1,4 @@
-//! Functions of every number and of two values, folded into the linear map before them where they are one.
+//! Functions of every number and of two values, folded into the linear map before them where that is possible.
 
 use super::constant::{Constant, Tensor, broadcast};
 use super::import::{Importer, Value};
@@ -43,8 +43,8 @@ impl Importer<'_> {
         self.recognised(&structure, &[a.clone(), b.clone()], out)
     }
 
-    /// A value and a constant where that is less than a function of two values; `first` says whether the constant comes
-    /// first.
+    /// A function of a value and a constant where it is simpler than a function of two values; `first` says whether
+    /// the constant comes first.
     fn with_constant(
         &mut self,
         binary: Binary,
@@ -96,7 +96,7 @@ impl Importer<'_> {
         }
         let folds = match self.builder.op(source) {
             Op::Linear { .. } | Op::Convolution { .. } => self.builder.shape_of(source).channels() == dims[1],
-            // The normalisation of the samples, or what else a batch norm is written as.
+            // The normalisation of the samples, or anything else that is written as a batch norm.
             Op::Input | Op::ScaleShift { .. } => matches!(dims.len(), 2 | 4),
             _ => tensor.values.len() > 1 && matches!(dims.len(), 2 | 4),
         };
@@ -136,7 +136,7 @@ fn integers(binary: Binary, a: i64, b: i64) -> Option<i64> {
 }
 
 impl Importer<'_> {
-    /// (x − mean)/√(mean of squares + ε), written out, is a layer norm.
+    /// (x − mean)/√(mean of squares + ε), written as several nodes, is a layer norm.
     fn layer_norm(&mut self, centred: usize, root: usize) -> Result<Option<Value>> {
         let Some((x, axis, epsilon)) = self.written_out_norm(centred, root) else { return Ok(None) };
         self.structure(Structure::Normalise { axis, epsilon }, &[Value::Node(x)]).map(Some)

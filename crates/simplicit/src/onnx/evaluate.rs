@@ -1,4 +1,4 @@
-//! What follows from constants and shapes alone: computed when a file is read.
+//! Operators on constants and shapes, which are computed when a file is read.
 
 use super::constant::{Constant, Tensor, broadcast, place, places, size};
 use super::import::{Importer, Value};
@@ -22,7 +22,7 @@ impl Importer<'_> {
                 let size = self.dims(inputs.value(0)?).iter().product::<usize>();
                 return self.constant(Constant::Ints(Tensor::scalar(size as i64)), false);
             }
-            // Values are finite: a softmax of finite numbers is never NaN.
+            // All values are finite: a softmax of finite numbers is never NaN.
             "IsNaN" => {
                 let dims = self.dims(inputs.value(0)?);
                 let values = vec![0; size(&dims)?];
@@ -92,7 +92,7 @@ impl Importer<'_> {
         self.constant(out, false)
     }
 
-    /// One value or another by a constant condition.
+    /// A choice between two values by a constant condition.
     fn choice(&mut self, inputs: &Inputs<'_>) -> Result<Value> {
         let condition = match inputs.constant(0)? {
             Some(Constant::Ints(tensor)) => tensor.map(|v| i64::from(v != 0)),
@@ -203,7 +203,7 @@ fn compare(operator: &str, a: &Constant, b: &Constant) -> Result<Constant> {
     }))
 }
 
-/// Where the rows of indices point to in the data, and how many values each of them names.
+/// The places in the data that the rows of indices name, and the number of values at each of them.
 fn offsets(data: &[usize], indices: &Tensor<i64>) -> Result<(Vec<usize>, usize)> {
     let depth = indices.dims.last().copied().unwrap_or(0);
     if depth == 0 || depth > data.len() {

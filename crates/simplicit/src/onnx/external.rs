@@ -1,4 +1,4 @@
-//! Weights that an ONNX file keeps in files beside it.
+//! Weights that an ONNX file keeps in other files of its folder.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -9,10 +9,10 @@ use super::proto::TensorProto;
 use super::tensor;
 use crate::{Error, Result};
 
-/// Largest tensor that is read from another file, in bytes.
+/// The largest tensor that is read from another file, in bytes.
 const MAX_BYTES: u64 = 1 << 33;
 
-/// The bytes one value takes in a file, by ONNX's number of the type.
+/// The bytes of one value in a file, by ONNX's number for the type.
 fn width(kind: i32) -> u64 {
     match kind {
         2 | 3 | 9 => 1,
@@ -55,7 +55,7 @@ pub(crate) fn read(tensor: &TensorProto, folder: &Path) -> Result<Constant> {
     tensor::read_from(tensor, Some(&bytes))
 }
 
-/// The path of a data file, which must lie in the model's folder, links followed.
+/// The path of a data file, which must lie in the model's folder after links are resolved.
 fn inside(folder: &Path, location: &str) -> Result<PathBuf> {
     let refuse = || Error::shape("data file", "a file inside the model's folder", format!("{location:?}"));
     let relative = Path::new(location);

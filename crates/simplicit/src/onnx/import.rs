@@ -1,8 +1,8 @@
-//! Reading a network from an ONNX file, node by node.
+//! Reads a network from an ONNX file, node by node.
 //!
-//! The graph is walked with a batch of one sample. What depends on constants and shapes alone is computed at once, whatever
-//! the operators; the rest becomes nodes of a network. A node that cannot be read is noted, what depends on it is passed
-//! over, and the end names all of them.
+//! The graph is walked with a batch of one sample. What depends on constants and shapes alone is computed at once,
+//! whatever the operators; the rest becomes nodes of a network. A node that cannot be read is noted, nodes that
+//! depend on it are skipped, and the error at the end names all nodes that were noted.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
@@ -22,23 +22,23 @@ use crate::graph::Dims;
 use crate::network::{Network, NetworkBuilder, NodeId, Shape};
 use crate::{Error, Result};
 
-/// Largest file that is read: what a protocol buffer can hold.
+/// The largest file that is read: the most that a protocol buffer can hold.
 const MAX_BYTES: u64 = 1 << 31;
 
-/// Deepest nesting of branches.
+/// The deepest nesting of branches.
 const MAX_DEPTH: usize = 8;
 
-/// The oldest operator set whose broadcasting is today's.
+/// The oldest operator set with today's rules of broadcasting.
 const MIN_OPSET: i64 = 7;
 
-/// What to read of a file that leaves a choice: several inputs or outputs, axes without a size.
+/// Choices that a file leaves open: several inputs or outputs, axes without a size.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OnnxSelection {
     /// The name of the input that is the sample.
     pub input: Option<String>,
     /// The name of the output.
     pub output: Option<String>,
-    /// The sizes of one sample, where the file leaves axes open; a 1 for the batch may stand in front.
+    /// The sizes of one sample, where the file leaves axes open; a leading 1 for the batch is allowed.
     pub input_shape: Option<Vec<usize>>,
     /// Other inputs by name, each with the number that fills it.
     pub fill: Vec<(String, f32)>,
@@ -70,7 +70,7 @@ impl OnnxSelection {
 /// A node of an ONNX file that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnsupportedNode {
-    /// Its name or, where it has none, that of the value it computes.
+    /// Its name or, if it has none, that of the value it computes.
     pub name: String,
     /// Its operator.
     pub operator: String,
@@ -78,7 +78,7 @@ pub struct UnsupportedNode {
     pub why: String,
 }
 
-/// What an ONNX file holds, also where not all of it can be read.
+/// The content of an ONNX file, also if not all of it can be read.
 #[derive(Debug)]
 pub struct OnnxFile {
     /// The version of ONNX's operators.
@@ -92,15 +92,14 @@ pub struct OnnxFile {
 impl Network {
     /// Reads an ONNX file (opset 7 or later).
     ///
-    /// The first axis of the input is the batch, whatever its stored size; all others must be fixed, by the file or by
-    /// [`OnnxSelection::input_shape`]. Batch norm is folded
-    /// where a linear map or convolution stands beside it. What cannot be represented is an error that names every such
-    /// node, its operator and a way out.
+    /// The first axis of the input is the batch, whatever its stored size; all others must be fixed, by the file or
+    /// by [`OnnxSelection::input_shape`]. Batch norm is folded if a linear map or convolution is next to it. If nodes
+    /// cannot be represented, the error names each of them, its operator and an alternative.
     pub fn from_onnx(path: impl AsRef<Path>) -> Result<Self> {
         Self::from_onnx_selected(path, &OnnxSelection::default())
     }
 
-    /// As [`Network::from_onnx`], with what the file leaves open.
+    /// As [`Network::from_onnx`], with a selection for what the file leaves open.
     pub fn from_onnx_selected(path: impl AsRef<Path>, selection: &OnnxSelection) -> Result<Self> {
         let path = path.as_ref();
         let bytes = read_file(path)?;
@@ -113,7 +112,7 @@ impl Network {
         Self::from_onnx_bytes_selected(bytes, &OnnxSelection::default())
     }
 
-    /// As [`Network::from_onnx_bytes`], with what the file leaves open.
+    /// As [`Network::from_onnx_bytes`], with a selection for what the file leaves open.
     pub fn from_onnx_bytes_selected(bytes: &[u8], selection: &OnnxSelection) -> Result<Self> {
         let path = Path::new("ONNX bytes");
         let (_, network, refused) = import(bytes, path, None, selection)?;
@@ -122,7 +121,7 @@ impl Network {
 }
 
 impl OnnxFile {
-    /// Reads what can be read; an error only where the file as a whole is none.
+    /// Reads as much as possible; an error only if the file as a whole is not an ONNX file.
     pub fn read(path: impl AsRef<Path>, selection: &OnnxSelection) -> Result<Self> {
         let path = path.as_ref();
         let bytes = read_file(path)?;
@@ -136,7 +135,10 @@ pub(super) fn read_file(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|e| Error::io(path, e))?;
     if bytes.len() as u64 > MAX_BYTES {
-        return Err(Error::file(path, format!("larger than {MAX_BYTES} bytes; keep the weights in a file beside it")));
+        return Err(Error::file(
+            path,
+            format!("larger than {MAX_BYTES} bytes; keep the weights in another file of its folder"),
+        ));
     }
     Ok(bytes)
 }
@@ -197,7 +199,7 @@ fn import_traced(bytes: &[u8], path: &Path, folder: Option<&Path>, selection: &O
             format!("export again with opset {MIN_OPSET} or later"),
         ));
     }
-    // A few bytes must not become gigabytes by being used again and again. Fused forms need a few copies.
+    // A few bytes must not become gigabytes because they are used again and again. Fused forms need a few copies.
     let budget = bytes.len().saturating_mul(8).max(1 << 24);
     let run = || {
         let mut importer = Importer::new(graph, opset, budget, folder, selection)?;
@@ -208,18 +210,18 @@ fn import_traced(bytes: &[u8], path: &Path, folder: Option<&Path>, selection: &O
     Ok((opset, network, refused, origins))
 }
 
-/// What a name in the file stands for.
+/// The value that a name in the file stands for.
 #[derive(Debug, Clone)]
 pub(super) enum Value {
     /// A value of the sample: the node that computes it.
     Node(usize),
     /// Numbers that do not depend on the sample, and whether they come from stored weights.
     Constant(Arc<Constant>, bool),
-    /// Something that depends on a node that was refused.
+    /// A value that depends on a node that was refused.
     Unknown,
 }
 
-/// The network under construction and what the names mean.
+/// The network under construction, and the values of the names.
 pub(super) struct Importer<'a> {
     pub(super) builder: NetworkBuilder,
     pub(super) opset: i64,
@@ -229,11 +231,11 @@ pub(super) struct Importer<'a> {
     /// them folds into it.
     pub(super) dense: HashMap<usize, usize>,
     pub(super) profiles: Profiles,
-    /// Nodes whose values are whole numbers: tokens, and what only moves them.
+    /// Nodes whose values are whole numbers: tokens, and values that result from moving them.
     pub(super) whole: HashSet<usize>,
     /// The order of the axes of the weights of an Einsum that was read as a dense layer, units first.
     pub(super) turned: Option<Vec<usize>>,
-    /// Constants that are nodes already, by the address of the shared tensor.
+    /// Constants that already have a node, by the address of the shared tensor.
     constants: HashMap<usize, (Arc<Constant>, usize)>,
     initializers: HashMap<&'a str, &'a TensorProto>,
     values: HashMap<&'a str, Value>,
@@ -241,7 +243,7 @@ pub(super) struct Importer<'a> {
     /// How many more numbers may be computed or copied out of the file.
     budget: usize,
     refused: Vec<Refused>,
-    /// Where linear maps and convolutions come from, by node; then those that the network keeps, in order.
+    /// The origins of linear maps and convolutions, by node; in the end, of those that the network keeps, in order.
     pub(super) origins: HashMap<usize, Origin>,
     kept_origins: Vec<Result<Origin, String>>,
 }
@@ -255,7 +257,7 @@ impl<'a> Importer<'a> {
         selection: &OnnxSelection,
     ) -> Result<Self> {
         let initializers: HashMap<_, _> = graph.initializer.iter().map(|t| (t.name.as_str(), t)).collect();
-        // Before IR version 4 initialisers are listed as inputs, too.
+        // Before IR version 4, initialisers are also listed as inputs.
         let inputs: Vec<_> = graph.input.iter().filter(|i| !initializers.contains_key(i.name.as_str())).collect();
         let input = choose(&inputs, selection.input.as_deref(), "input")?;
         let (fixed_batch, dims) = input_dims(input, selection.input_shape.as_deref())?;
@@ -287,7 +289,7 @@ impl<'a> Importer<'a> {
 
     fn run(&mut self, graph: &'a GraphProto, selection: &OnnxSelection) -> Result<Option<Network>> {
         let outputs: Vec<_> = graph.output.iter().collect();
-        // Any value of the graph may be the end.
+        // Any value of the graph may be chosen as the output.
         let inner = selection.output.as_ref().filter(|name| graph.node.iter().any(|node| node.output.contains(name)));
         let output = match inner {
             Some(name) => name,
@@ -382,7 +384,7 @@ impl<'a> Importer<'a> {
     }
 
     fn node(&mut self, graph: &GraphProto, node: &'a NodeProto, depth: usize) -> Result<Vec<Value>> {
-        // What scikit-learn's pipelines put in front of a network is read, too.
+        // The preprocessing that scikit-learn's pipelines put in front of a network is read too.
         let is_scaler = node.domain == "ai.onnx.ml" && node.op_type == "Scaler";
         if !is_scaler && !matches!(node.domain.as_str(), "" | "ai.onnx") {
             return Err(Error::unsupported(
@@ -408,7 +410,7 @@ impl<'a> Importer<'a> {
         if depth == 0 {
             self.note_origins(graph, node, nodes, &inputs, values.first());
         }
-        // What moves, adds or multiplies whole numbers has whole numbers.
+        // Operators that move, add or multiply whole numbers give whole numbers.
         const WHOLE: [&str; 25] = [
             "Identity",
             "Cast",
@@ -477,12 +479,12 @@ impl<'a> Importer<'a> {
         wanted.iter().map(|name| self.value(name)).collect()
     }
 
-    /// What a name stands for, if that is known already.
+    /// The value that a name stands for, if it is known already.
     pub(super) fn known(&self, name: &str) -> Option<&Value> {
         self.values.get(name)
     }
 
-    /// What a name stands for; constants are read once.
+    /// The value that a name stands for; constants are read only once.
     fn value(&mut self, name: &str) -> Result<Value> {
         if let Some(value) = self.values.get(name) {
             return Ok(value.clone());
@@ -493,7 +495,7 @@ impl<'a> Importer<'a> {
         let constant = match self.folder {
             Some(folder) if tensor::is_external(stored) => {
                 let constant = external::read(stored, folder)?;
-                // The weights beside the file count as its own.
+                // Weights in other files count as part of the file.
                 self.budget = self.budget.saturating_add(constant.len().saturating_mul(16));
                 constant
             }
@@ -507,7 +509,11 @@ impl<'a> Importer<'a> {
 
     pub(super) fn spend(&mut self, numbers: usize) -> Result<()> {
         self.budget = self.budget.checked_sub(numbers).ok_or_else(|| {
-            Error::shape("constants", "weights in proportion to the file", "many more by using the same ones again")
+            Error::shape(
+                "constants",
+                "weights in proportion to the file",
+                "many more, because the same ones are used again",
+            )
         })?;
         Ok(())
     }
@@ -539,7 +545,8 @@ impl<'a> Importer<'a> {
     }
 }
 
-/// A number in the place of −∞, which masks an entry of a softmax or a maximum: any number far below the others does that.
+/// A finite number in place of −∞, which masks an entry of a softmax or a maximum: any number far below the others
+/// does the same.
 pub(super) fn finite(value: f32) -> f32 {
     if value == f32::NEG_INFINITY { -1e30 } else { value }
 }

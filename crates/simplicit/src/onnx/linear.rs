@@ -74,7 +74,7 @@ impl Importer<'_> {
         if left.is_empty() || right.is_empty() {
             return Err(Error::shape("MatMul", "operands with axes", "a single number"));
         }
-        // Vectors are matrices of one row or column, which goes again.
+        // A vector is a matrix with one row or column; that axis is removed again.
         if left.len() == 1 || right.len() == 1 {
             let a = if left.len() == 1 { self.reshape(a, &[1, left[0]])? } else { a.clone() };
             let b = if right.len() == 1 { self.reshape(b, &[right[0], 1])? } else { b.clone() };
@@ -170,7 +170,7 @@ impl Importer<'_> {
                 "convolutions are over one or two axes",
             ));
         }
-        // A convolution adds zeros around its map by itself, which costs nothing.
+        // A convolution can add zeros around its map itself, which costs nothing.
         let (value, zeros) = self.without_zero_padding(value, spatial);
         let dims = self.dims(&value);
         if dims.len() != spatial + 2 {
@@ -206,7 +206,8 @@ impl Importer<'_> {
         self.reshape(&result, &[samples, out, size])
     }
 
-    /// A convolution of three axes whose kernel has one place along one of them: the same convolution of every plane.
+    /// A convolution over three axes whose kernel has size one along one of them is the same convolution of every
+    /// plane.
     fn plane_by_plane(&mut self, node: &NodeProto, inputs: &Inputs<'_>, weights: Tensor<f32>) -> Result<Value> {
         let value = inputs.value(0)?;
         let (dims, kernel) = (self.dims(value), &weights.dims[2..]);
@@ -240,15 +241,15 @@ impl Importer<'_> {
         let result = self.convolved(&planes, taps, windows.plane(), groups, bias)?;
         let size = self.dims(&result)[2..].to_vec();
         let apart = self.reshape(&result, &[&[samples, count, out], &size[..]].concat())?;
-        // Batch, channels, and the planes where they were.
+        // Batch, channels, and the planes in their order.
         let mut order = vec![0, 2, 3, 4];
         order.insert(2 + axis, 1);
         self.transpose(&apart, &order)
     }
 
-    /// A convolution of one map or, where a sample has several (frames, or windows), of all of them: they stand below each
-    /// other as one map, with the zeros between them that each has around it. Rows of the result that reach over two maps
-    /// are cut out again; training sees them.
+    /// A convolution of one map or, if a sample has several (frames, or windows), of all of them: they are stacked to
+    /// one map, separated by the zeros that each has around it. Rows of the result that reach over two maps are cut
+    /// out again, but training sees them.
     fn convolved(
         &mut self,
         maps: &Value,
@@ -285,7 +286,8 @@ impl Importer<'_> {
         self.transpose(&cut, &[1, 0, 2, 3])
     }
 
-    /// What a convolution makes of a constant, by running it as a network of its own. Its samples are along the first axis.
+    /// The result of a convolution of a constant, computed by running it as a network of its own. Samples are along
+    /// the first axis.
     pub(super) fn computed(
         &mut self,
         value: &Value,
@@ -309,7 +311,7 @@ impl Importer<'_> {
         self.constant(Constant::Floats(Tensor { dims, values }), matches!(value, Value::Constant(_, true)))
     }
 
-    /// A norm by the mean and variance of a constant itself: how weights that are standardised are written.
+    /// A norm by the mean and variance of a constant itself; standardised weights are written in this way.
     fn own_norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let value = inputs.value(0)?;
         let dims = self.dims(value);
@@ -367,7 +369,7 @@ impl Importer<'_> {
         Ok(out)
     }
 
-    /// (x − offset)·scale, one number for all or one for each of the last axis.
+    /// (x − offset)·scale, with one number for all values or one for each place of the last axis.
     pub(super) fn scaler(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let mut out = inputs.value(0)?.clone();
         for (name, binary, default) in [("offset", Binary::Subtract, 0.0), ("scale", Binary::Multiply, 1.0)] {
@@ -378,7 +380,7 @@ impl Importer<'_> {
         Ok(out)
     }
 
-    /// scale·x + shift per channel (the second axis): into the convolution before or after it where there is one.
+    /// scale·x + shift per channel (the second axis): folded into the convolution before or after it if there is one.
     pub(super) fn scale_channels(&mut self, value: &Value, scale: Vec<f64>, shift: Vec<f64>) -> Result<Value> {
         let dims = self.dims(value);
         let channels = dims[1];
@@ -395,7 +397,7 @@ impl Importer<'_> {
         self.reshape(&Value::Node(out), &dims)
     }
 
-    /// Norms whose mean depends on the sample: normalise, scale and shift.
+    /// Norms whose mean depends on the sample: they normalise, scale and shift.
     pub(super) fn norm(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let value = inputs.value(0)?;
         let dims = self.dims(value);

@@ -1,4 +1,4 @@
-//! Comparisons, truth values and choices that depend on the sample. A truth value is a number, 1 or 0.
+//! Comparisons, truth values and choices that depend on the sample. A truth value is the number 1 or 0.
 
 use super::constant::{Constant, Tensor, place};
 use super::import::{Importer, Value};
@@ -8,7 +8,7 @@ use crate::graph::{Binary, Structure};
 use crate::{Error, Result};
 
 impl Importer<'_> {
-    /// Comparisons and logic of values of the sample; nothing for other operators.
+    /// Comparisons and logic on values of the sample; `None` for other operators.
     pub(super) fn logic(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Option<Value>> {
         if !inputs.0.iter().flatten().any(|v| matches!(v, Value::Node(_))) {
             return Ok(None);
@@ -69,7 +69,7 @@ impl Importer<'_> {
         self.binary(Binary::Subtract, &one, value)
     }
 
-    /// Sums of a value up to every place of an axis: its product with a triangle of ones.
+    /// The sums of a value up to every place of an axis, as its product with a triangle of ones.
     fn running_sum(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let value = inputs.value(0)?;
         let axis = inputs.ints(1)?.and_then(|axis| axis.first().copied()).unwrap_or(0);
@@ -95,7 +95,7 @@ impl Importer<'_> {
         let mut dims = self.dims(value);
         let outer: usize = dims[..axis].iter().product();
         let inner: usize = dims[axis + 1..].iter().product();
-        // The first axis, which may be the batch, stays apart.
+        // The first axis may be the batch, so it is kept apart.
         let first = if axis > 0 { dims[0] } else { 1 };
         let flat = self.reshape(value, &[first, outer / first.max(1), from, inner])?;
         let product = self.structure(Structure::MatMul, &[weights, flat])?;

@@ -1,8 +1,8 @@
-//! Movements of values, whether they are constants or depend on the sample.
+//! Operators that move values, whether these are constants or depend on the sample.
 //!
-//! Transposes that cancel and reshapes of reshapes disappear here, when they are written down, and activations move in
-//! front of transposes; so a dense layer over tokens, which is a 1 × 1 convolution between two transposes, follows another
-//! without any transpose in between.
+//! Transposes that cancel and reshapes of reshapes are removed here, as soon as they are added, and activations move
+//! in front of transposes. A dense layer over tokens is a 1 × 1 convolution between two transposes, so one such layer
+//! then follows another without a transpose in between.
 
 use super::constant::{Constant, Tensor, broadcast, moved};
 use super::import::{Importer, Value};
@@ -21,7 +21,7 @@ impl Importer<'_> {
         }
     }
 
-    /// An operator without weights on floats; of constants the result is computed at once.
+    /// An operator without weights on floats; if all inputs are constants, the result is computed at once.
     pub(super) fn structure(&mut self, structure: Structure, inputs: &[Value]) -> Result<Value> {
         let is_weight = inputs.iter().any(|v| matches!(v, Value::Constant(_, true)));
         if inputs.iter().all(|v| matches!(v, Value::Constant(..))) {
@@ -75,7 +75,7 @@ impl Importer<'_> {
         let out: Vec<usize> = order.iter().map(|&k| dims[k]).collect();
         let long: Vec<usize> = order.iter().copied().filter(|&k| dims[k] != 1).collect();
         if long.is_sorted() {
-            // Only axes of size one move: the numbers stay in their order.
+            // Only axes of size one move, so the numbers stay in their order.
             return self.reshape(value, &out);
         }
         let node = self.node_of(value)?;
@@ -86,8 +86,8 @@ impl Importer<'_> {
         if let (Op::Structure(Structure::Transpose { order: first }), [input]) =
             (self.builder.op(source), self.builder.inputs(source))
         {
-            // Where the reshape in between only adds or removes axes of size one, both are one transpose of the axes that
-            // are longer.
+            // If the reshape in between only adds or removes axes of size one, both transposes are one transpose of
+            // the longer axes.
             let (input, first) = (*input, first.clone());
             let before = self.builder.shape_of(source).dims().sizes().to_vec();
             let kept = |dims: &[usize]| dims.iter().copied().filter(|&d| d != 1).collect::<Vec<_>>();
@@ -109,7 +109,7 @@ impl Importer<'_> {
         self.structure(Structure::Transpose { order: order.to_vec() }, &[Value::Node(node)])
     }
 
-    /// φ, in front of a transpose where there is one: both commute, and φ then stands beside its linear map.
+    /// φ, placed in front of a transpose if there is one: both commute, and φ is then next to its linear map.
     pub(super) fn activate(&mut self, value: &Value, activation: Activation) -> Result<Value> {
         if let Value::Constant(constant, w) = value {
             let out = constant.to_floats().map(|v| activation.apply(v));
@@ -163,7 +163,7 @@ impl Importer<'_> {
             other => {
                 self.spend(places.len())?;
                 if let [start] = places {
-                    // One place: a slice, and the axis goes.
+                    // For a single place this is a slice, and its axis is removed.
                     let part = self.slice(other, axis, *start, 1, 1)?;
                     let mut dims = self.dims(other);
                     dims.splice(axis..=axis, of.iter().copied());
@@ -182,7 +182,7 @@ impl Importer<'_> {
         let constants: Option<Vec<&Constant>> =
             values.iter().map(|v| if let Value::Constant(c, _) = v { Some(&**c) } else { None }).collect();
         let Some(constants) = constants else {
-            // Empty parts are what a cache of nothing leaves.
+            // Empty parts come from an empty cache and are left out.
             let parts: Vec<Value> = values.iter().filter(|v| !self.dims(v).contains(&0)).cloned().collect();
             return self.structure(Structure::Concat { axis }, &parts);
         };
@@ -199,7 +199,7 @@ impl Importer<'_> {
         self.constant(out, is_weight)
     }
 
-    /// Broadcast to dimensions that may themselves be broadcast.
+    /// Broadcasts a value to dimensions that may themselves be broadcast.
     pub(super) fn expand(&mut self, value: &Value, target: &[usize]) -> Result<Value> {
         let own = self.dims(value);
         let dims = broadcast(&own, target)?;

@@ -6,7 +6,7 @@ use super::proto::NodeProto;
 use crate::graph::{Binary, Reduction, Structure, Unary};
 use crate::{Error, Result};
 
-/// The inputs of one node; those left out are none.
+/// The inputs of one node; an input that was left out is `None`.
 pub(super) struct Inputs<'v>(pub(super) &'v [Option<Value>]);
 
 impl<'v> Inputs<'v> {
@@ -69,7 +69,7 @@ impl<'v> Inputs<'v> {
 }
 
 impl Importer<'_> {
-    /// Appends what the node computes and says what its outputs stand for.
+    /// Appends the nodes that an ONNX node stands for, and returns the values of its outputs.
     pub(super) fn apply(&mut self, node: &NodeProto, values: &[Option<Value>]) -> Result<Vec<Value>> {
         let inputs = Inputs(values);
         if node.op_type == "Split" {
@@ -159,7 +159,7 @@ impl Importer<'_> {
                 self.constant(Constant::Ints(truth), false)
             }
             (Value::Constant(constant, w), 2..=7 | 12 | 13) => match &**constant {
-                // Towards zero, as in C; what does not fit becomes the nearest integer that does.
+                // Rounded towards zero, as in C; a number that is out of range becomes the nearest integer in it.
                 Constant::Floats(tensor) => self.constant(Constant::Ints(tensor.map(|v| v as i64)), false),
                 Constant::Ints(_) => Ok(Value::Constant(constant.clone(), *w)),
             },
@@ -198,7 +198,7 @@ impl Importer<'_> {
             None => (0..dims.len()).collect(),
         };
         let keep = node.int("keepdims", 1) != 0;
-        // Norms and logarithms are made of sums.
+        // Norms and logarithms are composed of sums.
         let reduction = by_name(&REDUCTIONS, &node.op_type).unwrap_or(Reduction::Sum);
         if let Value::Constant(constant, _) = &value
             && let Constant::Ints(_) = **constant
@@ -245,7 +245,7 @@ impl Importer<'_> {
         let default = if self.opset < 13 { 1 } else { -1 };
         let axis = super::constant::place(node.int("axis", default), dims.len())?;
         if self.opset < 13 && axis + 1 != dims.len() {
-            // Over all axes from this one on, as if they were one.
+            // Over all axes from this one on, treated as one axis.
             let (rows, columns) = (dims[..axis].iter().product(), dims[axis..].iter().product());
             let flat = self.reshape(value, &[rows, columns])?;
             let out = self.softmax_over(node, &flat, 1)?;
@@ -258,7 +258,7 @@ impl Importer<'_> {
         if node.op_type == "Softmax" {
             return self.structure(Structure::Softmax { axis }, std::slice::from_ref(value));
         }
-        // x − max − ln Σ e^(x − max): the logarithm of a softmax would be that of zero.
+        // x − max − ln Σ e^(x − max): the logarithm of a softmax could be that of zero.
         let over = |reduction| Structure::Reduce { reduction, axes: vec![axis], keep: true };
         let largest = self.structure(over(Reduction::Maximum), std::slice::from_ref(value))?;
         let moved = self.structure(Structure::Binary(Binary::Subtract), &[value.clone(), largest])?;
@@ -269,7 +269,7 @@ impl Importer<'_> {
     }
 }
 
-/// What to do about an operator that is not read.
+/// Advice for an operator that is not read.
 fn way_out(node: &NodeProto) -> String {
     let why = match node.op_type.as_str() {
         "LSTM" | "GRU" | "RNN" | "Loop" | "Scan" => "recurrent layers are not read",
@@ -286,7 +286,7 @@ fn way_out(node: &NodeProto) -> String {
     format!("{why}{cut}")
 }
 
-/// Operators of two values, with their names in files; of several names the first is written.
+/// Operators of two values, with their names in files; if there are several names, the first one is written.
 const BINARY: [(&str, Binary); 8] = [
     ("Add", Binary::Add),
     ("Sum", Binary::Add),
@@ -298,7 +298,7 @@ const BINARY: [(&str, Binary); 8] = [
     ("Min", Binary::Minimum),
 ];
 
-/// Comparisons, of which all others are made.
+/// The comparison from which all others are composed.
 const COMPARISON: (&str, Binary) = ("Greater", Binary::Greater);
 
 /// Functions of every number.
@@ -327,7 +327,7 @@ fn by_name<T: Copy>(table: &[(&'static str, T)], operator: &str) -> Option<T> {
 }
 
 fn name_of<T: PartialEq>(table: &[(&'static str, T)], value: &T) -> &'static str {
-    // Tables hold every variant; a test looks.
+    // The tables contain every variant, which a test checks.
     table.iter().find(|(_, own)| own == value).map_or("", |(name, _)| name)
 }
 

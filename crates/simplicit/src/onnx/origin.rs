@@ -1,4 +1,5 @@
-//! Which node of a file every linear map and convolution of the network comes from, so that new weights can go back there.
+//! Which node of a file every linear map and convolution of the network comes from, so that new weights can be
+//! written there.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -11,7 +12,7 @@ use crate::graph::Structure;
 use crate::network::{FixedMap, Network, Op};
 use crate::{Error, Result};
 
-/// The node that a linear map or convolution was read from, and the value it now computes.
+/// The node from which a linear map or convolution was read, and the value that it now computes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The place of the Conv, ConvTranspose, Gemm, MatMul or Einsum in the file.
@@ -20,15 +21,15 @@ pub(crate) struct Origin {
     pub(crate) weights: Vec<usize>,
     /// The order of their axes in which an Einsum reads them as units × features.
     pub(crate) turned: Option<Vec<usize>>,
-    /// The value it reads; a batch norm in front of it that was folded is passed over.
+    /// The value that it reads; if a batch norm in front was folded, the value that this read.
     pub(crate) input: String,
     /// The nodes that stand between that value and the map, in order, where the batch norm stood in front of them: they only move
     /// numbers or average them, and the map reads what they make of the value without the norm.
     pub(crate) through: Vec<usize>,
     /// The value it computes with all that was folded into it: the node's own, or that of a norm or sum behind it.
     pub(crate) output: String,
-    /// Scales and shifts that were folded into it from behind a reshape or transpose: the value each computes, which is now
-    /// the value it reads.
+    /// Scales and shifts after a reshape or transpose that were folded into it: the value that each computes, and the
+    /// value that it reads and now equals.
     pub(crate) passed: Vec<(String, String)>,
 }
 

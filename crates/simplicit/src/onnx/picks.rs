@@ -1,5 +1,5 @@
-//! Values at constant places, chosen or overwritten. The places themselves are moved as the values would be, which says where
-//! every number of the result comes from.
+//! Values at constant places, chosen or overwritten. The numbers of the places are moved in the same way as the
+//! values, which shows where every number of the result comes from.
 
 use super::constant::{Constant, Tensor, size};
 use super::import::{Importer, Value};
@@ -9,7 +9,7 @@ use crate::graph::Structure;
 use crate::{Error, Result};
 
 impl Importer<'_> {
-    /// Numbers of a line of constants that the sample chooses: rows of a table of width one.
+    /// The sample chooses numbers from a line of constants, which is a table with rows of width one.
     fn looked_up(&mut self, node: &NodeProto, line: &Value, indices: &Value) -> Result<Value> {
         let dims = self.dims(line);
         let axis = super::constant::place(node.int("axis", 0), dims.len())?;
@@ -25,7 +25,7 @@ impl Importer<'_> {
         self.reshape(&chosen, &of)
     }
 
-    /// GatherND, GatherElements and ScatterND of values of the sample; nothing where all are constants.
+    /// GatherND, GatherElements and ScatterND on values of the sample; `None` if all are constants.
     pub(super) fn picked(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Option<Value>> {
         let (data, updates) = (inputs.value(0)?, inputs.get(2));
         if let (Value::Constant(..), indices @ Value::Node(_), "GatherElements") =

@@ -1,4 +1,4 @@
-//! Poolings: plain ones of feature maps, and the general form for the others.
+//! Poolings: plain ones of feature maps, and a general form for all others.
 
 use super::attributes::Windows;
 use super::constant::{Constant, Tensor};
@@ -11,7 +11,7 @@ use crate::network::FixedMap;
 use crate::{Error, Result};
 
 impl Importer<'_> {
-    /// x / (bias + alpha·mean of x² over the channels around it)^beta, where channels that are not there count as zeros.
+    /// x / (bias + alpha·mean of x² over the channels around it)^beta, where missing channels count as zeros.
     pub(super) fn local_response(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
         let value = inputs.value(0)?;
         let dims = self.dims(value);
@@ -71,8 +71,8 @@ impl Importer<'_> {
         self.pool_windows(node, value, windows, true)
     }
 
-    /// A pooling of more than two axes, of which those that it does not move over become one with their neighbours. Nothing
-    /// where more than two are left.
+    /// A pooling over more than two axes; axes over which it does not slide are merged with their neighbours. `None`
+    /// if more than two are left.
     fn merged_pool(&mut self, node: &NodeProto, value: &Value, dims: &[usize]) -> Result<Option<Value>> {
         let [samples, channels, ref sizes @ ..] = *dims else { return Ok(None) };
         if node.op_type.starts_with("Global") {
@@ -90,7 +90,7 @@ impl Importer<'_> {
         let mut shape = vec![samples, channels];
         for k in 0..sizes.len() {
             if !moves(k) && (k == 0 || !moves(k - 1)) {
-                // Of the channels, or of the axis before it.
+                // Merged with the channels, or with the axis before it.
                 *shape.last_mut().unwrap_or(&mut 1) *= sizes[k];
                 continue;
             }
@@ -115,7 +115,8 @@ impl Importer<'_> {
         self.reshape(&result, &out).map(Some)
     }
 
-    /// `of_map` says that the axes are those of a feature map; merged ones are not, and a pooling of maps would take them for it.
+    /// `of_map` says that the axes are those of a feature map; merged axes are not, and a pooling of feature maps
+    /// would mistake them for such.
     fn pool_windows(&mut self, node: &NodeProto, value: &Value, windows: Windows, of_map: bool) -> Result<Value> {
         let dims = self.dims(value);
         let (sizes, spatial) = (&dims[2..], windows.kernel.len());

@@ -1,4 +1,5 @@
-//! The part of ONNX's protocol buffer schema that is read and written here, by hand (onnx.proto, IR versions 3 to 13).
+//! The part of ONNX's protocol buffer schema that is read and written here, written by hand (onnx.proto, IR versions
+//! 3 to 13).
 //!
 //! Field numbers are ONNX's. Scalars whose presence ONNX's checker looks at are optional, so that an explicit 0 is
 //! written; unknown fields are skipped when reading.

@@ -1,7 +1,8 @@
 //! Activations that exporters write as several nodes (GELU, SiLU, …), recognised by what they compute.
 //!
-//! Every value that is a function of one other value, number by number, carries that function's values at a few fixed
-//! points. Where they agree with an activation, the value is that activation. How an exporter writes it does not matter.
+//! For every value that is a function of one other value, number by number, the function's values at a few fixed
+//! points are computed. If they agree with an activation, the value is that activation, however an exporter has
+//! written it.
 
 use std::collections::HashMap;
 
@@ -10,10 +11,10 @@ use crate::Result;
 use crate::graph::{Dims, Structure, Value as Operand};
 use crate::layout::Activation;
 
-/// Number of points.
+/// Number of fixed points.
 const POINTS: usize = 32;
 
-/// Most sources a value's function is followed back to.
+/// The most sources that a value is followed back to.
 const MAX_SOURCES: usize = 12;
 
 /// Relative and absolute distance within which two functions are the same. The two forms of GELU differ by 5e-4, one whose
@@ -34,14 +35,14 @@ pub(super) struct Profiles {
 }
 
 fn points() -> [f32; POINTS] {
-    // Uneven steps, with a few values far out.
+    // Points at uneven distances, with a few values far from zero.
     let mut points = std::array::from_fn(|k| (k as f32 - 15.3) * 0.411);
     (points[0], points[1], points[POINTS - 1]) = (-21.5, -12.25, 19.75);
     points
 }
 
 impl Profiles {
-    /// The value as a function of itself and of everything before it.
+    /// A value as a function of itself and of the values before it.
     fn of(&self, node: usize) -> Vec<Profile> {
         let own = Profile { source: node, values: points() };
         std::iter::once(own).chain(self.known.get(&node).into_iter().flatten().cloned()).collect()
@@ -49,7 +50,7 @@ impl Profiles {
 }
 
 impl Importer<'_> {
-    /// What `out` = `structure`(inputs) is, if it is an activation of something; else `out` itself.
+    /// If `out` = `structure`(inputs) is an activation of some value, that activation; else `out` itself.
     pub(super) fn recognised(&mut self, structure: &Structure, inputs: &[Value], out: Value) -> Result<Value> {
         let Value::Node(node) = out else { return Ok(out) };
         if inputs.iter().any(|v| matches!(v, Value::Node(x) if *x == node)) {

@@ -6,7 +6,7 @@ use super::nodes::Inputs;
 use super::proto::NodeProto;
 use crate::{Error, Result};
 
-/// How places of the result are places of the value.
+/// The map from places of the result to places of the value.
 struct Coordinates<'n> {
     mode: &'n str,
     scale: f64,
@@ -123,13 +123,13 @@ impl Importer<'_> {
     }
 }
 
-/// How neighbours are weighted.
+/// The weights of neighbours.
 struct Filter {
-    /// The coefficient of cubic interpolation; nothing where it is linear.
+    /// The coefficient of cubic interpolation; `None` for linear interpolation.
     cubic: Option<f64>,
-    /// Neighbours beyond the ends have no weight, instead of that of the last value.
+    /// Whether neighbours beyond the ends have no weight; otherwise they count as the last value.
     exclude_outside: bool,
-    /// The filter widens by the factor by which a value shrinks.
+    /// Whether the filter widens by the factor by which the value shrinks.
     antialias: bool,
 }
 
@@ -145,10 +145,10 @@ impl Filter {
         }
     }
 
-    /// The weights of all values in place k of the result.
+    /// Adds the weights of all values in place k of the result.
     fn spread(&self, c: &Coordinates<'_>, k: usize, weights: &mut [f64]) {
         let (last, x) = (c.from as i64 - 1, c.at(k));
-        // A linear mean beyond the ends is the last value.
+        // Beyond the ends, a linear mean is the last value.
         let x = if self.cubic.is_none() && !self.antialias { x.clamp(0.0, last as f64) } else { x };
         let scale = if self.antialias { c.scale.min(1.0) } else { 1.0 };
         let reach = if self.cubic.is_some() { 2.0 } else { 1.0 } / scale;

@@ -1,12 +1,12 @@
-//! The inputs and outputs that a file declares: which one a sample goes into, the sizes of one sample, and numbers for the
-//! other inputs.
+//! The inputs and outputs that a file declares: the input for the sample, the sizes of one sample, and numbers for
+//! the other inputs.
 
 use super::constant::{Constant, Tensor};
 use super::proto::{DimensionProto, DimensionValue, ValueInfoProto, data_type};
 use crate::graph::Dims;
 use crate::{Error, Result};
 
-/// The one there is, or the one that was asked for.
+/// The only input or output, or the one that was asked for.
 pub(super) fn choose<'v>(all: &[&'v ValueInfoProto], name: Option<&str>, what: &str) -> Result<&'v ValueInfoProto> {
     let names: Vec<&str> = all.iter().map(|i| i.name.as_str()).collect();
     match (name, all) {
@@ -24,13 +24,13 @@ pub(super) fn choose<'v>(all: &[&'v ValueInfoProto], name: Option<&str>, what: &
     }
 }
 
-/// The axes that a file gives an input, if it does.
+/// The axes that a file declares for an input, if it does.
 fn declared(input: &ValueInfoProto) -> Option<&[DimensionProto]> {
     let tensor = input.kind.as_ref()?.tensor_type.as_ref()?;
     Some(&tensor.shape.as_ref()?.dim)
 }
 
-/// Whether an input has fractions; where the file does not say, it has.
+/// Whether an input has fractional numbers; assumed where the file does not say.
 pub(super) fn is_float(input: &ValueInfoProto) -> bool {
     let kind = input.kind.as_ref().and_then(|k| k.tensor_type.as_ref()).and_then(|t| t.elem_type);
     let floats = [data_type::FLOAT, data_type::FLOAT16, data_type::DOUBLE, data_type::BFLOAT16];
@@ -45,7 +45,7 @@ fn fixed(dim: &DimensionProto) -> Option<usize> {
     }
 }
 
-/// The axes as the file has them: sizes, or names in their place.
+/// The axes as the file declares them: sizes, or names in their place.
 fn described(dims: &[DimensionProto]) -> String {
     let name = |dim: &DimensionProto| match &dim.value {
         Some(DimensionValue::Param(name)) if !name.is_empty() => name.clone(),
@@ -72,7 +72,7 @@ pub(super) fn input_dims(input: &ValueInfoProto, given: Option<&[usize]>) -> Res
     }
     let got = || described(dims);
     let sizes = match given {
-        // The batch may stand in front.
+        // A leading 1 for the batch is allowed.
         Some([1, sizes @ ..]) if sizes.len() == rest.len() => Some(sizes),
         given => given,
     };
@@ -98,7 +98,8 @@ pub(super) fn input_dims(input: &ValueInfoProto, given: Option<&[usize]>) -> Res
     Ok((fixed(batch), [&[1], sizes].concat()))
 }
 
-/// The other inputs that are filled with one number each. Axes that have the name of one of the sample's have its size.
+/// The other inputs, which are filled with one number each. An axis with the same name as one of the sample's has the
+/// same size.
 pub(super) fn filled_inputs<'a>(
     inputs: &[&'a ValueInfoProto],
     sample: &ValueInfoProto,

@@ -1,4 +1,4 @@
-//! Constants of an ONNX file: checked, and converted to what the library computes with.
+//! Constants of an ONNX file, checked and converted to the library's types.
 
 use super::constant::{Constant, Tensor};
 use super::proto::{TensorProto, data_type};
@@ -9,7 +9,7 @@ pub(crate) fn is_external(tensor: &TensorProto) -> bool {
     tensor.data_location.unwrap_or(0) != 0 || !tensor.external_data.is_empty()
 }
 
-/// Reads a tensor whose values are in the file itself; nothing is allocated that the file does not hold.
+/// Reads a tensor whose values are in the file itself; no more is allocated than the file holds.
 pub(crate) fn read(tensor: &TensorProto) -> Result<Constant> {
     let what = || format!("tensor {:?}", tensor.name);
     if is_external(tensor) {
@@ -96,7 +96,7 @@ impl Data<'_> {
     }
 }
 
-/// A tensor of floats in one of the types that are read as such, each value rounded to the nearest; none for other types.
+/// A tensor in one of the types that are read as floats, each value rounded to the nearest; `None` for other types.
 pub(crate) fn write(kind: i32, name: &str, dims: &[i64], values: &[f32]) -> Option<TensorProto> {
     let raw_data = match kind {
         data_type::FLOAT => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -109,14 +109,14 @@ pub(crate) fn write(kind: i32, name: &str, dims: &[i64], values: &[f32]) -> Opti
     Some(TensorProto { name, dims, data_type: Some(kind), raw_data: Some(raw_data), ..Default::default() })
 }
 
-/// The nearest number of half precision, of two the even one; beyond the largest it is infinite.
+/// The nearest number in half precision, the even one of two equally near; infinite beyond the largest.
 fn to_half(value: f32) -> u16 {
     let sign = ((value.to_bits() >> 16) & 0x8000) as u16;
     let size = value.abs();
     if size.is_nan() {
         return sign | 0x7e00;
     }
-    // In units of the last place; an exponent below that of the smallest normal number is the same unit.
+    // In units of the last place; below the smallest normal number the unit stays the same.
     let exponent = (((size.to_bits() >> 23) as i32) - 127).max(-14);
     if exponent > 15 {
         return sign | 0x7c00;
@@ -126,7 +126,7 @@ fn to_half(value: f32) -> u16 {
     sign | (((exponent + 14) as u32 * 1024 + units).min(0x7c00)) as u16
 }
 
-/// The upper half of an f32, rounded to the nearest, of two to the even one.
+/// The upper half of an f32, rounded to the nearest, to the even one of two equally near.
 fn to_brain(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
@@ -175,7 +175,8 @@ mod tests {
                 assert!(value.is_nan() || back == bits, "{bits:x}: {value} became {back:x}");
             }
         }
-        // Halfway between two neighbours, the even one; a little more, the upper one; and so near the ends.
+        // A number halfway between two neighbours gives the even one, a slightly larger one the upper one; also near
+        // the ends of the range.
         for bits in (0..0x7bffu16).chain(0x8000..0xfbff) {
             let middle = f32::midpoint(half(bits), half(bits + 1));
             assert_eq!(to_half(middle), bits + (bits & 1), "{bits:x}");

@@ -1,4 +1,4 @@
-//! What is refused, and whether the message names the node, its operator and a way out.
+//! The networks that are refused, and whether the message names the node, its operator and an alternative.
 
 use std::collections::HashSet;
 
@@ -122,7 +122,7 @@ fn unsupported_nodes_are_named_with_a_way_out() {
     refused(dense(vec![node("Relu", "x", "z", vec![])]), &["output \"y\""]);
     let foreign = NodeProto { domain: "com.microsoft".into(), ..node("Relu", "x", "y", vec![]) };
     refused(dense(vec![foreign]), &["com.microsoft", "custom"]);
-    // Tokens: the same map for each of them.
+    // Tokens: every token has the same linear map.
     read(&model(&[0, 4, 3], vec![node("MatMul", "x w", "y", vec![])], vec![floats("w", &[3, 3])])).unwrap();
 }
 
@@ -170,7 +170,7 @@ fn a_batch_norm_that_cannot_be_folded_is_a_product_and_a_sum() {
         let constants = norm().into_iter().chain([variance.clone(), floats("w", &[3, 2, 3, 3])]).collect();
         read(&model(&[0, 2, 6, 6], nodes, constants)).unwrap()
     };
-    // Zeros of the padding are not shifted: only the inner positions are the same.
+    // Zeros of the padding are not shifted, so only the inner positions are the same.
     let (folded, padded) = (network(&[0; 4]), network(&[1; 4]));
     let u = crate::linalg::Matrix::from_fn(2, 72, |i, j| ((i * 31 + j * 7) % 13) as f32 / 5.0 - 1.0);
     let (a, b) = (folded.forward(&u).unwrap(), padded.forward(&u).unwrap());

@@ -1,6 +1,7 @@
 //! Transposed convolutions, as ordinary ones. Of the results along an axis with stride s, those at places of the same
-//! remainder r by s read the same weights: tap k reaches remainder dilation·k mod s. So a convolution with s channels for
-//! every channel, one for each remainder, computes all of them without a stride, and its channels are dealt out to the places.
+//! remainder r by s read the same weights: tap k reaches remainder dilation·k mod s. So a convolution with s channels
+//! for every channel, one for each remainder, computes all of them without a stride, and its channels are then
+//! rearranged to the places.
 
 use super::constant::Tensor;
 use super::import::{Importer, Value};
@@ -10,23 +11,23 @@ use crate::linalg::Matrix;
 use crate::network::Window;
 use crate::{Error, Result};
 
-/// Largest stride, kernel and padding.
+/// The largest stride, kernel and padding.
 const MAX_EXTENT: i64 = 1 << 12;
 
-/// One axis.
+/// One axis of a transposed convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
     stride: usize,
     dilation: usize,
-    /// Taps of the ordinary convolution.
+    /// Number of taps of the ordinary convolution.
     taps: usize,
-    /// Zeros behind the values; in front there are one less than taps.
+    /// Number of zeros after the values; before them there is one less than the number of taps.
     after: usize,
-    /// Places cut off in front and behind.
+    /// Number of places that are cut off before and after.
     cut: [usize; 2],
 }
 
-/// The ordinary convolution of a transposed one; a 1-D one has a first axis of size one.
+/// The ordinary convolution that replaces a transposed one; for 1-D ones the first axis has size one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Phases {
     axes: [Axis; 2],
@@ -35,7 +36,8 @@ pub(super) struct Phases {
 impl Axis {
     const ONE: Self = Self { stride: 1, dilation: 1, taps: 1, after: 0, cut: [0, 0] };
 
-    /// `extra` places are added behind; `pads` are `None` where they are to give stride times as many places.
+    /// `extra` places are added at the end; if `pads` is `None`, it is chosen so that the result has stride times as
+    /// many places.
     fn new(
         kernel: usize,
         stride: usize,
@@ -52,7 +54,7 @@ impl Axis {
                 if upper { [small, large] } else { [large, small] }
             }
         };
-        // Places asked for beyond the last that a tap reaches have the bias alone.
+        // Places beyond the last one that a tap reaches have the bias alone.
         let rounds = (extent + extra.saturating_sub(behind)).div_ceil(stride);
         let cut = (stride * rounds + behind).checked_sub(extent + extra)?;
         Some(Self { stride, dilation, taps: (extent - 1) / stride + 1, after: rounds - 1, cut: [before, cut] })
@@ -60,7 +62,7 @@ impl Axis {
 }
 
 impl Phases {
-    /// Of a node with weights of these dimensions: inputs × outputs × kernel.
+    /// For a node with weights of these dimensions: inputs × outputs × kernel.
     pub(super) fn of(node: &NodeProto, weights: &[usize]) -> Result<Self> {
         let kernel = weights.get(2..).unwrap_or_default();
         let count = kernel.len();
@@ -109,13 +111,13 @@ impl Phases {
         }
     }
 
-    /// The stride of both axes, where it is one.
+    /// The stride of both axes, if they have the same.
     pub(super) fn blocks(&self) -> Option<usize> {
         let [y, x] = self.axes;
         (y.stride == x.stride).then_some(y.stride)
     }
 
-    /// Places to cut off in front and behind, of both axes.
+    /// Places to cut off before and after, on both axes.
     pub(super) fn cuts(&self) -> [[usize; 2]; 2] {
         self.axes.map(|axis| axis.cut)
     }

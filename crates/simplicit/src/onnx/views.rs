@@ -1,4 +1,4 @@
-//! Nodes that only move values: reshapes, transposes, slices, paddings and what is made of them.
+//! Nodes that only move values: reshapes, transposes, slices, paddings and operators composed of these.
 
 use super::constant::{Constant, Tensor, place, places};
 use super::import::{Importer, Value, finite};
@@ -52,7 +52,7 @@ impl Importer<'_> {
         self.reshape(value, &out)
     }
 
-    /// The dimensions a reshape asks for: 0 copies one, −1 is what is left.
+    /// The dimensions that a reshape asks for: 0 copies a size, −1 takes what is left.
     fn target(&self, target: &[i64], dims: &[usize], copy_zeros: bool, of_sample: bool) -> Result<Vec<usize>> {
         let size: usize = dims.iter().product();
         let resolve = |target: &[i64]| {
@@ -74,7 +74,7 @@ impl Importer<'_> {
             }
             (out.iter().try_fold(1usize, |p, &d| p.checked_mul(d)) == Some(size)).then_some(out)
         };
-        // A batch that the file fixes, and whatever folds it into the first axis, is a batch of one here.
+        // A batch size that the file fixes, alone or folded into the first axis, becomes a batch of one here.
         let batch = self.fixed_batch.filter(|_| of_sample).map(|b| b as i64);
         let of_one = match (batch, target) {
             (Some(batch), [first, rest @ ..]) if *first > 0 && first % batch == 0 => {
@@ -176,7 +176,7 @@ impl Importer<'_> {
         let target = inputs.ints(1)?.ok_or_else(|| Error::shape("expand", "its dimensions", "none"))?;
         let mut target = target.iter().map(|&d| usize::try_from(d).unwrap_or(usize::MAX)).collect::<Vec<_>>();
         let value = inputs.value(0)?;
-        // A class token is repeated for every sample of the batch that the file fixes.
+        // A class token is repeated for every sample of the batch size that the file fixes.
         let own = self.dims(value);
         if let (Some(batch), [first, ..]) = (self.fixed_batch, &mut target[..])
             && *first == batch
@@ -243,7 +243,7 @@ impl Importer<'_> {
         }
     }
 
-    /// Zeros around the last axes that a convolution may as well add itself: the value without them, and how many.
+    /// Zeros around the last axes that a convolution can also add itself: the value without them, and their numbers.
     pub(super) fn without_zero_padding(&self, value: &Value, spatial: usize) -> (Value, Vec<[usize; 2]>) {
         if let Value::Node(id) = value
             && let (Op::Structure(Structure::Pad { padding, value: fill }), [input]) =
@@ -285,7 +285,7 @@ impl Importer<'_> {
     }
 }
 
-/// The first place, the step and the number of places of a slice, out-of-range bounds moved to the ends.
+/// The first place, the step and the number of places of a slice; bounds out of range are moved to the ends.
 fn range(start: i64, end: i64, step: i64, size: usize) -> Result<(usize, i64, usize)> {
     let size = size as i64;
     let from_front = |v: i64| if v < 0 { v.saturating_add(size) } else { v };

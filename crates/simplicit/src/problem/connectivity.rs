@@ -8,16 +8,16 @@ use crate::{Error, Result};
 /// states and then the p inputs.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub enum Connectivity {
-    /// Everything, as in the paper: feedback and self-loops too.
+    /// All connections, as in the paper: feedback and self-loops too.
     #[default]
     Full,
-    /// Everything but a state's own loop.
+    /// All connections except those from a state to itself.
     NoSelfLoop,
-    /// States of earlier layers and the inputs: learned skips, no cycles.
+    /// Connections from states of earlier layers and from the inputs: learned skips, no cycles.
     Feedforward,
-    /// Only where the baseline has a connection.
+    /// Only the connections that the baseline has.
     Baseline,
-    /// The user's own: (n + q) × (n + p), true where a weight may be.
+    /// A mask of the user's own: (n + q) × (n + p), true where a weight may be.
     Mask(Mask),
 }
 
@@ -30,7 +30,7 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// Allowed where `pattern` is non-zero.
+    /// Allows the entries at which `pattern` is non-zero.
     pub fn from_pattern(pattern: &Matrix) -> Self {
         Self {
             rows: pattern.rows(),
@@ -39,7 +39,7 @@ impl Mask {
         }
     }
 
-    /// Entry by entry.
+    /// Allows the entries for which a function is true.
     pub fn from_fn(rows: usize, cols: usize, mut allowed: impl FnMut(usize, usize) -> bool) -> Self {
         let allowed = (0..rows * cols).map(|k| allowed(k / cols, k % cols)).collect();
         Self { rows, cols, allowed }
@@ -50,7 +50,7 @@ impl Mask {
         self.allowed[i * self.cols + j]
     }
 
-    /// Rows and columns.
+    /// Number of rows and columns.
     pub fn shape(&self) -> (usize, usize) {
         (self.rows, self.cols)
     }
@@ -75,7 +75,7 @@ impl Connectivity {
             Connectivity::NoSelfLoop => Ok(Mask::from_fn(shape.0, shape.1, |i, j| i != j || i >= n)),
             Connectivity::Feedforward => {
                 let layers: Vec<usize> = (0..n).filter_map(|i| layout.layer_of(i)).collect();
-                // Last layer first: an earlier layer has the larger index.
+                // The last layer comes first, so an earlier layer has the larger index.
                 Ok(Mask::from_fn(shape.0, shape.1, |i, j| i >= n || j >= n || layers[j] > layers[i]))
             }
             Connectivity::Baseline => match baseline {

@@ -1,4 +1,4 @@
-//! What is solved: one convex problem per row of M = (A B; C D).
+//! The problem that is solved: one convex problem per row of M = (A B; C D).
 //!
 //! With features Ũ (d × m) and the row's target z,
 //!
@@ -17,10 +17,10 @@ pub use penalty::Penalty;
 
 use crate::{Error, Result};
 
-/// How states and outputs are to be matched.
+/// How states and outputs are matched.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Matching {
-    /// Z = AX + BU and Y = CX + DU, or an error that names the rows where this cannot be.
+    /// Z = AX + BU and Y = CX + DU hold exactly; where that is impossible, an error names the rows.
     Exact,
     /// The squared mismatch is penalised.
     Relaxed {
@@ -37,20 +37,21 @@ impl Default for Matching {
     }
 }
 
-/// In which coordinates f sees a weight.
+/// The coordinates in which the penalty f is applied to a weight.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Units {
     /// As stored: f(w_j).
     Stored,
     /// f(w_j · rms_j · factor) with rms_j the feature's root mean square, so that rescaling an input changes nothing.
-    /// `factor` = 1/rms(z) is the normalised problem; √λ_i of an output-aware weight λ_i puts all rows in one unit.
+    /// `factor` = 1/rms(z) gives the normalised problem; √λ_i, where λ_i is an output-aware weight, gives all rows
+    /// the same unit.
     Rms {
-        /// The row's factor.
+        /// The factor of the row.
         factor: f64,
     },
 }
 
-/// Σ c_j|w_j| ≤ radius, over the entries with c_j > 0.
+/// The constraint Σ c_j|w_j| ≤ radius, over the entries with c_j > 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ball {
     /// κ.
@@ -69,15 +70,15 @@ impl Ball {
 /// One row's problem over the features of a [`Design`](crate::solver::Design).
 #[derive(Debug, Clone)]
 pub struct RowProblem {
-    /// Which target of the statistics.
+    /// The number of the target in the statistics.
     pub target: usize,
     /// Λ, the weight of the mean squared mismatch (the paper's λ times m); ignored in exact matching.
     pub fit: f64,
-    /// Coordinates of the penalty's argument.
+    /// Coordinates in which the penalty is applied.
     pub units: Units,
     /// ω_j per feature; absent means all ones. Infinity forbids the entry, zero leaves it unpenalised.
     pub weights: Option<Vec<f64>>,
-    /// The well-posedness ball.
+    /// The ball that keeps the model well-posed.
     pub ball: Option<Ball>,
     /// [l_j, u_j] per feature, in stored coordinates; each interval must contain 0.
     pub bounds: Option<Vec<(f64, f64)>>,
@@ -86,12 +87,12 @@ pub struct RowProblem {
 }
 
 impl RowProblem {
-    /// The relaxed problem of one target with weight Λ on the mean squared mismatch and nothing else.
+    /// The relaxed problem of one target with weight Λ on the mean squared mismatch, without weights, ball or bounds.
     pub fn new(target: usize, fit: f64) -> Self {
         Self { target, fit, units: Units::Stored, weights: None, ball: None, bounds: None, start: None }
     }
 
-    /// Everything a solver relies on; `features` and `targets` are the design's.
+    /// Checks everything that a solver relies on; `features` and `targets` are the numbers of the design.
     pub fn check(&self, features: usize, targets: usize) -> Result<()> {
         let name = |what: &str| format!("{what} of row {}", self.target);
         if self.target >= targets {

@@ -1,5 +1,5 @@
-//! The optimum on a support, and corrections of the support: from signs that are nearly right a few linear systems end at
-//! the solution.
+//! The optimum on a support, and corrections of the support: if the signs are nearly right, a few linear systems lead
+//! to the solution.
 //!
 //! On the active entries J with signs σ the optimum solves Ĝw + f̂′(w) + θcσ = ĥ (θ with the ball's face as one more
 //! equation). Entries whose sign comes out wrong leave J, entries whose gradient exceeds their kink enter it, and the
@@ -13,17 +13,18 @@ use super::newton_system::{INACTIVE, Method};
 use crate::linalg::{axpy, dot};
 use crate::problem::Penalty;
 
-/// The ε of the systems: as good as none, but safe where the active columns are dependent.
+/// The level whose ε the systems have: so small that it does not matter, but safe where the active columns are
+/// dependent.
 const LEVEL: usize = 11;
-/// Systems solved in one go.
+/// The most systems that are solved in one call.
 const MAX_STEPS: usize = 6;
-/// Corrections after the first system, as a share of the features; then at most half as many every time. A support that
-/// is nearly right does better, one that is not is left to more splitting.
+/// Corrections after the first system, as a share of the features; after each further system at most half as many. A
+/// support that is nearly right needs fewer, and one that needs more is left to further splitting.
 const FIRST_CORRECTIONS: f64 = 0.1;
-/// Systems without a correction, only for the digits.
+/// The most systems without a correction, which only improve the last digits.
 const MAX_REFINEMENTS: usize = 2;
 
-/// One row.
+/// The state of one row.
 pub(super) struct ActiveSet<'a> {
     row: &'a Row<'a>,
     w: Vec<f64>,
@@ -39,7 +40,7 @@ pub(super) struct ActiveSet<'a> {
     theta: f64,
     is_tight: bool,
     method: Method,
-    /// Most corrections after the next system; before the first, none are made.
+    /// The most corrections after the next system; before the first system none are made.
     corrections: usize,
     refinements: usize,
     pub(super) steps: usize,
@@ -48,7 +49,7 @@ pub(super) struct ActiveSet<'a> {
 }
 
 impl<'a> ActiveSet<'a> {
-    /// From a feasible w and the ball's multiplier there.
+    /// Starts from a feasible w and the ball's multiplier there.
     pub(super) fn new(row: &'a Row<'a>, penalty: &dyn Penalty, w: &[f64], theta: f64, best: Best) -> Self {
         let d = w.len();
         let mut out = Self {
@@ -125,7 +126,7 @@ impl<'a> ActiveSet<'a> {
             let inward = if self.w[j] == 0.0 {
                 g.abs() - self.pull(penalty, j, 1.0) > 1e-12 * g.abs() && bound > 0.0
             } else {
-                // Held at a bound: it leaves when the cost falls towards zero.
+                // The entry is held at a bound: it leaves the bound if the cost falls towards zero.
                 let side = 1f64.copysign(self.w[j]);
                 side * (g - self.pull(penalty, j, side)) < 0.0
             };
@@ -163,7 +164,7 @@ impl<'a> ActiveSet<'a> {
         self.fill(penalty);
     }
 
-    /// Diagonal, right-hand side and border of the next system.
+    /// Computes diagonal, right-hand side and border of the next system.
     fn fill(&mut self, penalty: &dyn Penalty) {
         for j in 0..self.w.len() {
             let corner = self.has_corner(penalty, j);
@@ -204,7 +205,7 @@ impl<'a> ActiveSet<'a> {
     }
 }
 
-/// Solves the rows on their supports and corrects these, until each is solved or makes no progress.
+/// Solves the rows on their supports and corrects the supports, until each row is solved or makes no more progress.
 pub(super) fn correct(
     coordinates: &Coordinates,
     penalty: &dyn Penalty,

@@ -3,18 +3,20 @@
 
 use crate::linalg::{axpy, dot};
 
-/// Differences remembered.
+/// Number of differences that are remembered.
 const MEMORY: usize = 5;
-/// Added to the diagonal of the small system: relative to its trace, and to the residual. The second bounds the factors:
-/// an iterate that drifts at a constant speed has no differences at all, and nothing says how far it may go.
+/// Added to the diagonal of the small system: relative to its trace, and to the residual. The second bounds the
+/// factors: an iterate that drifts at a constant speed has residuals without differences, so nothing else would limit
+/// the step.
 const REGULAR: f64 = 1e-10;
 const DRIFT: f64 = 1e-4;
-/// Residuals below this share of u are rounding (of the products, single precision): their differences say nothing.
+/// Residuals below this share of u are rounding (products are in single precision), so their differences carry no
+/// information.
 const NOISE: f64 = 1e-6;
-/// A residual that grows by more than this says that the memory misleads; it is dropped.
+/// A residual that grows by more than this factor shows that the remembered differences mislead; they are dropped.
 const GROWTH: f64 = 2.0;
 
-/// What is remembered.
+/// The remembered differences.
 #[derive(Debug)]
 pub(super) struct Anderson {
     d_images: Vec<f64>,
@@ -129,7 +131,8 @@ mod tests {
         let mut r = Random::new(4);
         let d = 30;
         let (eigenvalues, goal) = ([0.99, -0.9, 0.7, 0.95], (0..d).map(|_| r.normal()).collect::<Vec<f64>>());
-        // F(u) − goal = diag(…)(u − goal): four different factors, so five remembered steps see all of it.
+        // F(u) − goal = diag(…)(u − goal) with four different factors, so five remembered steps find the goal
+        // exactly.
         let mut u = vec![0.0; d];
         let mut memory = Anderson::new(d);
         for _ in 0..8 {
@@ -138,7 +141,7 @@ mod tests {
         }
         let error = u.iter().zip(&goal).map(|(u, g)| (u - g).abs()).fold(0.0, f64::max);
         assert!(error < 1e-3, "{error}");
-        // Plain iteration is nowhere near.
+        // The plain iteration is still far from the goal after as many steps.
         assert!(0.99f64.powi(8) > 0.9);
     }
 }

@@ -1,11 +1,12 @@
 //! A block of rows solved side by side, so that every product with Ĝ or an inverse is a matrix–matrix product.
 //!
 //! 1. **Operator splitting**, accelerated ([`super::splitting`]): a few dozen cheap steps find the support.
-//! 2. **Active set** ([`super::active_set`]): from time to time the rows whose signs have settled are solved on their
-//!    support, which is corrected a few times. Most rows end here.
+//! 2. **Active set** ([`super::active_set`]): from time to time, rows whose signs no longer change are solved on
+//!    their support, which is corrected a few times. Most rows are solved here.
 //! 3. **Proximal point with semismooth Newton** ([`super::newton`]) for the rows that are left.
 //!
-//! Every row depends on its own data alone, but sits in a block of fixed size: the result does not depend on threads.
+//! Every row depends on its own data alone, but is solved in a block of fixed size, so the result does not depend on
+//! the number of threads.
 
 use super::active_set::{ActiveSet, correct};
 use super::canonical::{Gap, Row};
@@ -18,16 +19,17 @@ use crate::linalg::{Matrix, Scalar, View, gemm, vectorised};
 use crate::parallel::Cancel;
 use crate::problem::Penalty;
 
-/// Splitting steps between two looks at the signs.
+/// Splitting steps from one check of the signs to the next.
 const LOOK_EVERY: usize = 5;
-/// The first try of the active set (sooner if every row has a start), and how the steps grow from one try to the next.
+/// The step of the first try of the active set (sooner if every row has a start), and the factor from one try to the
+/// next.
 const FIRST_TRY: usize = 20;
 const NEXT_TRY: f64 = 1.25;
-/// Signs that may have changed since the last look, as a share of the features; fewer where a system costs as much as
-/// many more steps.
+/// The largest share of signs that may have changed since the last check; fewer where a system costs as much as many
+/// more steps.
 const SETTLED_SIGNS: f64 = 0.02;
 const SETTLED_SIGNS_OF_COSTLY: f64 = 0.005;
-/// Newton systems of a row at one ε, about: what the making of an inverse is shared by.
+/// About how many Newton systems a row solves at one ε, which share the cost of making an inverse.
 const SYSTEMS_AT_A_LEVEL: f64 = 5.0;
 
 /// The best certified point of a row.
@@ -49,7 +51,7 @@ impl Best {
     }
 }
 
-/// Scratch shared by the rows of a block.
+/// Memory that the rows of a block share.
 pub(super) struct Room {
     pub(super) v: Vec<f64>,
     pub(super) shifted: Vec<f64>,
@@ -59,7 +61,7 @@ pub(super) struct Room {
     pub(super) system: NewtonSystem,
 }
 
-/// Both sides of a product.
+/// The operands and the results of a product.
 #[derive(Default)]
 pub(super) struct Buffers<T> {
     picked: Vec<usize>,
@@ -67,7 +69,7 @@ pub(super) struct Buffers<T> {
     right: Vec<T>,
 }
 
-/// Solves a block of rows in the same coordinates, each perhaps from a start.
+/// Solves a block of rows in the same coordinates, each from a start if it has one.
 pub(crate) fn solve(
     coordinates: &Coordinates,
     penalty: &dyn Penalty,
@@ -82,7 +84,7 @@ pub(crate) fn solve(
         trial: vec![0.0; d],
         double: Buffers::default(),
         single: Buffers::default(),
-        // All rows share the one inverse of the active set.
+        // All rows share the inverse of the active set.
         system: NewtonSystem::new(f64::INFINITY),
     };
     let mut states: Vec<Splitting> = rows.iter().map(|(row, start)| Splitting::new(row, start.as_deref(), d)).collect();
@@ -143,11 +145,11 @@ pub(crate) fn solve(
     Ok(states.into_iter().map(outcome).collect())
 }
 
-/// Whether the active set is worth a try.
+/// Whether the active set is worth trying.
 fn has_settled(s: &Splitting) -> bool {
     let d = s.v.len();
     let used = s.v.iter().filter(|v| **v != 0.0).count();
-    // The smaller of the two forms of the system, against some products with Ĝ.
+    // The size of the cheaper form of the system, compared with some products with Ĝ.
     let costly = used.min(d - used).pow(3) / 3 > 20 * d * d;
     let share = if costly { SETTLED_SIGNS_OF_COSTLY } else { SETTLED_SIGNS };
     s.changed_signs <= (share * d as f64).ceil() as usize

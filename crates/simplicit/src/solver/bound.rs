@@ -1,8 +1,8 @@
-//! How far the cardinality answers of a design's rows can be from the best ones.
+//! Bounds on how far the cardinality answers of a design's rows can be from the optimum.
 //!
 //! The row's problem, which the splitting, the single moves and the refit all work on, is in unit-RMS coordinates
 //! ½ŵᵀ(Ĝ + ridge)ŵ − ĥᵀŵ + ½ + Σ p_j·[ŵ_j ≠ 0]: a [`PricedRow`]. All rows share Ĝ, and with it the diagonals of the
-//! bound; a ball plays no part, so with a ball the bound holds and is lower than it might be.
+//! bound; a ball is ignored, so with a ball the bound is valid but lower than necessary.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::problem::RowProblem;
 use crate::problem::penalty::Ridge;
 use crate::{Error, Result};
 
-/// How far a cardinality answer can be from the best one.
+/// How far a cardinality answer can be from the optimum.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CardinalityBound {
-    /// Λ/m·‖z − Ũᵀw‖² + μ·(non-zeros) + the refit's ridge, at the answer.
+    /// Λ/m·‖z − Ũᵀw‖² + μ·(non-zeros) + the refit's ridge term, at the answer.
     pub value: f64,
-    /// No weights do better than this.
+    /// A lower bound: no weights cost less.
     pub bound: f64,
     /// Whether the answer is proven optimal, by a certificate that was checked.
     pub proven: bool,
@@ -71,7 +71,7 @@ impl<'a, 's> PricedRows<'a, 's> {
         Ok(row.map_or_else(|| vec![0.0; self.design.features()], |row| row.stored(self.design, weights)))
     }
 
-    /// The row's objective over its priced form.
+    /// The factor from the value of the priced form to the row's objective.
     pub(super) fn value_scale(&self, problem: &RowProblem) -> Result<f64> {
         Ok(self.canonical(problem)?.map_or(1.0, |row| row.value_scale))
     }
@@ -135,7 +135,7 @@ pub(crate) fn cardinality_bound(
                 (value, bound, bound >= value - ProveSettings::default().tolerance * value)
             }
         };
-        // No cost is negative.
+        // No cost is negative, so the bound is not either.
         Ok(CardinalityBound { value: value * scale, bound: bound.max(0.0) * scale, proven })
     };
     let mut out = Vec::with_capacity(problems.len());

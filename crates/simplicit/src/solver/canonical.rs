@@ -11,16 +11,16 @@ use crate::problem::penalty::{EntryScale, Penalty};
 use crate::problem::{RowProblem, Units};
 
 /// The projection aims this much inside the ball, so that no later rounding (undoing the scales, summing in another
-/// order) can leave it. The certificate is taken against the true radius and pays for it.
+/// order) can leave it. The certificate is computed for the true radius, so it includes the cost of this margin.
 const BALL_MARGIN: f64 = 1e-12;
-/// The ball is slack, and has no multiplier, with at least this share of its radius left.
+/// The ball counts as slack, with multiplier zero, if at least this share of its radius is left.
 const SLACK: f64 = 1e-9;
 /// The gradient of an unpenalised entry counts as zero up to here (for diag Ĝ = 1, ‖ẑ‖ = 1), and the entry is taken to
 /// lie within `REACH` times the gradient of its optimum.
 const SETTLED: f64 = 1e-9;
 const REACH: f64 = 1e6;
 
-/// What the projection aims at for a ball of this radius.
+/// The radius that the projection uses for a ball of this radius.
 pub(crate) fn inner_radius(radius: f64) -> f64 {
     radius * (1.0 - BALL_MARGIN)
 }
@@ -31,12 +31,12 @@ pub(crate) struct Row<'a> {
     pub(crate) coordinates: &'a Coordinates<'a>,
     pub(crate) h: Vec<f64>,
     pub(crate) scale: EntryScale,
-    /// Ball weights in these coordinates and the radius.
+    /// The ball's weights in these coordinates, and its radius.
     pub(crate) ball: Option<(Vec<f64>, f64)>,
     pub(crate) bounds: Option<Vec<(f64, f64)>>,
-    /// The bounds as the user gave them: undoing the scales must not round across them.
+    /// The bounds as the user gave them, so that undoing the scales cannot round beyond them.
     stored_bounds: Option<Vec<(f64, f64)>>,
-    /// Entries without penalty. Where ball and bounds are slack as well the fit's gradient must vanish.
+    /// Entries without penalty. Where ball and bounds are slack too, the gradient of the fit must vanish there.
     unpenalised: Vec<usize>,
     /// t, the target's scale: w_j = ŵ_j·t/c_j.
     target_scale: f64,
@@ -59,7 +59,7 @@ impl Gap {
 }
 
 impl<'a> Row<'a> {
-    /// `None` for a target that is always zero, or whose square is: its row is the zero row.
+    /// `None` for a target that is always zero, or so small that its square underflows: its row is the zero row.
     pub(crate) fn new(
         design: &'a Design,
         scaling: Scaling,
@@ -89,7 +89,7 @@ impl<'a> Row<'a> {
             }
         };
         let scale = EntryScale { weights, units };
-        // A ball of radius zero forbids its entries, and is no ball.
+        // A ball of radius zero forbids its entries; no ball remains.
         let closed = |j: usize| problem.ball.as_ref().is_some_and(|b| b.radius == 0.0 && b.weights[j] > 0.0);
         let ball = problem.ball.as_ref().filter(|ball| ball.radius > 0.0).and_then(|ball| {
             let weights: Vec<f64> = live.iter().zip(c).map(|(&j, &c)| ball.weights[j] * t / c).collect();
@@ -133,7 +133,7 @@ impl<'a> Row<'a> {
         for (k, ((&j, &c), &w)) in design.live().iter().zip(self.coordinates.scales()).zip(w).enumerate() {
             out[j] = w * self.target_scale / c;
             if let (Some(bounds), Some(stored)) = (&self.bounds, &self.stored_bounds) {
-                // What lies on a bound is stored on it.
+                // An entry on a bound is stored as exactly that bound.
                 let ((low, high), (l, u)) = (bounds[k], stored[k]);
                 out[j] = if w == 0.0 || low == high {
                     0.0
@@ -235,7 +235,7 @@ impl<'a> Row<'a> {
         self.scale.weights[j] * self.scale.unit(j) * penalty.slope(0.0)
     }
 
-    /// Whether the ball leaves room at w; true without a ball.
+    /// Whether the ball is slack at w; true without a ball.
     fn ball_is_slack(&self, w: &[f64]) -> bool {
         self.ball
             .as_ref()
@@ -248,7 +248,7 @@ impl<'a> Row<'a> {
         !self.is_clipped(j, w[j]) && self.is_outside_ball(j, ball_is_slack)
     }
 
-    /// Whether entry j of `unpenalised` has no gradient left but rounding, with neither ball nor bound to hold it.
+    /// Whether the gradient at entry j of `unpenalised` is only rounding, and neither ball nor bound holds the entry.
     fn is_settled(&self, j: usize, gw: &[f64], ball_is_slack: bool) -> bool {
         let g = self.h[j] - gw[j];
         g.abs() <= SETTLED * self.coordinates.gram()[(j, j)].sqrt()
@@ -260,8 +260,8 @@ impl<'a> Row<'a> {
         ball_is_slack || self.ball.as_ref().is_none_or(|(c, _)| c[j] == 0.0)
     }
 
-    /// Moves the free entries to their optimum given the others, keeping `gw` = Ĝw. Left alone if that breaks a
-    /// constraint.
+    /// Moves the free entries to their optimum given the others, keeping `gw` = Ĝw. Nothing is changed if that would
+    /// violate a constraint.
     pub(crate) fn settle_free(&self, w: &mut [f64], gw: &mut [f64]) {
         let gram = self.coordinates.gram();
         let slack = self.ball_is_slack(w);
@@ -273,7 +273,7 @@ impl<'a> Row<'a> {
             &[j] => step[0] /= gram[(j, j)],
             free => {
                 let mut factor = Cholesky::with_capacity(k);
-                // Duplicates are harmless: what the ridge leaves behind is as small as the ridge.
+                // Duplicate features do no harm: the error that the ridge causes is as small as the ridge.
                 let filled = factor.factor(k, |a| {
                     for (r, &i) in free.iter().enumerate() {
                         for (s, &j) in free.iter().enumerate().skip(r) {
@@ -361,8 +361,9 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The ball's multiplier θ that makes the dual value largest: Σ c|x(θ)| = κ with x the maximisers, or the smallest θ
-    /// at which the conjugate is finite. Any θ from there on is valid, so the search may be short; `hint` starts it.
+    /// The ball's multiplier θ that makes the dual value largest: Σ c|x(θ)| = κ with x the maximisers, or the
+    /// smallest θ at which the conjugate is finite. Any θ from there on is valid, so the search may be short; it
+    /// starts at `hint`.
     fn multiplier(&self, penalty: &dyn Penalty, gw: &[f64], tau: f64, slack: bool, hint: f64) -> f64 {
         let Some((c, radius)) = &self.ball else { return 0.0 };
         let (mut low, mut high) = (0.0f64, 0.0f64);
@@ -397,7 +398,7 @@ impl<'a> Row<'a> {
             } else {
                 (high, at_high) = (theta, at);
             }
-            // The secant through the bracket, and now and then its middle: the sum has jumps.
+            // Secant steps through the bracket, sometimes its middle, because the sum has jumps.
             theta = if step % 3 == 2 { 0.5 * (low + high) } else { low + (high - low) * at_low / (at_low - at_high) };
         }
         theta
@@ -407,8 +408,9 @@ impl<'a> Row<'a> {
     ///
     /// gap = ½(1−τ)²‖r‖² + Σ_j [f̂(w_j) + θc_j|w_j| + f̂*(soft(τg_j, θc_j)) − τg_j w_j] + θ(κ − Σc_j|w_j|)
     ///
-    /// is non-negative for any 0 ≤ τ ≤ 1 and θ ≥ 0. `theta` is used where the conjugate is finite everywhere. Where an
-    /// unpenalised entry's gradient should vanish rounding is left; it is charged |g| times how far the entry may move.
+    /// is non-negative for any 0 ≤ τ ≤ 1 and θ ≥ 0. `theta` is used where the conjugate is finite everywhere. Where
+    /// an unpenalised entry's gradient should vanish, rounding remains; |g| times the distance that the entry may
+    /// move is added for it.
     pub(crate) fn certify(&self, penalty: &dyn Penalty, w: &[f64], gw: &[f64], theta: f64) -> Gap {
         let d = w.len();
         let residual = (1.0 - 2.0 * dot(&self.h, w) + dot(w, gw)).max(0.0);

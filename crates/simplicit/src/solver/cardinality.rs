@@ -1,9 +1,9 @@
 //! The cardinality problem itself: min Λ/m·‖z − Ũᵀw‖² + μ·(number of non-zeros), non-convex. Rows are put into the
-//! solver's own coordinates here, a [`GroupBackend`] solves them by operator splitting with a hard threshold, single moves
-//! and least squares on the support, and what comes back is held to its ball.
+//! solver's own coordinates here, a [`GroupBackend`] solves them by operator splitting with a hard threshold, single
+//! moves and least squares on the support, and the result is projected onto its ball.
 //!
-//! The answer is a good local optimum; [`cardinality_bound`](super::cardinality_bound) gives each row's distance from a
-//! certified lower bound, and proves what it can.
+//! The answer is a good local optimum; [`cardinality_bound`](super::cardinality_bound) gives each row's distance from
+//! a certified lower bound, and proves optimality where it can.
 
 use super::Refit;
 use super::canonical::Row;
@@ -15,12 +15,12 @@ use crate::problem::RowProblem;
 use crate::problem::penalty::Ridge;
 use crate::{Error, Result};
 
-/// How hard to try.
+/// The effort that the solver makes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CardinalitySettings {
     /// Splitting steps. Default 250.
     pub steps: usize,
-    /// Values that ρ takes on its way, each of which costs an inverse. Default 6.
+    /// Number of values of ρ, each of which costs an inverse. Default 6.
     pub rungs: usize,
     /// First ρ as a share of the mean eigenvalue of the normalised Gram matrix (which is 1). Default 0.05.
     pub first_rho: f64,
@@ -40,7 +40,7 @@ impl Default for CardinalitySettings {
 }
 
 impl CardinalitySettings {
-    /// How the splitting goes.
+    /// The schedule of the splitting.
     pub(crate) fn ladder(&self) -> Ladder {
         Ladder { steps: self.steps, rungs: self.rungs, first_rho: self.first_rho, span: self.span }
     }
@@ -64,7 +64,7 @@ pub fn solve_cardinality(
     solve_in_blocks(design, problems, level, settings, backend, block, threads, cancel, &mut progress)
 }
 
-/// [`solve_cardinality`] with so many rows to a block.
+/// [`solve_cardinality`] with a given number of rows per block.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn solve_in_blocks(
     design: &Design,
@@ -87,7 +87,7 @@ pub(crate) fn solve_in_blocks(
         }
     }
     let (count, d) = (problems.len(), design.live().len());
-    // The penalty plays no part here; ridge has no kink and keeps every unpenalised entry ordinary.
+    // The penalty is not used here; ridge has no kink, so every unpenalised entry is treated as usual.
     let ridge = Ridge::new(1.0)?;
     let canonical =
         |p: &RowProblem| Row::new(design, Scaling::Rms, p, &ridge, &design.cross(p.target), design.energy(p.target));
@@ -101,7 +101,7 @@ pub(crate) fn solve_in_blocks(
             let Some(row) = canonical(&problems[k]) else { return Ok(None) };
             // In canonical units the price is μω/S.
             let forbidden = |j: usize| row.bounds.as_ref().is_some_and(|b| b[j] == (0.0, 0.0));
-            // Nothing times a weight too large for a number is still free.
+            // A price of zero stays free, even for a weight so large that their product would not be a number.
             let free = |j: usize| level == 0.0 || row.scale.weights[j] == 0.0;
             let price = |j: usize| match (forbidden(j), free(j)) {
                 (true, _) => f64::INFINITY,
@@ -109,15 +109,16 @@ pub(crate) fn solve_in_blocks(
                 _ => level * row.scale.weights[j],
             };
             let own_prices: Vec<f64> = (0..d).map(price).collect();
-            // The splitting squares in single precision: weights too large for that (of features that cancel to a target
-            // of almost nothing) are no place to start from.
+            // The splitting squares in single precision, so it cannot start from weights whose squares overflow
+            // (those of features that cancel to a target of almost nothing).
             let fits = |values: &Vec<f64>| values.iter().all(|v| v.abs() < f64::from(f32::MAX).sqrt());
             let values = problems[k].start.as_ref().map(|values| row.canonical(design, values)).filter(fits);
             Ok(Some((row.h, own_prices, values)))
         },
         |k, row| {
             match row {
-                // A target that is always zero has the zero row: nothing pulls, everything is forbidden.
+                // A target that is always zero has the zero row: nothing pulls weights away from zero, and every
+                // entry is forbidden.
                 None => prices.row_mut(k).fill(f64::INFINITY),
                 Some((h, own_prices, values)) => {
                     linear.row_mut(k).copy_from_slice(&h);
@@ -205,7 +206,7 @@ mod tests {
             let statistics = Statistics::of(&features, &target).unwrap();
             let design = Design::new(&statistics).unwrap();
             let problems = [RowProblem::new(0, 1.0)];
-            // The default, and one that makes the relaxation tighter.
+            // The default ridge, and one that makes the relaxation tighter.
             for ridge in [CardinalitySettings::default().ridge, 0.05] {
                 let settings = CardinalitySettings { ridge, ..Default::default() };
                 let (one, cancel, price) = (Threads::one(), Cancel::new(), 0.05);
@@ -285,7 +286,7 @@ mod tests {
         let whole = answers(&Statistics::of(&features, &targets).unwrap());
         let few = answers(&Statistics::of_few(features, &targets).unwrap());
         for ((value, bound), (few_value, few_bound)) in whole.into_iter().zip(few) {
-            // The relaxation is convex and solved alike; the answers are local and may differ a little.
+            // The relaxation is convex, so both solve it alike; the answers are local optima and may differ a little.
             assert!((bound - few_bound).abs() <= 3e-6 * value, "{bound} {few_bound} of {value}");
             assert!((value - few_value).abs() <= 0.05 * value, "{value} {few_value}");
             assert!(value >= few_bound && few_value >= bound);

@@ -1,4 +1,4 @@
-//! What all rows share: the normalised Gram matrix and its regularised inverses, made once.
+//! The data that all rows share: the normalised Gram matrix and its regularised inverses, which are made only once.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -15,22 +15,22 @@ pub(crate) const LEVELS: usize = 13;
 
 /// Decades between two ε.
 pub(crate) const DECADES: f64 = 0.75;
-/// ε of a level.
+/// The ε of a level.
 pub(crate) fn epsilon(level: usize) -> f64 {
     10f64.powf(-DECADES * level as f64)
 }
 
-/// A feature or target whose RMS is no more than this cannot be normalised, because its square underflows: it is as good as
-/// always zero.
+/// A feature or target whose RMS is no more than this cannot be normalised, because its square underflows: it is
+/// treated as always zero.
 pub(crate) const TINY: f64 = 1e-140;
 
-/// In which coordinates rows over one design are solved: ŵ_j = w_j·s_j/t with a scale s_j per feature.
+/// The coordinates in which rows over one design are solved: ŵ_j = w_j·s_j/t with a scale s_j per feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scaling {
     /// s = rms: Ĝ has a unit diagonal. For penalties on normalised weights.
     Rms,
-    /// s = √(rms·mean rms): for penalties on stored weights. Half-way between the stored weights and the normalised ones
-    /// all thresholds of the splitting are alike, and it finds supports in a fraction of the steps (`docs/solver.md`).
+    /// s = √(rms·mean rms): for penalties on stored weights. Half-way between stored and normalised weights, all
+    /// thresholds of the splitting are similar, so it finds supports in far fewer steps (`docs/solver.md`).
     Between,
 }
 
@@ -44,7 +44,7 @@ impl Scaling {
     }
 }
 
-/// Statistics that somebody else holds, or that a design keeps alive.
+/// Statistics that are borrowed, or that the design keeps alive.
 #[derive(Debug, Clone)]
 enum Held<'a> {
     Lent(&'a Statistics),
@@ -69,7 +69,7 @@ pub(crate) struct Coordinates<'a> {
     columns: Vec<usize>,
     scales: Vec<f64>,
     diagonal: Vec<f64>,
-    /// Made when first asked for: cardinality over few samples does without.
+    /// Made when it is first needed: cardinality over few samples never needs it.
     gram: OnceLock<Matrix>,
     inverses: [OnceLock<Option<Matrix>>; LEVELS],
     projections: [OnceLock<Option<Matrix<f32>>>; LEVELS],
@@ -79,7 +79,7 @@ impl<'a> Coordinates<'a> {
     fn new(statistics: Held<'a>, columns: Vec<usize>, scaling: Scaling) -> Self {
         let rms: Vec<f64> = columns.iter().map(|&j| statistics.rms(j)).collect();
         let mean = rms.iter().sum::<f64>() / rms.len().max(1) as f64;
-        // The diagonal of Ĝ; kept within three decades so that no feature drowns in ε.
+        // The diagonal of Ĝ, limited to three decades so that ε does not hide any feature.
         let diagonal = |rms: f64| match scaling {
             Scaling::Rms => 1.0,
             Scaling::Between => (rms / mean).clamp(1e-3, 1e3),
@@ -97,7 +97,7 @@ impl<'a> Coordinates<'a> {
         }
     }
 
-    /// Bytes of what was made by now.
+    /// Bytes of everything that has been made so far.
     fn bytes(&self) -> u64 {
         let whole = self.gram.get().into_iter().chain(self.inverses.iter().filter_map(|i| i.get()?.as_ref()));
         let single = self.projections.iter().filter_map(|p| p.get()?.as_ref());
@@ -120,7 +120,8 @@ impl<'a> Coordinates<'a> {
                 let (line, own) = (gram.row(column), m * scales[i]);
                 let values = columns.iter().zip(scales);
                 if columns.len() == line.len() {
-                    // All features live: nothing to choose, and a loop that runs several numbers at a time.
+                    // If all features are live there is nothing to select, and the loop runs over several numbers at
+                    // a time.
                     out.row_mut(i).iter_mut().zip(line).zip(scales).for_each(|((out, g), s)| *out = g / (own * s));
                 } else {
                     out.row_mut(i).iter_mut().zip(values).for_each(|(out, (&j, s))| *out = line[j] / (own * s));
@@ -131,7 +132,7 @@ impl<'a> Coordinates<'a> {
         })
     }
 
-    /// F̂ with Ĝ = F̂ᵀF̂, one sample a row, where the samples are fewer.
+    /// F̂ with Ĝ = F̂ᵀF̂, one sample per row, if there are fewer samples than features.
     fn few_samples(&self) -> Option<Matrix> {
         let features = self.statistics.few_samples()?;
         let root = (self.statistics.samples() as f64).sqrt();
@@ -141,7 +142,7 @@ impl<'a> Coordinates<'a> {
         }))
     }
 
-    /// (Ĝ + εI)⁻¹ of a level; `None` if ε is lost in rounding, when a smaller level must do.
+    /// (Ĝ + εI)⁻¹ of a level; `None` if ε is lost in rounding; a smaller level must then be used.
     pub(crate) fn inverse(&self, level: usize) -> Option<&Matrix> {
         self.inverses[level]
             .get_or_init(|| {
@@ -158,7 +159,7 @@ impl<'a> Coordinates<'a> {
             .as_ref()
     }
 
-    /// ε(Ĝ + εI)⁻¹ in single precision: norm at most one, so that its product loses nothing that matters.
+    /// ε(Ĝ + εI)⁻¹ in single precision: its norm is at most one, so its products lose no digits that matter.
     pub(crate) fn projection(&self, level: usize) -> Option<&Matrix<f32>> {
         self.projections[level]
             .get_or_init(|| {
@@ -182,23 +183,23 @@ pub struct Design<'a> {
     live: Vec<usize>,
     coordinates: [OnceLock<Coordinates<'a>>; 2],
     few_samples: OnceLock<Option<Matrix>>,
-    /// Of the splitting of cardinality rows, where they are kept.
+    /// The inverses of the splitting of cardinality rows, if they are kept.
     inverses: Option<Arc<Inverses>>,
 }
 
 impl<'a> Design<'a> {
-    /// Over all features of the statistics.
+    /// The design over all features of the statistics.
     pub fn new(statistics: &'a Statistics) -> Result<Self> {
         Self::with_features(statistics, (0..statistics.features()).collect())
     }
 
-    /// The same with inverses of cardinality that designs of the same statistics share: for rows that are solved in several
-    /// parts.
+    /// The same, with inverses for cardinality rows that several designs of the same statistics share, because their
+    /// rows are solved in parts.
     pub(crate) fn sharing(statistics: &'a Statistics, inverses: Option<Arc<Inverses>>) -> Result<Self> {
         Self::over(Held::Lent(statistics), (0..statistics.features()).collect(), inverses)
     }
 
-    /// Over some features, in the order given.
+    /// The design over some features, in the order given.
     pub fn with_features(statistics: &'a Statistics, features: Vec<usize>) -> Result<Self> {
         Self::over(Held::Lent(statistics), features, None)
     }
@@ -285,12 +286,12 @@ impl<'a> Design<'a> {
         self.features.iter().map(|&j| row[j]).collect()
     }
 
-    /// Those of cardinality rows, if they are kept.
+    /// The inverses for cardinality rows, if they are kept.
     pub fn inverses(&self) -> Option<&Inverses> {
         self.inverses.as_deref()
     }
 
-    /// Bytes that are held by now: statistics, Ĝ and inverses.
+    /// Bytes held so far: statistics, Ĝ and inverses.
     pub fn bytes(&self) -> u64 {
         let coordinates = self.coordinates.iter().filter_map(OnceLock::get);
         let made = coordinates.map(Coordinates::bytes).sum::<u64>() + self.inverses().map_or(0, Inverses::bytes);
@@ -298,7 +299,7 @@ impl<'a> Design<'a> {
         self.statistics.bytes() + few + made
     }
 
-    /// Whether samples are so few that they stand in the place of their products.
+    /// Whether there are so few samples that they are kept instead of their products.
     pub(crate) fn has_few_samples(&self) -> bool {
         self.statistics.few_samples().is_some()
     }
@@ -313,8 +314,8 @@ impl<'a> Design<'a> {
 }
 
 impl Design<'static> {
-    /// Over all features of statistics that it keeps alive, with all inverses that it comes to make: for rows that come in
-    /// several calls.
+    /// The design over all features of statistics that it keeps alive, with all inverses that it makes: for rows that
+    /// are solved in several calls.
     pub fn kept(statistics: Arc<Statistics>) -> Result<Self> {
         let features = (0..statistics.features()).collect();
         Self::over(Held::Shared(statistics), features, Some(Arc::default()))

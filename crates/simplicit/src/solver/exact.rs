@@ -2,12 +2,14 @@
 //! row solver.
 //!
 //! A round solves the relaxed row for the shifted target z + ν/(2λ), then ν ← ν + 2λ(z − Ũᵀw). Of ν only Ũν, νᵀz and
-//! ‖ν‖² are needed, and all three follow from the statistics. On a support that stays, the next round matches exactly.
+//! ‖ν‖² are needed, and all three follow from the statistics. If the support does not change, the next round matches
+//! exactly.
 //!
 //! The certificate: the relaxed round proves f(w) − pᵀw + f*(p) ≤ gap for p = Ũν. That is w's gap for the target Ũᵀw,
-//! which it matches by definition; for z itself f(w) − D(ν) is larger by −νᵀr, r = z − Ũᵀw. Rounds go on until |νᵀr| is
-//! within the tolerance too, but not for ever: states are float32, and where more samples than features make every
-//! rounding error an equation, ν grows without bound over mismatches of 1e-8. The first statement is then all there is.
+//! which it matches by definition; for z itself f(w) − D(ν) is larger by −νᵀr, r = z − Ũᵀw. Rounds continue until
+//! |νᵀr| is within the tolerance too, but their number is limited: states are float32, and with more samples than
+//! features every rounding error adds an equation, so ν grows without bound over mismatches of 1e-8. Then only the
+//! first statement holds.
 
 use super::design::Scaling;
 use super::{Design, RowSolution, SolverSettings, Status, Target, solve_targets};
@@ -18,19 +20,20 @@ use crate::states::StateSource;
 use crate::statistics::{BLOCK, features_and_targets};
 use crate::{Error, InfeasibleRow, Result};
 
-/// A row matches when ‖z − Ũᵀw‖² is at most this share of ‖z‖²: below it a mismatch cannot be told from rounding.
+/// A row matches when ‖z − Ũᵀw‖² is at most this share of ‖z‖²: a smaller mismatch cannot be distinguished from
+/// rounding.
 const MATCHED: f64 = 1e-12;
-/// λ‖z‖² of the first round over the penalty of a rough fit, and its ceiling.
+/// λ‖z‖² of the first round, relative to the penalty of a rough fit, and the largest λ‖z‖².
 const FIRST_WEIGHT: f64 = 1e2;
 const LAST_WEIGHT: f64 = 1e9;
 /// λ grows by this factor when a round reduces ‖r‖² by less than it, and falls by it when a row matches but the round's
 /// own gap is too large: with ν nearly right a small λ matches as well and is easier to solve.
 const GROWTH: f64 = 4.0;
-/// Share of the tolerance that a relaxed round may use; the rest is for what is left of the mismatch.
+/// The share of the tolerance that a relaxed round may use; the rest is for the remaining mismatch.
 const ROUND_SHARE: f64 = 0.6;
-/// Rounds that a matching row waits for its certificate to hold for z itself.
+/// How many further rounds a matching row gets until its certificate holds for z itself.
 const EXTRA_ROUNDS: usize = 8;
-/// Rounds before the rows that do not match are asked whether they can.
+/// After this many rounds, the rows that do not match are checked for whether they can match.
 const PATIENCE: usize = 6;
 /// Rounds before a row is returned at its limit.
 const MAX_ROUNDS: usize = 40;
@@ -40,8 +43,8 @@ const MAX_ROUNDS: usize = 40;
 /// constraints allow. Solutions come in the order of `problems`, bit-identical for any number of threads; `primal` is
 /// f(w), and `gap` the certified distance to the dual value. `progress` is called with the number of finished rows.
 ///
-/// A solution matches to what the statistics can resolve, ‖z − Ũᵀw‖ ≤ 1e-6·‖z‖; [`largest_mismatch`] measures it on
-/// the samples. The gap is that of the target Ũᵀw, and of z itself unless rounding in the states keeps the
+/// A solution matches as closely as the statistics can resolve, ‖z − Ũᵀw‖ ≤ 1e-6·‖z‖; [`largest_mismatch`] measures
+/// it on the samples. The gap is that of the target Ũᵀw, and of z itself unless rounding in the states keeps the
 /// multipliers from settling.
 pub fn solve_rows_exactly(
     design: &Design,
@@ -83,9 +86,9 @@ pub fn solve_rows_exactly(
     Ok(rows.into_iter().map(|row| row.best).collect())
 }
 
-/// One row's multipliers ν and what is known so far.
+/// The multipliers ν of one row, and the results so far.
 struct Multipliers {
-    /// With `fit` = λm of the next round and the latest weights to start from.
+    /// The row problem, with `fit` = λm of the next round and the latest weights to start from.
     problem: RowProblem,
     samples: f64,
     h: Vec<f64>,
@@ -94,13 +97,13 @@ struct Multipliers {
     cross: Vec<f64>,
     nu_z: f64,
     nu_nu: f64,
-    /// The ceiling of `fit`.
+    /// The largest value of `fit`.
     last_fit: f64,
-    /// What a gap is compared with where f(w) is nearly zero.
+    /// The value that a gap is compared with if f(w) is nearly zero.
     value_floor: f64,
     /// Rounds since the row matched for the first time.
     extra_rounds: usize,
-    /// ‖z − Ũᵀw‖² of the latest round and of the best.
+    /// ‖z − Ũᵀw‖² of the latest round and of the best one.
     mismatch: f64,
     best_mismatch: f64,
     best: RowSolution,
@@ -145,7 +148,7 @@ impl Multipliers {
         mismatch <= MATCHED * self.energy
     }
 
-    /// The relaxed row for z + ν/(2λ).
+    /// The target of the relaxed row, z + ν/(2λ).
     fn target(&self) -> Target<'_> {
         let lambda = self.problem.fit / self.samples;
         let h = self.h.iter().zip(&self.cross).map(|(h, c)| h + c / (2.0 * lambda)).collect();
@@ -153,7 +156,7 @@ impl Multipliers {
         Target { problem: &self.problem, shifted: Some((h, energy)) }
     }
 
-    /// A round's answer: new multipliers, a certificate, the next λ.
+    /// Takes the answer of a round and computes new multipliers, a certificate and the next λ.
     fn take(&mut self, design: &Design, penalty: &dyn Penalty, settings: &SolverSettings, round: RowSolution) {
         let lambda = self.problem.fit / self.samples;
         let w = round.weights;
@@ -266,7 +269,7 @@ fn value(design: &Design, penalty: &dyn Penalty, problem: &RowProblem, w: &[f64]
     sum
 }
 
-/// The penalty of a ridge fit: the size that a matching row's penalty will have, more or less.
+/// The penalty of a ridge fit: about the size of the penalty that a matching row will have.
 fn rough_value(design: &Design, penalty: &dyn Penalty, problem: &RowProblem, h: &[f64]) -> f64 {
     const ROUGH: usize = 4;
     let Some(inverse) = design.coordinates(Scaling::Rms).inverse(ROUGH) else { return 0.0 };

@@ -1,4 +1,4 @@
-//! How it is solved: set up once per design, solve every row, certify every answer.
+//! The solvers: set up once per design, solve every row, certify every answer.
 
 mod active_set;
 mod anderson;
@@ -34,12 +34,12 @@ use crate::problem::{Penalty, RowProblem};
 /// Rows solved side by side in one matrix product.
 pub(crate) const ROW_BLOCK: usize = 32;
 
-/// When to stop.
+/// When the solver stops.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SolverSettings {
     /// Largest accepted gap / max(|P(w)|, 1e-10·P(0)). Default 1e-6.
     pub tolerance: f64,
-    /// Operator-splitting steps before the rest is left to Newton's method. Default 160.
+    /// Operator-splitting steps before the remaining rows are left to Newton's method. Default 160.
     pub splitting_steps: usize,
     /// Newton steps before a row is returned at its limit. Default 300.
     pub max_newton_steps: usize,
@@ -53,23 +53,23 @@ impl Default for SolverSettings {
     }
 }
 
-/// How a row ended.
+/// How the solution of a row ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
     /// The certificate is within the tolerance: the row is optimal.
     Solved,
-    /// A limit was reached first; the gap says how far the answer is from optimal.
+    /// A limit was reached first; the gap bounds how far the answer is from optimal.
     Limit,
 }
 
-/// A row's weights and what is known about them, be its cost convex or a price of non-zeros.
+/// A row's weights and the certificate for them, for convex costs as well as for a price of non-zeros.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowSolution {
     /// One weight per feature of the design, in stored coordinates; zeros are exact.
     pub weights: Vec<f64>,
     /// The objective at these weights.
     pub primal: f64,
-    /// Proven bound on the objective's distance from its optimum.
+    /// A proven bound on the distance of the objective from its optimum.
     pub gap: f64,
     /// gap / max(|primal|, 1e-10·objective at zero).
     pub relative_gap: f64,
@@ -77,11 +77,11 @@ pub struct RowSolution {
     pub splitting_steps: usize,
     /// Newton steps taken.
     pub newton_steps: usize,
-    /// How it ended.
+    /// How the solution ended.
     pub status: Status,
 }
 
-/// What a block hands back, in canonical coordinates.
+/// The results of a block, in canonical coordinates.
 pub(crate) struct RowOutcome {
     weights: Vec<f64>,
     gap: Gap,
@@ -137,8 +137,9 @@ pub fn solve_rows_into(
     })
 }
 
-/// A row that ended at a limit, again: from a weak fit, whose answer is near zero, to its own in a few warm steps.
-/// Rows that nearly interpolate, with far fewer samples than features, need it.
+/// Solves a row that ended at a limit once more: from a weak fit, whose answer is near zero, to its own fit in a few
+/// steps, each started from the one before. Rows with far fewer samples than features, which nearly interpolate, need
+/// this.
 fn along_the_fit(
     design: &Design,
     penalty: &dyn Penalty,
@@ -167,10 +168,10 @@ fn along_the_fit(
     Ok(best)
 }
 
-/// Shares of its own fit that a difficult row is solved with, one after the other.
+/// The shares of its own fit with which a difficult row is solved, one after the other.
 const FIT_SHARES: [f64; 9] = [1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 1.0, 1.0];
 
-/// A checked row problem, perhaps with another h and e than the statistics have for its target.
+/// A checked row problem, possibly with another h and e than the statistics have for its target.
 struct Target<'a> {
     problem: &'a RowProblem,
     shifted: Option<(Vec<f64>, f64)>,
@@ -224,7 +225,7 @@ fn solve_block(
 ) -> Result<Vec<RowSolution>> {
     let rows: Vec<Option<Row>> = targets.iter().map(|t| t.row(design, penalty)).collect();
     let mut outcomes: Vec<Option<RowOutcome>> = rows.iter().map(|_| None).collect();
-    // Without a live feature the zero row is the only one.
+    // Without a live feature, the zero row is the only solution.
     if !design.live().is_empty() {
         for scaling in [Scaling::Rms, Scaling::Between] {
             let here = |k: &usize| rows[*k].is_some() && Scaling::of(targets[*k].problem.units) == scaling;

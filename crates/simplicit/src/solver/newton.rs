@@ -1,9 +1,9 @@
-//! Proximal point with semismooth Newton: the method for rows that splitting and the active set leave open.
+//! Proximal point with semismooth Newton: the method for rows that splitting and the active set leave unsolved.
 //!
-//! Around an anchor a, the dual of min P(w) + ε/2·‖w − a‖² is smooth in y; w(y) = prox_{1/ε}(a + (ĥ − Ĝy)/ε), its gradient
-//! is Ĝ(y − w(y)), and a Newton step is a linear system on the active entries. When the inner problem is solved well
-//! enough the anchor moves and ε falls. The predicted w (the Newton point itself) is what is certified: on the right
-//! support it is the exact solution.
+//! Around an anchor a, the dual of min P(w) + ε/2·‖w − a‖² is smooth in y; w(y) = prox_{1/ε}(a + (ĥ − Ĝy)/ε), its
+//! gradient is Ĝ(y − w(y)), and a Newton step is a linear system on the active entries. When the inner problem is
+//! solved accurately enough, the anchor moves and ε falls. The certificate is computed for the predicted w (the
+//! Newton point itself), because on the right support it is the exact solution.
 
 use super::batch::{Best, Room, combine, multiply};
 use super::canonical::Row;
@@ -14,13 +14,13 @@ use crate::linalg::dot;
 use crate::parallel::Cancel;
 use crate::problem::Penalty;
 
-/// The inner problem is solved when ‖w − y‖_G is below this share of ‖w − anchor‖ in the metric Ĝ + εI.
+/// The inner problem counts as solved if ‖w − y‖_G is below this share of ‖w − anchor‖ in the metric Ĝ + εI.
 const INNER: f64 = 0.3;
-/// Accepted share of the first derivative in the search along a Newton step.
+/// The search along a Newton step accepts a point whose derivative is at most this share of the first one.
 const SEARCH: f64 = 0.5;
-/// Trials of that search.
+/// The most trials of that search.
 const MAX_TRIALS: usize = 20;
-/// Inner Newton steps after which ε was too small for this anchor, and grows again.
+/// After this many inner Newton steps, ε was too small for this anchor and grows again.
 const MAX_INNER_STEPS: usize = 12;
 
 /// One row's state. Vectors have one entry per live feature.
@@ -42,7 +42,7 @@ pub(super) struct Newton<'a> {
     pub(super) steps: usize,
     pub(super) best: Best,
     stalled: usize,
-    /// The anchor moved to w: the next step is the prediction from there.
+    /// Whether the anchor has just moved to w: the next step is then the prediction from there.
     moved: bool,
     /// Newton steps since the anchor moved.
     inner_steps: usize,
@@ -50,7 +50,7 @@ pub(super) struct Newton<'a> {
 }
 
 impl<'a> Newton<'a> {
-    /// From the sparse and the dense iterate of the splitting, and the best that is known.
+    /// Starts from the sparse and the dense iterate of the splitting, and the best certified point so far.
     pub(super) fn new(row: &'a Row<'a>, level: usize, anchor: Vec<f64>, y: Vec<f64>, best: Best, systems: f64) -> Self {
         let d = anchor.len();
         Self {
@@ -78,7 +78,7 @@ impl<'a> Newton<'a> {
     }
 }
 
-/// Solves the rows, or leaves them at their limit.
+/// Solves the rows, or stops at their limits.
 pub(super) fn newton(
     coordinates: &Coordinates,
     penalty: &dyn Penalty,
@@ -142,7 +142,7 @@ fn directions(coordinates: &Coordinates, states: &mut [Newton], room: &mut Room)
             continue;
         }
         let Some(inverse) = coordinates.inverse(level) else { continue };
-        // t = (Ĝ+εI)⁻¹b, then x = t − (Ĝ+εI)⁻¹q; `g_step` carries q.
+        // t = (Ĝ+εI)⁻¹b, then x = t − (Ĝ+εI)⁻¹q; `g_step` holds q.
         multiply(
             inverse,
             states,
@@ -206,8 +206,8 @@ impl Newton<'_> {
         self.theta = self.row.prox(penalty, &room.v, sigma, &mut self.w, &mut room.shifted);
     }
 
-    /// Inner problem solved: the anchor moves to w and ε falls by a level. With J kept, the new inner solution is
-    /// w + (Ĝ+Δ+ε)⁻¹(ĥ − Ĝw − f̂′(w)) on J, which predicts the next y; taking w(y) anew at the old y instead would throw
+    /// Inner problem solved: the anchor moves to w and ε falls by a level. With J kept, the new inner solution is w +
+    /// (Ĝ+Δ+ε)⁻¹(ĥ − Ĝw − f̂′(w)) on J, which predicts the next y; to compute w(y) at the old y instead would move
     /// every entry by the last move times the ratio of the two ε.
     fn move_anchor_if_solved(&mut self) {
         let eps = epsilon(self.level);
@@ -295,7 +295,7 @@ impl Newton<'_> {
                 room.trial[j] = if moved { self.w[j] + self.step[j] } else { self.w[j] };
                 g_trial[j] = self.gw[j] + if newton_point { self.g_step[j] } else { 0.0 };
                 if flips {
-                    // Not a point we have Ĝ for.
+                    // Ĝ times this point is not known.
                     room.trial[0] = f64::NAN;
                     break;
                 }
@@ -317,8 +317,8 @@ impl Newton<'_> {
         }
     }
 
-    /// y += t·(w − y + x), t from a search on the derivative of the inner dual, (y − w(y))ᵀĜ·step: it is monotone in t,
-    /// free of the cancellation of the values, and costs one prox a trial.
+    /// y += t·(w − y + x), t from a search on the derivative of the inner dual, (y − w(y))ᵀĜ·step: it is monotone in
+    /// t, does not suffer from cancellation as the values do, and costs one prox per trial.
     fn search(&mut self, penalty: &dyn Penalty, room: &mut Room) {
         let sigma = self.sigma();
         let d = self.w.len();
@@ -337,7 +337,7 @@ impl Newton<'_> {
         let step_part = dot(&self.step, &self.g_step);
         let slope = y_part - dot(&self.w, &self.g_step);
         if slope >= 0.0 || slope.is_nan() {
-            // Rounding ate the direction: ε is too small here.
+            // Rounding has destroyed the direction: ε is too small here.
             self.inner_steps = MAX_INNER_STEPS + 1;
             return;
         }
@@ -357,7 +357,8 @@ impl Newton<'_> {
             if end.abs() <= SEARCH * slope.abs() || (t == 1.0 && end < 0.0) {
                 break;
             }
-            // Between the secant's root and the middle: the derivative is monotone but far from linear.
+            // A point between the secant's root and the middle, because the derivative is monotone but far from
+            // linear.
             let root = low + (high - low) * low_value / (low_value - high_value);
             t = 0.5 * (root + 0.5 * (low + high));
             if !(t > low && t < high) {

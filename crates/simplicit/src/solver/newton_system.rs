@@ -1,13 +1,14 @@
 //! The linear system of one Newton step: (Ĝ + εI + Δ) on the active entries J, zero elsewhere, Δ = f̂″ ≥ 0.
 //!
 //! Either the |J| × |J| matrix is factored, or the shared inverse of Ĝ + εI is corrected (Woodbury) on the entries E
-//! that differ from it: those outside J (Δ = ∞) and those with Δ > 0. Whichever is smaller; most rows of a
-//! design with enough samples use nearly all features or few, so the factor is small either way. The factor is kept while J, Δ and ε stay.
+//! that differ from it: those outside J (Δ = ∞) and those with Δ > 0. The smaller form is used. Most rows of a design
+//! with enough samples use either nearly all features or few of them, so the factor is usually small. It is kept
+//! while J, Δ and ε do not change.
 
 use super::design::{Coordinates, epsilon};
 use crate::linalg::Cholesky;
 
-/// How to solve, decided by size.
+/// The two ways to solve the system; the choice depends on sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Method {
     /// Factor on the active entries.
@@ -17,7 +18,7 @@ pub(crate) enum Method {
 }
 
 impl Method {
-    /// The cheaper one, if the inverse exists; its making counts as the share of one among `systems`.
+    /// The cheaper way, if the inverse exists. The cost of making the inverse is divided among `systems` systems.
     pub(crate) fn of(coordinates: &Coordinates, level: usize, diagonal: &[f64], systems: f64) -> Self {
         let active = diagonal.iter().filter(|v| **v >= 0.0).count();
         let exceptional = diagonal.iter().filter(|v| **v != 0.0).count();
@@ -33,7 +34,7 @@ impl Method {
 #[derive(Debug)]
 pub(crate) struct NewtonSystem {
     level: usize,
-    /// Δ on active entries, NaN-free; negative marks inactive ones.
+    /// Δ on active entries, never NaN; a negative number marks an inactive entry.
     diagonal: Vec<f64>,
     valid: bool,
     method: Method,
@@ -49,7 +50,7 @@ pub(crate) struct NewtonSystem {
 pub(crate) const INACTIVE: f64 = -1.0;
 
 impl NewtonSystem {
-    /// For one of so many systems that share an inverse.
+    /// For one of `systems` systems that share an inverse.
     pub(crate) fn new(systems: f64) -> Self {
         Self {
             systems,
@@ -67,7 +68,7 @@ impl NewtonSystem {
         self.method
     }
 
-    /// Whether the last preparation was for this very system.
+    /// Whether the last preparation was for exactly this system.
     pub(crate) fn is_same(&self, level: usize, diagonal: &[f64]) -> bool {
         self.valid && self.level == level && self.diagonal == diagonal
     }

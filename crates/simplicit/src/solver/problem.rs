@@ -1,4 +1,4 @@
-//! Rows of one's own arrays: features, targets and what a weight costs; solved, bounded, proven.
+//! Rows for a user's own arrays: features, targets and the cost of a weight; solved, bounded, proven.
 
 use std::sync::Arc;
 
@@ -25,55 +25,57 @@ pub struct Problem {
     ball: Option<Ball>,
 }
 
-/// What a weight costs.
+/// The cost of a weight.
 #[derive(Debug, Clone)]
 enum Cost {
-    /// Its being there.
+    /// A price for every weight that is not zero.
     Price(f64),
     Penalty(Arc<dyn Penalty>),
 }
 
 impl Problem {
-    /// Features (samples × d) and targets (samples × rows). A non-zero costs a thousandth of the target's energy until
-    /// [`price`](Self::price) or [`penalty`](Self::penalty) says otherwise.
+    /// Features (samples × d) and targets (samples × rows). A non-zero costs a thousandth of the target's energy
+    /// unless [`price`](Self::price) or [`penalty`](Self::penalty) sets another cost.
     pub fn new(features: &Matrix, targets: &Matrix) -> Result<Self> {
         Ok(Self::of(Statistics::of(features, targets)?))
     }
 
-    /// From statistics, which are all that is needed of the samples.
+    /// The problem from statistics, which replace the samples.
     pub fn of(statistics: Statistics) -> Self {
         let ridge = CardinalitySettings::default().ridge;
         Self { statistics, cost: Cost::Price(1e-3), ridge, entry_weights: None, ball: None }
     }
 
-    /// Every non-zero costs this share of its target's energy: few weights, not a convex problem.
+    /// Every non-zero costs this share of its target's energy: the rows have few weights, but the problem is not
+    /// convex.
     pub fn price(self, price: f64) -> Self {
         Self { cost: Cost::Price(price), ..self }
     }
 
-    /// A convex penalty instead.
+    /// A convex penalty instead of a price.
     pub fn penalty(self, penalty: impl Penalty + 'static) -> Self {
         Self { cost: Cost::Penalty(Arc::new(penalty)), ..self }
     }
 
-    /// With a price: a small square of every weight, relative to unit-RMS features, that is part of the problem.
-    /// Default 1e-5.
+    /// With a price, a small multiple of the square of every weight, relative to unit-RMS features, is added to the
+    /// problem. Default 1e-5.
     pub fn ridge(self, ridge: f64) -> Self {
         Self { ridge, ..self }
     }
 
-    /// Factors on the cost, one per feature: 0 is free, infinity forbids the feature.
+    /// Factors on the cost, one per feature: 0 makes a feature free, infinity forbids it.
     pub fn entry_weights(self, weights: Vec<f64>) -> Self {
         Self { entry_weights: Some(weights), ..self }
     }
 
-    /// Σ c_j|w_j| ≤ radius for every row.
+    /// Adds the constraint Σ c_j|w_j| ≤ radius to every row.
     pub fn ball(self, ball: Ball) -> Self {
         Self { ball: Some(ball), ..self }
     }
 
-    /// All rows. A convex row is solved to its tolerance; a priced row is a good local optimum with its distance from a
-    /// lower bound, and [`Status::Solved`] where the two meet. The same bits for any number of threads.
+    /// Solves all rows. A convex row is solved to its tolerance. A priced row is a good local optimum with its
+    /// distance from a lower bound; its status is [`Status::Solved`] where the two agree. The bits are the same for
+    /// any number of threads.
     pub fn solve(&self, threads: Threads, cancel: &Cancel) -> Result<Vec<RowSolution>> {
         let design = Design::new(&self.statistics)?;
         let rows: Vec<RowProblem> = (0..self.statistics.targets()).map(|target| self.row(&design, target)).collect();
@@ -91,8 +93,9 @@ impl Problem {
         Ok(answers.into_iter().zip(bounds).map(solution).collect())
     }
 
-    /// Searches for so many seconds, on one thread, for a proof that `answer` is the best row of its target, or for a better
-    /// one: what comes back is the best that is known, [`Status::Solved`] if it is proven. Priced rows only.
+    /// Searches for at most `seconds` seconds, on one thread, for a proof that `answer` is the best row of its
+    /// target, or for a better row. Returns the best known row; its status is [`Status::Solved`] if it is proven
+    /// optimal. Only for priced rows.
     pub fn prove(&self, target: usize, answer: &RowSolution, seconds: f64, cancel: &Cancel) -> Result<RowSolution> {
         let Cost::Price(price) = self.cost else {
             return Err(Error::unsupported("a proof of a convex row", "its gap is one: see RowSolution::gap"));
@@ -130,7 +133,7 @@ impl Problem {
     }
 }
 
-/// A priced row and its lower bound as a solution: the gap is what may be missing to the optimum.
+/// A priced row and its lower bound as a solution: the gap is the largest possible distance from the optimum.
 fn priced(weights: Vec<f64>, value: f64, bound: f64, proven: bool) -> RowSolution {
     RowSolution {
         weights,
@@ -149,7 +152,7 @@ mod tests {
     use crate::problem::penalty::L1;
     use crate::random::Random;
 
-    /// Six features that are alike, one target of two of them and noise.
+    /// Six similar features, and one target that is a sum of two of them and noise.
     fn arrays() -> (Matrix, Matrix) {
         let mut random = Random::new(3);
         let common: Vec<f64> = (0..200).map(|_| random.normal()).collect();
@@ -182,7 +185,7 @@ mod tests {
         let proven = problem.prove(0, &solved[0], 5.0, &cancel).unwrap();
         assert_eq!(proven.status, Status::Solved);
         assert!(proven.relative_gap <= 1e-6 && proven.primal <= solved[0].primal * (1.0 + 1e-12));
-        // A wrong answer is beaten, and what beats it is the same optimum in the coordinates of the arrays.
+        // A better row is found than a wrong answer, and it is the same optimum in the coordinates of the arrays.
         let wrong = RowSolution { weights: vec![0.0; 6], ..solved[0].clone() };
         let better = problem.prove(0, &wrong, 5.0, &cancel).unwrap();
         let again = cost(&features, &target, &better.weights, price, ridge);

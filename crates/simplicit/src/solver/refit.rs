@@ -1,4 +1,4 @@
-//! Least squares on a chosen support: what shrinkage took, it gives back.
+//! Least squares on a chosen support, which undoes the shrinkage of the penalty.
 
 use super::canonical::Row;
 use super::design::{Design, Scaling};
@@ -50,12 +50,12 @@ impl Refit {
         })
     }
 
-    /// Canonical weights, without regard to ball or bounds.
+    /// Canonical weights; ball and bounds are ignored.
     pub(crate) fn on_support(&self, design: &Design, row: &Row, support: &[usize]) -> Vec<f64> {
         fit(&design.quadratic(), &row.h, support, self.ridge)
     }
 
-    /// The same as a row problem, for the solver that keeps them, where the ball or a bound is active.
+    /// The same as a row problem, for the solver that respects ball and bounds, where one of these is active.
     pub(crate) fn inside_ball(
         &self,
         design: &Design,

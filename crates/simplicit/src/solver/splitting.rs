@@ -10,18 +10,18 @@ use super::design::{Coordinates, DECADES, LEVELS, epsilon};
 use crate::linalg::{axpy, dot};
 use crate::problem::Penalty;
 
-/// The largest level: below its ρ single precision does not reach.
+/// The largest level: single precision is not accurate enough for a smaller ρ.
 const MAX_LEVEL: usize = 7;
 /// Over-relaxation γ.
 const RELAXATION: f64 = 1.6;
-/// ρ: this share of (typical kink) / (typical ridge weight).
+/// ρ is this share of (typical kink) / (typical ridge weight).
 const FIRST_STEP: f64 = 0.6;
-/// The ridge solution that measures the weights.
+/// The level of the ridge solution from which the size of the weights is estimated.
 const RIDGE_LEVEL: usize = 3;
 /// Plain steps before the acceleration.
 const PLAIN_STEPS: usize = 8;
-/// ρ is looked at again after these many steps, and changed if it is wrong by two levels or more. The two residuals
-/// balance at too small a ρ for finding supports, by this factor.
+/// ρ is checked again after these numbers of steps, and changed if it is wrong by two levels or more. The ρ at which
+/// the two residuals balance is too small for finding supports, by this factor.
 const ADAPT_AT: [usize; 3] = [15, 40, 100];
 const BALANCE: f64 = 3.0;
 
@@ -30,7 +30,7 @@ pub(super) struct Splitting<'a> {
     pub(super) row: &'a Row<'a>,
     pub(super) level: usize,
     u: Vec<f64>,
-    /// The sparse iterate, feasible, and the ball's multiplier there.
+    /// The sparse iterate, which is feasible, and the ball's multiplier there.
     pub(super) v: Vec<f64>,
     pub(super) theta: f64,
     /// The dense iterate.
@@ -42,7 +42,7 @@ pub(super) struct Splitting<'a> {
     memory: Anderson,
     previous: Vec<f64>,
     signs: Vec<i8>,
-    /// Signs of v that differ from those at the last look.
+    /// Number of signs of v that have changed since the last check.
     pub(super) changed_signs: usize,
     pub(super) steps: usize,
     pub(super) best: Best,
@@ -76,7 +76,7 @@ impl<'a> Splitting<'a> {
         epsilon(self.level)
     }
 
-    /// Counts the signs that changed since the last look.
+    /// Counts the signs that have changed since the last check.
     pub(super) fn look(&mut self) {
         self.changed_signs = 0;
         for (sign, v) in self.signs.iter_mut().zip(&self.v) {
@@ -86,7 +86,7 @@ impl<'a> Splitting<'a> {
         }
     }
 
-    /// v = prox(u), and what the product needs.
+    /// Computes v = prox(u), and the operand of the product.
     fn reflect(&mut self, penalty: &dyn Penalty, room: &mut Room) {
         std::mem::swap(&mut self.v, &mut self.previous);
         let tau = 1.0 / self.rho();
@@ -94,7 +94,7 @@ impl<'a> Splitting<'a> {
         combine(&mut self.reflected, &[(2.0, &self.v), (-1.0, &self.u)]);
     }
 
-    /// The next u, from y.
+    /// Computes the next u from y.
     fn relax(&mut self, room: &mut Room) {
         combine(&mut room.v, &[(RELAXATION, &self.y), (-RELAXATION, &self.v)]);
         self.steps += 1;
@@ -121,7 +121,7 @@ impl<'a> Splitting<'a> {
         nearest_level(self.rho() * ratio.clamp(1e-2, 1e2).sqrt())
     }
 
-    /// Keeps v and the unscaled dual ρs.
+    /// Changes the level, keeping v and the unscaled dual ρs.
     fn change_level(&mut self, level: usize) {
         let factor = self.rho() / epsilon(level);
         for (u, v) in self.u.iter_mut().zip(&self.v) {
@@ -136,7 +136,7 @@ fn nearest_level(rho: f64) -> usize {
     (-rho.log10() / DECADES).round().clamp(0.0, MAX_LEVEL as f64) as usize
 }
 
-/// Chooses every row's ρ from its ridge solution, and the dual that goes with a start.
+/// Chooses every row's ρ from its ridge solution, and the dual that matches a start.
 pub(super) fn start(coordinates: &Coordinates, penalty: &dyn Penalty, states: &mut [Splitting], room: &mut Room) {
     let Some(inverse) = coordinates.inverse(RIDGE_LEVEL) else { return };
     let every = |_: &Splitting| true;
@@ -165,7 +165,7 @@ pub(super) fn start(coordinates: &Coordinates, penalty: &dyn Penalty, states: &m
         warm,
         |s| &s.u,
         |s, out| {
-            // A start that is worse than zero is none; P(0) = ½ here.
+            // A start that costs more than zero is not used; P(0) = ½ here.
             let fit = 0.5 * dot(&s.u, out) - dot(&s.u, &s.row.h);
             let value = fit + penalty.value_slice(&s.u, &s.row.scale);
             if value >= 0.0 || value.is_nan() {
@@ -195,7 +195,7 @@ fn ridge_solutions(
     }
 }
 
-/// One step of the rows picked.
+/// One step of the selected rows.
 pub(super) fn advance(
     coordinates: &Coordinates,
     penalty: &dyn Penalty,

@@ -8,15 +8,15 @@ use crate::arrays::{Array, ArrayFile, Preprocessing};
 use crate::layout::{Activation, Layer, Layout};
 use crate::{Error, Result};
 
-/// Samples on which X = φ(Z) is checked at the start.
+/// Number of samples on which X = φ(Z) is checked at the start.
 const CHECKED: usize = 256;
-/// |X − φ(Z)| may be so many roundings of max(1, |Z|).
+/// |X − φ(Z)| may be this many roundings of max(1, |Z|).
 const ROUNDINGS: f64 = 32.0;
 
 /// U (m × p), Z and X (m × n, last layer first), Y (m × q), one sample a row.
 ///
-/// Constant or all-zero features and units that never fire are fine: they carry no information and the solver leaves
-/// them out. A NaN or an infinity is an error when its block is read.
+/// Features that are constant or always zero, and units that never fire, are allowed: they carry no information, and
+/// the solver leaves them out. A NaN or an infinity is an error when its block is read.
 #[derive(Debug, Clone)]
 pub struct ArrayStates {
     u: Array,
@@ -105,24 +105,24 @@ impl ArrayStates {
         Ok(states)
     }
 
-    /// Whether the layers are known; without them `feedforward` and `baseline` connectivity make no sense.
+    /// Whether the layers are known; without them, `feedforward` and `baseline` connectivity have no meaning.
     pub fn layout_is_declared(&self) -> bool {
         self.layout_declared
     }
 
-    /// Non-zero parameters of the baseline, if the file says.
+    /// Non-zero parameters of the baseline, if the file states them.
     pub fn baseline_nonzeros(&self) -> Option<u64> {
         self.baseline_nonzeros
     }
 
-    /// How U was made from raw inputs, if the file says.
+    /// How U was made from raw inputs, if the file states it.
     pub fn preprocessing(&self) -> Option<&Preprocessing> {
         self.preprocessing.as_ref()
     }
 }
 
-/// An error that names the layer unless X = φ(Z) on the first 256 samples to within 32·ε·max(1, |Z|); ε is that of float32,
-/// or `epsilon` if Z or X came in something coarser.
+/// An error that names the layer unless X = φ(Z) on the first 256 samples to within 32·ε·max(1, |Z|); ε is that of
+/// float32, or `epsilon` if Z or X was stored in a coarser type.
 pub fn require_activation(source: &dyn StateSource, epsilon: f64) -> Result<()> {
     let samples = 0..source.samples().min(CHECKED);
     let StateBlock { z, x, .. } = source.block(samples)?;

@@ -1,4 +1,4 @@
-//! Running a network or an implicit model over inputs, a block at a time.
+//! Runs a network or an implicit model over inputs, a block at a time.
 
 use super::kept::Kept;
 use super::{StateBlock, StateMap, StateShape, StateSource};
@@ -15,7 +15,7 @@ pub struct Collected<'a> {
 }
 
 impl<'a> Collected<'a> {
-    /// Checks that the map takes what the inputs are.
+    /// Checks that the map accepts the inputs.
     pub fn new(map: &'a dyn StateMap, inputs: &'a dyn InputSource) -> Result<Self> {
         if map.shape().inputs != inputs.features() {
             return Err(Error::shape(
@@ -27,7 +27,8 @@ impl<'a> Collected<'a> {
         Ok(Self { map, inputs, kept: Kept::default() })
     }
 
-    /// Keeps the states of blocks that were asked for, up to so many bytes: for callers that read all samples several times.
+    /// Keeps the states of blocks that have been read, up to this many bytes: for callers that read all samples
+    /// several times.
     #[must_use]
     pub(crate) fn keeping(self, bytes: u64) -> Self {
         Self { kept: Kept::new(bytes), ..self }

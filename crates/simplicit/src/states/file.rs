@@ -1,4 +1,4 @@
-//! Writing states to a file, a block at a time.
+//! Writes states to a file, a block at a time.
 
 use std::path::Path;
 
@@ -11,13 +11,13 @@ use crate::linalg::Matrix;
 use crate::parallel::{self, Cancel, Threads};
 use crate::{Error, Result};
 
-/// Samples computed and written together: memory is a few of these, whatever the number of samples.
+/// Samples that are computed and written together; memory holds a few such blocks, whatever the number of samples.
 const BLOCK: usize = 256;
 
-/// What a states file says besides the arrays and the layout.
+/// The content of a states file besides the arrays and the layout.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StatesMetadata {
-    /// Non-zero parameters of the baseline, which sparsity is counted against.
+    /// Non-zero parameters of the baseline, with which sparsity is computed.
     pub baseline_nonzeros: Option<u64>,
     /// How U was made from raw inputs.
     pub preprocessing: Option<Preprocessing>,
@@ -57,7 +57,7 @@ pub fn write_states(
     output.finish()
 }
 
-/// The header, its length in front, and where each array starts after it; `None` if a size overflows.
+/// The header with its length in front, and the place after it where each array starts; `None` if a size overflows.
 fn header(
     source: &dyn StateSource,
     metadata: &StatesMetadata,
@@ -83,7 +83,7 @@ fn header(
         fields.insert((*name).into(), field);
     }
     let mut text = serde_json::to_string(&fields).ok()?;
-    // Padded with spaces, as the format allows, so that the numbers are aligned.
+    // The header is padded with spaces, as the format allows, so that the numbers are aligned.
     text.extend(std::iter::repeat_n(' ', text.len().next_multiple_of(8) - text.len()));
     let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
     bytes.extend_from_slice(text.as_bytes());

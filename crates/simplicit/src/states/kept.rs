@@ -1,4 +1,4 @@
-//! States of blocks that are read again and again, kept up to a number of bytes.
+//! States of blocks that are read repeatedly, kept up to a number of bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::linalg::Matrix;
 /// Z, X and Y of blocks of samples, found by their range.
 #[derive(Default)]
 pub(crate) struct Kept {
-    /// Room for so many bytes.
+    /// Number of bytes that may still be taken.
     room: u64,
     held: Mutex<Held>,
 }
@@ -22,12 +22,13 @@ struct Held {
 }
 
 impl Kept {
-    /// Room for so many bytes.
+    /// Keeps at most this many bytes.
     pub(crate) fn new(bytes: u64) -> Self {
         Self { room: bytes, ..Self::default() }
     }
 
-    /// The block as it was computed before, or now. Two threads that ask for one block at once may both compute it.
+    /// The block as it was kept, or computed now. Two threads that ask for the same block at the same time may both
+    /// compute it.
     pub(crate) fn get_or(
         &self,
         samples: &Range<usize>,
@@ -35,7 +36,7 @@ impl Kept {
     ) -> Result<[Matrix; 3]> {
         let key = (samples.start, samples.end);
         let lock = || self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        // The lock is for finding the block, not for copying it.
+        // The lock is held only while the block is found, not while it is copied.
         let found = lock().blocks.get(&key).cloned();
         if let Some(block) = found {
             return Ok((*block).clone());
@@ -70,7 +71,7 @@ mod tests {
             });
             block.unwrap()
         };
-        // Five samples of six numbers fit, four more do not.
+        // Five samples of six numbers fit, another four do not.
         for _ in 0..3 {
             assert_eq!(read(0..5)[1].row(4), [5.0, 6.0]);
             assert_eq!(read(5..9)[2].row(0), [7.0, 8.0]);

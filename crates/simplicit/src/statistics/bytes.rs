@@ -3,11 +3,11 @@
 use super::{Form, Statistics, lower_tiles, mirror};
 use crate::linalg::Matrix;
 
-/// Set in the number of samples, as it is written, where G is written without what is above its diagonal.
+/// This bit is set in the written number of samples if G is written without the part above its diagonal.
 const LOWER: u64 = 1 << 63;
 
 impl Statistics {
-    /// The first word and the rows of numbers after it, as they are written: of G without what is above the diagonal.
+    /// The first word and the rows of numbers after it, as they are written; of G only the part up to the diagonal.
     fn words(&self) -> (u64, Vec<&[f64]>) {
         let (mut first, mut rows) = (self.samples as u64, Vec::new());
         match &self.form {
@@ -43,12 +43,13 @@ impl Statistics {
         let form = numbers.len().checked_sub(others)?;
         let square = features.checked_mul(features)?;
         let expected = if lower { (square + features) / 2 } else { square };
-        // Samples are kept only where they are fewer than the features, so the length says which form it is.
+        // Samples are kept only if they are fewer than the features, so the form follows from the length.
         let few = !lower && samples != features && form == samples.checked_mul(features)?;
         if !tail.is_empty() || !(few || form == expected) {
             return None;
         }
-        // Zero times a number is zero unless it is infinite or none: one sum over all of them, without a branch.
+        // Zero times a number is zero unless the number is infinite or NaN: one sum over all of them, without a
+        // branch.
         let read = |words: &[[u8; 8]]| {
             let values: Vec<f64> = words.iter().map(|word| f64::from_le_bytes(*word)).collect();
             (values.iter().map(|v| v * 0.0).sum::<f64>() == 0.0).then_some(values)
@@ -73,14 +74,14 @@ impl Statistics {
         Some(Self { samples, form, cross, energy: read(energy)? })
     }
 
-    /// [`Statistics::fingerprint`] of what [`Statistics::to_bytes`] wrote.
+    /// The [`Statistics::fingerprint`] of bytes that [`Statistics::to_bytes`] wrote.
     pub fn fingerprint_of(bytes: &[u8]) -> [u8; 16] {
         let mut print = Fingerprint::default();
         print.add(bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)));
         print.finish()
     }
 
-    /// Sixteen bytes that say which statistics these are.
+    /// Sixteen bytes that identify these statistics.
     pub fn fingerprint(&self) -> [u8; 16] {
         let (first, rows) = self.words();
         let mut print = Fingerprint::default();
@@ -90,15 +91,15 @@ impl Statistics {
     }
 }
 
-/// Whether both halves have the same bits; sums that were computed elsewhere may not.
+/// Whether both halves have the same bits, which sums that were computed elsewhere may not have.
 fn is_symmetric(gram: &Matrix) -> bool {
     lower_tiles(gram.cols()).all(|[rows, columns]| {
         rows.into_iter().all(|i| columns.clone().all(|j| gram[(i, j)].to_bits() == gram[(j, i)].to_bits()))
     })
 }
 
-/// A short name for many numbers, made at the speed of memory. Eight lanes take turns; every step is one-to-one, so that a
-/// single different number always gives another name.
+/// A short name for many numbers, made at the speed of memory. Eight lanes are used in turn; every step is
+/// one-to-one, so that a single different number always gives a different name.
 #[derive(Debug, Default)]
 struct Fingerprint {
     lanes: [u64; 8],

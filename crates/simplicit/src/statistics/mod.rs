@@ -1,4 +1,4 @@
-//! One pass over the samples, three statistics, and the samples are never needed again.
+//! Three statistics from one pass over the samples, after which the samples are not needed again.
 //!
 //! For features F (one sample a row, the last feature optionally the constant 1) and targets T,
 //!
@@ -40,13 +40,13 @@ pub(crate) use wide::{WIDE, bytes as wide_bytes};
 /// Samples in a leaf of the summation tree.
 pub const BLOCK: usize = 1024;
 
-/// Samples over features below which products with F, forwards and back, cost less than one with G: a step in m
-/// dimensions costs 2md + m² multiplications, one in d dimensions d².
+/// The ratio of samples to features below which products with F, forwards and back, cost less than one with G: a step
+/// in m dimensions costs 2md + m² multiplications, one in d dimensions d².
 const FEW: f64 = 0.41;
 
-/// Rows and columns of a tile.
+/// Number of rows and columns of a tile.
 const TILE: usize = 64;
-/// Whether so many samples are better kept as they are.
+/// Whether there are so few samples that they are kept as they are.
 pub(crate) fn are_few(samples: usize, features: usize) -> bool {
     (samples as f64) < FEW * features as f64
 }
@@ -56,22 +56,22 @@ pub(crate) fn are_few(samples: usize, features: usize) -> bool {
 pub struct Statistics {
     samples: usize,
     form: Form,
-    /// One target a row, r × d.
+    /// H, one target per row, r × d.
     cross: Matrix,
     energy: Vec<f64>,
 }
 
-/// What is known about the features.
+/// The two forms in which products of features are stored.
 #[derive(Debug, Clone)]
 enum Form {
     /// G, full symmetric, d × d.
     Gram(Matrix),
-    /// F, one sample a row, the diagonal of G, and G once it has been asked for.
+    /// F, one sample per row, the diagonal of G, and G when it has been asked for.
     Samples { features: Matrix, squares: Vec<f64>, gram: OnceLock<Matrix> },
 }
 
 impl PartialEq for Form {
-    /// Whether G has been asked for makes no difference.
+    /// Whether G has been asked for makes no difference to equality.
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Gram(a), Self::Gram(b)) => a == b,
@@ -98,7 +98,7 @@ impl Form {
     }
 }
 
-/// `count` things in pieces of a size, the last one smaller.
+/// Cuts `count` things into pieces of a size; the last piece may be smaller.
 fn cuts(count: usize, size: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     (0..count.div_ceil(size)).map(move |k| k * size..(k * size).saturating_add(size).min(count))
 }
@@ -121,7 +121,8 @@ fn lower_tiles(d: usize) -> impl Iterator<Item = [std::ops::Range<usize>; 2]> {
     cuts(d, TILE).flat_map(move |rows| cuts(rows.end, TILE).map(move |columns| [rows.clone(), columns]))
 }
 
-/// Copies what is below the diagonal above it, a tile at a time: lines of one tile stay in the cache.
+/// Copies the part below the diagonal to the part above, a tile at a time, so that the lines of a tile stay in the
+/// cache.
 fn mirror(gram: &mut Matrix) {
     for [rows, columns] in lower_tiles(gram.cols()) {
         for i in rows {
@@ -133,7 +134,7 @@ fn mirror(gram: &mut Matrix) {
 }
 
 impl Statistics {
-    /// Of no samples.
+    /// The statistics of no samples.
     pub fn empty(features: usize, targets: usize) -> Self {
         Self {
             samples: 0,
@@ -143,13 +144,13 @@ impl Statistics {
         }
     }
 
-    /// Of a few samples: features and targets with one sample a row.
+    /// The statistics of a few samples: features and targets with one sample per row.
     pub fn of(features: &Matrix, targets: &Matrix) -> Result<Self> {
         Self::check(features, targets)?;
         Ok(Self::in_form(Form::Gram(gram_of(features)), features, targets))
     }
 
-    /// The same with the samples kept in the place of their products.
+    /// The same, with the samples kept instead of their products.
     pub fn of_few(features: Matrix, targets: &Matrix) -> Result<Self> {
         Self::check(&features, targets)?;
         let mut out = Self::in_form(Form::Gram(Matrix::default()), &features, targets);
@@ -157,7 +158,8 @@ impl Statistics {
         Ok(out)
     }
 
-    /// From sums that were computed elsewhere: G (d × d), H (one target a row, r × d) and e of `samples` samples.
+    /// The statistics from sums that were computed elsewhere: G (d × d), H (one target per row, r × d) and e of
+    /// `samples` samples.
     pub fn from_sums(samples: usize, gram: Matrix, cross: Matrix, energy: Vec<f64>) -> Result<Self> {
         let (d, r) = (gram.cols(), energy.len());
         if gram.rows() != d || cross.rows() != r || cross.cols() != d {
@@ -197,7 +199,7 @@ impl Statistics {
         Self { samples: features.rows(), form, cross, energy }
     }
 
-    /// F, one sample a row, where the samples are fewer than the features.
+    /// F, one sample per row, if there are fewer samples than features.
     pub(crate) fn few_samples(&self) -> Option<&Matrix> {
         match &self.form {
             Form::Samples { features, .. } => Some(features),
@@ -239,7 +241,7 @@ impl Statistics {
         Ok(self)
     }
 
-    /// Of some of the features and some of the targets, in the order given.
+    /// The statistics of some of the features and some of the targets, in the order given.
     pub fn part(&self, features: &[usize], targets: &[usize]) -> Self {
         let form = match &self.form {
             Form::Samples { features: all, .. } => {
@@ -258,7 +260,8 @@ impl Statistics {
     }
 
     /// Of the features of `self` followed by those of `fixed`, with the targets of `fixed`: the targets of `self` are
-    /// the features and then the targets of `fixed`, on the same samples. What two designs share is computed once.
+    /// the features and then the targets of `fixed`, on the same samples. So the part that two designs share is
+    /// computed only once.
     pub(crate) fn followed_by(&self, fixed: &Self) -> Result<Self> {
         let (first, second, targets) = (self.features(), fixed.features(), fixed.targets());
         if self.targets() != second + targets || self.samples != fixed.samples {
@@ -287,13 +290,13 @@ impl Statistics {
         Ok(Self { samples: self.samples, form, cross, energy: fixed.energy.clone() })
     }
 
-    /// What a GPU added up.
+    /// Statistics from the sums of a GPU.
     pub(crate) fn of_sums(sums: Sums) -> Self {
         let Sums { samples, gram, cross, energy } = sums;
         Self { samples, form: Form::Gram(gram), cross, energy }
     }
 
-    /// Bytes that it takes.
+    /// Bytes of memory that they take.
     pub(crate) fn bytes(&self) -> u64 {
         let form = match &self.form {
             Form::Gram(form) | Form::Samples { features: form, .. } => form.as_slice().len(),
@@ -319,7 +322,7 @@ impl Statistics {
         self.cross.rows()
     }
 
-    /// G, d × d; made now where the samples were kept instead.
+    /// G, d × d; computed now if the samples were kept instead.
     pub fn gram(&self) -> &Matrix {
         self.form.gram()
     }

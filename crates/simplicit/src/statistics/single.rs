@@ -36,7 +36,7 @@ fn part<'a>(m: &'a Matrix<f32>, rows: &Range<usize>) -> View<'a, f32> {
 }
 
 impl Statistics {
-    /// Of some samples: features and targets with one sample a row.
+    /// The statistics of some samples: features and targets with one sample per row.
     pub(crate) fn of_single(features: &Matrix<f32>, targets: &Matrix) -> Result<Self> {
         let (d, r, samples) = (features.cols(), targets.cols(), features.rows());
         if targets.rows() != samples {
@@ -91,7 +91,7 @@ pub(super) mod tests {
     fn sums_of_single_precision_are_the_exact_ones_within_it() {
         let mut random = Random::new(5);
         for (m, d, r) in [(3 * CHUNK + 77, 150, 4), (CHUNK, 1, 1), (5, 40, 2)] {
-            // Not centred, as states behind a ReLU are not.
+            // Features whose mean is not zero, as after a ReLU.
             let f = Matrix::from_fn(m, d, |_, _| random.normal().max(0.0) as f32);
             let t = Matrix::from_fn(m, r, |i, k| f64::from(f[(i, k % d)]) + 0.1 * random.normal());
             let most = (CHUNK as f64).sqrt() * 2f64.powi(-24);

@@ -22,7 +22,8 @@ impl Statistics {
         Self::stream_shard(samples, samples, threads, cancel, read, progress)
     }
 
-    /// [`Statistics::stream`] over a shard of `all` samples, whose number decides what is kept.
+    /// [`Statistics::stream`] over a shard of `all` samples; their number decides whether samples or products are
+    /// kept.
     pub(crate) fn stream_shard(
         samples: usize,
         all: usize,
@@ -34,8 +35,8 @@ impl Statistics {
         Self::stream_pieces(samples, usize::MAX, all, threads, cancel, read, progress)
     }
 
-    /// [`Statistics::stream_shard`] in pieces of so many samples, each summed on its own before the pieces are: a shard of
-    /// 2ᵏ pieces is then a whole branch of the tree, whatever the size of a piece.
+    /// [`Statistics::stream_shard`] in pieces of `piece` samples, each summed on its own before the pieces are added:
+    /// a shard of 2ᵏ pieces is then a whole branch of the tree, whatever the size of a piece.
     pub(crate) fn stream_pieces(
         samples: usize,
         piece: usize,
@@ -52,7 +53,7 @@ impl Statistics {
         Self::stream_leaves(samples, piece, threads, cancel, leaf, progress)
     }
 
-    /// The same from the statistics of every block of samples.
+    /// The same, from the statistics of every block of samples.
     pub(crate) fn stream_leaves(
         samples: usize,
         piece: usize,
@@ -84,7 +85,7 @@ impl Statistics {
         whole.finish()
     }
 
-    /// [`Statistics::stream`] with the sums on a GPU: the same within the rounding of f64.
+    /// [`Statistics::stream`] with the sums on a GPU: the result is the same within the rounding of f64.
     pub fn stream_on(
         cuda: &'static Cuda,
         samples: usize,
@@ -97,7 +98,7 @@ impl Statistics {
             return Err(Error::shape("samples", "at least one", 0));
         }
         let (f, t) = read(0..1)?;
-        // Few samples are kept as they are; there is nothing to add up.
+        // Few samples are kept as they are, so there is nothing to add up.
         if are_few(samples, f.cols()) {
             return Self::stream(samples, threads, cancel, read, progress);
         }
@@ -119,7 +120,8 @@ impl Statistics {
         Ok(Self::of_sums(sums))
     }
 
-    /// Of the paper's problem: features Ũ = [X; U] (and the constant, last, if `constant`), targets Ỹ = [Z; Y].
+    /// The statistics of the paper's problem: features Ũ = [X; U] (and the constant, last, if `constant`), targets Ỹ
+    /// = [Z; Y].
     pub fn of_states(
         source: &dyn StateSource,
         constant: bool,
@@ -149,7 +151,7 @@ pub(crate) fn features_and_targets(block: &StateBlock, constant: bool) -> (Matri
 /// are blocks of [`BLOCK`] samples, or shards of `BLOCK`·2ᵏ samples of one k: either way the same bits come out.
 #[derive(Debug, Default)]
 pub struct Tree {
-    /// (number of leaves, sum), sizes strictly falling.
+    /// Pairs of a number of leaves and their sum; the numbers are strictly decreasing.
     parts: Vec<(usize, Statistics)>,
 }
 
@@ -159,7 +161,8 @@ impl Tree {
         self.push_branch(1, leaf)
     }
 
-    /// Adds the sum of the next 2ᵏ leaves, where a multiple of 2ᵏ leaves is there, or of the last ones in such a place.
+    /// Adds the sum of the next 2ᵏ leaves, which must start at a multiple of 2ᵏ leaves; only the last sum may have
+    /// fewer leaves.
     pub fn push_branch(&mut self, leaves: usize, sum: Statistics) -> Result<()> {
         let before: usize = self.parts.iter().map(|(leaves, _)| leaves).sum();
         let whole = self.parts.last().is_none_or(|(leaves, _)| leaves.is_power_of_two());

@@ -66,7 +66,7 @@ fn branches_of_any_size_merge_to_the_same_bits() {
         cuts.windows(2).for_each(|c| tree.push_branch(c[1] - c[0], of(c[0]..c[1])).unwrap());
         assert_eq!(tree.finish().unwrap(), whole, "{cuts:?}");
     }
-    // A branch must be in its place, and nothing comes after the last leaves.
+    // A branch must be at its place, and nothing may come after the last leaves.
     let mut tree = Tree::default();
     tree.push_branch(1, leaf(0)).unwrap();
     assert!(tree.push_branch(2, of(1..3)).is_err() && tree.push_branch(0, leaf(1)).is_err());
@@ -80,13 +80,13 @@ fn bytes_and_fingerprints_say_which_statistics_they_are() {
     let (f, t) = data(40);
     let own = Statistics::of(&f, &t).unwrap();
     let bytes = own.to_bytes();
-    // What is above the diagonal of G is not written.
+    // The part of G above the diagonal is not written.
     assert_eq!(bytes.len(), 8 * (1 + 7 * 8 / 2 + 3 * 7 + 3));
     assert_eq!(bytes[8..16], own.gram()[(0, 0)].to_le_bytes());
     assert_eq!(bytes[24..32], own.gram()[(1, 1)].to_le_bytes());
     assert_eq!(Statistics::from_bytes(&bytes, 7, 3).unwrap(), own);
     assert!(Statistics::from_bytes(&bytes, 3, 7).is_none() && Statistics::from_bytes(&bytes[8..], 7, 3).is_none());
-    // Unless somebody else's sums have other bits there; several tiles.
+    // Unless sums that were computed elsewhere have other bits there; several tiles.
     let wide = |twist: f64| {
         let gram = Matrix::from_fn(150, 150, |i, j| 1.0 + (i * j) as f64 + if i < j { twist } else { 0.0 });
         Statistics::from_sums(9, gram, Matrix::from_fn(1, 150, |_, j| j as f64), vec![2.0]).unwrap()

@@ -13,18 +13,19 @@ use crate::linalg::{Matrix, View, gemm};
 use crate::parallel::{self, Cancel, Threads};
 use crate::{Error, Result};
 
-/// Rows and columns of a tile.
+/// Number of rows and columns of a tile.
 const TILE: usize = 384;
-/// Chunks that are read before their products are added: one for every thread of most machines.
+/// Chunks that are read before their products are added: enough for every thread of most machines.
 const CHUNKS: usize = 8;
 
-/// Features from which on this is the way to sum.
+/// From this many features on, sums are computed in this way.
 pub(crate) const WIDE: usize = 1024;
 
-/// Bytes that a pass over so many features and targets in so many pieces holds.
+/// Bytes of memory for a pass over this many features and targets, in this many pieces.
 pub(crate) fn bytes(features: usize, targets: usize, pieces: usize) -> u64 {
     let (d, r) = (features as u64, targets as u64);
-    // Tiles, the whole matrix at the end, sums of pieces that wait for others, the samples of a step in both precisions.
+    // Tiles, the whole matrix at the end, sums of pieces that wait for others, and the samples of a step in both
+    // precisions.
     let waiting = u64::from(pieces.max(1).ilog2());
     12 * d * d + 16 * r * d + waiting * 8 * d * (d + r) + 12 * (CHUNK * CHUNKS) as u64 * (d + r)
 }
@@ -88,8 +89,8 @@ impl Statistics {
         let mut tree = Tree::default();
         for piece in super::cuts(samples, piece) {
             let read = |range| read(shifted(range, piece.start));
-            let told = |done| progress(piece.start + done);
-            tree.push(Self::wide_piece(piece.len(), shape, threads, cancel, read, told)?)?;
+            let report = |done| progress(piece.start + done);
+            tree.push(Self::wide_piece(piece.len(), shape, threads, cancel, read, report)?)?;
         }
         tree.finish()
     }
@@ -158,7 +159,7 @@ mod tests {
     fn wide_sums_are_the_exact_ones_within_single_precision_for_any_number_of_threads() {
         let (m, d, r) = (2 * CHUNK * CHUNKS + 77, 2 * TILE + 5, 3);
         let mut random = Random::new(4);
-        // Not centred, as states behind a ReLU are not.
+        // Features whose mean is not zero, as after a ReLU.
         let f = Matrix::from_fn(m, d, |_, _| f64::from(random.normal().max(0.0) as f32));
         let t = Matrix::from_fn(m, r, |i, k| f[(i, 7 * k)] - 0.3 * f[(i, k + TILE)] + 0.1 * random.normal());
         let rows =
@@ -170,7 +171,7 @@ mod tests {
         };
         let got = wide(1, 1000);
         assert_eq!(got, wide(3, 1000));
-        // Pieces on their own, in pairs as a worker has them.
+        // Pieces that are summed on their own, in pairs, as on a worker.
         let mut tree = Tree::default();
         for first in (0..m).step_by(2000) {
             let read = |range: Range<usize>| {

@@ -13,27 +13,29 @@ use crate::{Error, Result};
 pub struct LinearBlock {
     /// Its name in reports.
     pub name: String,
-    /// Groups of rows that read features of their own, as in a grouped convolution; rows are divided among them evenly.
+    /// Number of groups of rows that read different features, as in a grouped convolution; each group has the same
+    /// number of rows.
     pub groups: usize,
-    /// The original weights, rows × features of a group. A zero is no connection.
+    /// The original weights, rows × features of a group. A zero means that there is no connection.
     pub weights: Matrix<f32>,
-    /// The original constants, one a row; `None` where there is no place for them.
+    /// The original constants, one per row; `None` if the block has no constants.
     pub constant: Option<Vec<f32>>,
-    /// Whether its constants are counted: where blocks are added up, their constants are one number a row, counted once.
+    /// Whether its constants are counted. If blocks are added up, their constants are one number per row, which is
+    /// counted once.
     pub counts_constant: bool,
     /// Whether a sample gives several positions, as a convolution's does.
     pub shared: bool,
-    /// Consecutive blocks of one stage are gathered together, before any of them is replaced.
+    /// The stage; consecutive blocks of one stage are gathered together, before any of them is replaced.
     pub stage: usize,
 }
 
 impl LinearBlock {
-    /// Features of a row, the constant included, which comes last.
+    /// Number of features of a row; the constant is included and comes last.
     pub fn features(&self) -> usize {
         self.weights.cols() + usize::from(self.constant.is_some())
     }
 
-    /// Rows of a group.
+    /// Number of rows of a group.
     pub(crate) fn group_rows(&self) -> usize {
         self.weights.rows() / self.groups
     }
@@ -43,7 +45,7 @@ impl LinearBlock {
         self.count(&self.weights, self.constant.as_deref())
     }
 
-    /// Non-zeros of new weights, as they are counted here.
+    /// Non-zeros of new weights, counted in the same way.
     pub(super) fn count(&self, weights: &Matrix<f32>, constant: Option<&[f32]>) -> usize {
         nonzeros(weights.as_slice()) + constant.filter(|_| self.counts_constant).map_or(0, nonzeros)
     }
@@ -62,15 +64,15 @@ fn nonzeros(values: &[f32]) -> usize {
 pub struct BlockRows {
     /// Rows × features of a group.
     pub weights: Matrix<f32>,
-    /// One a row, where the block has a place for them.
+    /// One constant per row, if the block has constants.
     pub constant: Option<Vec<f32>>,
 }
 
 /// A network that runs elsewhere, seen as its linear blocks in the order they run.
 pub trait BlockSource {
-    /// The blocks that are trained.
+    /// The blocks to train.
     fn blocks(&self) -> Arc<[LinearBlock]>;
-    /// Non-zero parameters besides, which stay as they are.
+    /// Non-zero parameters outside the blocks, which stay as they are.
     fn fixed_nonzeros(&self) -> u64;
     /// Number of samples.
     fn samples(&self) -> usize;
@@ -85,13 +87,13 @@ pub trait BlockSource {
     ) -> Result<Vec<Vec<Statistics>>>;
     /// Replaces the weights of a block.
     fn install(&mut self, block: usize, rows: &BlockRows) -> Result<()>;
-    /// Puts the original weights back everywhere.
+    /// Puts the original weights back into all blocks.
     fn reset(&mut self) -> Result<()>;
-    /// How strongly an error of every row of every block changes the output, as [`importance`](crate::train::importance()) has it;
-    /// `None` where the source has no gradients.
+    /// How strongly an error of every row of every block changes the output, as
+    /// [`importance`](crate::train::importance()) defines it; `None` if the source has no gradients.
     fn row_weights(&mut self, run: &mut Run) -> Result<Option<Vec<Vec<f64>>>>;
-    /// For every block E(Σ g·e)² and, by row, the mean square of e: g the gradient of the output, e the errors that these
-    /// weights make on the original features, summed over a sample's rows and positions.
+    /// For every block E(Σ g·e)² and, by row, the mean square of e: where g is the gradient of the output and e the
+    /// errors of these weights on the original features; the sum runs over a sample's rows and positions.
     fn joint_errors(&mut self, rows: &[BlockRows], run: &Run) -> Result<Vec<(f64, Vec<f64>)>>;
 }
 

@@ -1,9 +1,10 @@
-//! Training a network that runs elsewhere: a source of linear blocks gives statistics under the weights it has and takes the
-//! weights that follow from them. Rows, prices, search, bounds and checkpoints are those of [`train`](crate::train::train()).
+//! Training a network that runs elsewhere: a source of linear blocks gives statistics under its present weights and
+//! receives the weights that follow from them. Rows, prices, search, bounds and checkpoints are those of
+//! [`train`](crate::train::train()).
 //!
-//! The source runs the network, with all that stands between the blocks; training sees the blocks alone. A PyTorch module is such
-//! a source. A block's features are what it reads in the network with the weights installed so far, its targets what it
-//! gave in the original one.
+//! The source runs the network, with everything between the blocks; training sees only the blocks. A PyTorch module
+//! is such a source. The features of a block are the values that it reads in the network with the weights installed
+//! so far; its targets are the values that it computed in the original network.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,23 +26,24 @@ use crate::train::search::{CLOSE, Found, PROMISED, Start, seek};
 use crate::train::{Progress, RowReport, Run, TrainReport, TrainSettings, TriedModel};
 use crate::{Error, Result};
 
-/// Statistics that are gathered in one pass, in bytes, unless a single block needs more.
+/// The most statistics that are gathered in one pass, in bytes, unless a single block needs more.
 const AT_ONCE: usize = 1 << 30;
-/// Statistics under the original weights that are kept from model to model, in bytes.
+/// The most statistics under the original weights that are kept from model to model, in bytes.
 const KEPT: usize = 4 << 30;
-/// Row weights of a block are multiplied by at most this, or divided, for errors that come together.
+/// The factor by which the row weights of a block are multiplied or divided at most, to account for errors that add
+/// up.
 const TRUSTED: f64 = 64.0;
 
-/// What training did to a source, whose blocks now have these weights.
+/// The result of training a source, whose blocks now have these weights.
 #[derive(Debug, Clone)]
 pub struct TrainedBlocks {
-    /// One per block.
+    /// The new rows, one entry per block.
     pub blocks: Vec<BlockRows>,
     /// Rows in the order of the blocks; the training error is that of the last block.
     pub report: TrainReport,
-    /// Non-zeros now and in the original, what stays included.
+    /// Non-zeros after training; parameters that stay are included.
     pub nonzeros: u64,
-    /// See `nonzeros`.
+    /// Non-zeros of the original network; parameters that stay are included.
     pub baseline_nonzeros: u64,
 }
 
@@ -52,8 +54,8 @@ impl TrainedBlocks {
     }
 }
 
-/// Trains the blocks of a source at the strength of the settings or to their target, with rows weighted by what their
-/// errors do to the output (`weighted`) or all alike.
+/// Trains the blocks of a source at the strength of the settings or to their target, with rows weighted by the effect
+/// of their errors on the output (`weighted`) or all equally.
 pub fn train_blocks(
     source: &mut dyn BlockSource,
     settings: &TrainSettings,
@@ -130,9 +132,9 @@ pub fn train_blocks(
 struct Group {
     name: String,
     block: usize,
-    /// Within the block.
+    /// Its rows within the block.
     rows: Range<usize>,
-    /// Of all rows.
+    /// The number of its first row among all rows.
     first_row: usize,
 }
 
@@ -140,21 +142,21 @@ struct Group {
 struct Fit {
     blocks: Vec<BlockRows>,
     rows: Vec<RowReport>,
-    /// (mismatch, target) of every row.
+    /// Squared mismatch and energy of the target for every row.
     energies: Vec<(f64, f64)>,
-    /// Non-zeros of every group.
+    /// Non-zeros of every group, in order.
     groups: Vec<usize>,
-    /// Statistics and weights for the bounds, by group.
+    /// The statistics and weights that the bounds need, by group.
     evidence: BTreeMap<usize, (Arc<Statistics>, Vec<Vec<f64>>)>,
 }
 
-/// Models of one source, and what stays the same between them.
+/// Fits models of one source, with the data that stay the same between them.
 struct Fits<'a> {
     source: &'a mut dyn BlockSource,
     blocks: Arc<[LinearBlock]>,
     groups: Vec<Group>,
     settings: TrainSettings,
-    /// By block and row.
+    /// The weight of every row, by block.
     importance: Option<Vec<Vec<f64>>>,
     samples: usize,
     fixed: u64,
@@ -162,7 +164,7 @@ struct Fits<'a> {
     /// Statistics under the original weights, by group.
     kept: BTreeMap<usize, Arc<Statistics>>,
     kept_bytes: usize,
-    /// Rough models: the last one, and the one whose errors count.
+    /// Rough models: the last one, and the one whose errors determine row weights.
     last: Option<Vec<BlockRows>>,
     chosen: Option<Vec<BlockRows>>,
 }
@@ -224,11 +226,11 @@ impl<'a> Fits<'a> {
         1.0 - self.nonzeros(fit) as f64 / self.baseline_nonzeros.max(1) as f64
     }
 
-    /// Where the search for a target begins; from here on rows are weighted as the errors of a rough model ask for.
+    /// Finds where the search for a target begins. From here on, rows are weighted by the errors of a rough model.
     fn rough_start(&mut self, target: f64, run: &mut Run) -> Result<Start> {
         let settings = rough::settings_of(&self.settings);
         let samples = self.samples.min(rough::SAMPLES);
-        // Already tuned for taps, where there are any.
+        // The settings for taps, if there are any, are already included.
         let mut models = Fits {
             source: &mut *self.source,
             blocks: self.blocks.clone(),
@@ -283,7 +285,7 @@ impl<'a> Fits<'a> {
         parts
     }
 
-    /// Every stage in order.
+    /// Fits every stage in order.
     fn fit(&mut self, strength: f64, run: &mut Run) -> Result<Fit> {
         let rows: usize = self.blocks.iter().map(|b| b.weights.rows()).sum();
         let empty = |b: &LinearBlock| BlockRows {
@@ -301,7 +303,7 @@ impl<'a> Fits<'a> {
             self.source.reset()?;
         }
         for stage in self.stages() {
-            // What the first stage reads is the same for every model.
+            // The inputs of the first stage are the same for every model.
             let own = self.settings.model.cascade && stage.start > 0;
             for part in self.parts(stage.clone()) {
                 for (number, statistics) in self.gather(part, own, strength, run)? {

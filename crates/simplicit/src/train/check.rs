@@ -1,4 +1,4 @@
-//! Settings that make no sense, alone or for what is trained, are errors before any work.
+//! Settings that have no meaning, alone or for the given input, are errors before any work begins.
 
 use crate::backend::Device;
 use crate::backend::cuda::Cuda;
@@ -10,7 +10,7 @@ use crate::train::search::allocate;
 use crate::train::{AllowedWeights, Bounds, Objective, RowSettings, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
-/// What is to be trained, by its settings.
+/// Checks the settings for the given input.
 pub(super) fn training(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<()> {
     settings_alone(settings)?;
     let shape = input.source.shape();
@@ -63,7 +63,7 @@ pub(super) fn training(input: &TrainInput, settings: &TrainSettings, threads: Th
     budget::check(input, settings, threads)
 }
 
-/// A feature map alone has positions to choose from and maps before it to reach for.
+/// Only feature maps have positions to choose from, and earlier maps to reach.
 fn of_feature_maps(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     if connections::walked(input, settings).is_some() {
         return Ok(());
@@ -82,7 +82,7 @@ fn of_feature_maps(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     }
 }
 
-/// Settings of another objective than the one that is asked for must have their defaults.
+/// Settings of an objective that is not used must have their defaults.
 fn of_other_objectives(settings: &TrainSettings) -> Result<()> {
     let (rows, usual) = (&settings.rows, RowSettings::default());
     let convex = matches!(settings.objective, Objective::Convex(_));
@@ -112,7 +112,7 @@ fn of_other_objectives(settings: &TrainSettings) -> Result<()> {
     Ok(())
 }
 
-/// An allocation over layers moves the prices of a survey, and holds samples out.
+/// An allocation over layers changes the prices of a survey, and holds samples out.
 fn allocation(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     let no_cycles = "0 with connectivity full, no-self-loop or a mask: prices move between layers";
     let expected = match settings.model.allocate {
@@ -144,7 +144,7 @@ fn reconstruction(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     Err(Error::setting("reconstruct", expected, settings.model.reconstruct))
 }
 
-/// Stages price non-zeros, and every one starts from a refitted model.
+/// Stages put a price on non-zeros, and each of them starts from a refitted model.
 fn stages(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     let expected = match settings.model.stages {
         None | Some(false) => return Ok(()),
@@ -158,7 +158,7 @@ fn stages(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     Err(Error::setting("stages", expected, "on"))
 }
 
-/// What needs a target sparsity.
+/// Settings that need a target sparsity.
 pub(super) fn for_a_target(settings: &TrainSettings) -> Result<()> {
     if settings.model.allocate > 0 && settings.target_sparsity.is_none() {
         return Err(Error::setting("allocate", "0 without a target sparsity", settings.model.allocate));
@@ -169,7 +169,7 @@ pub(super) fn for_a_target(settings: &TrainSettings) -> Result<()> {
     Ok(())
 }
 
-/// What makes no sense where the sparsity is not one target: on a path, or where a drop decides.
+/// Settings that have no meaning without a single target sparsity: on a path, or if a drop decides.
 pub(super) fn untargeted(what: &str, settings: &TrainSettings) -> Result<()> {
     if let Some(target) = settings.target_sparsity {
         return Err(Error::setting("target-sparsity", format!("none for {what}"), target));
@@ -183,7 +183,7 @@ pub(super) fn untargeted(what: &str, settings: &TrainSettings) -> Result<()> {
     Ok(())
 }
 
-/// What makes no sense whatever is trained.
+/// Settings that have no meaning for any input.
 pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
     if let Device::Cuda(number) = settings.work.device {
         if !matches!(settings.objective, Objective::Cardinality) {
@@ -193,7 +193,8 @@ pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
         Cuda::open(number)?;
     }
     if settings.rows.matching == Matching::Exact {
-        // One convex solve is all there is: what follows it would undo the match, and the strength is no trade-off.
+        // Exact matching consists of one convex solve: later steps would undo the match, and the strength changes
+        // nothing.
         let wants = |what: &str, got: String| Err(Error::setting("exact matching", what, got));
         match &settings.objective {
             Objective::Cardinality => return wants("a convex penalty", "cardinality".into()),
@@ -250,7 +251,7 @@ pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
             return Err(Error::setting("prove", "seconds a row", seconds));
         }
         if settings.rows.bounds == Some(Bounds::Off) {
-            return Err(Error::setting("prove", "bounds sampled or all beside it: a proof begins with a bound", "off"));
+            return Err(Error::setting("prove", "bounds sampled or all: a proof begins with a bound", "off"));
         }
         if !matches!(settings.objective, Objective::Cardinality) {
             return Err(Error::unsupported(

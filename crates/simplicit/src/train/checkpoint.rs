@@ -1,4 +1,4 @@
-//! A [`Keep`] in a directory: the next run finds what a killed run computed.
+//! A [`Keep`] in a directory: the next run finds the results of a run that was killed.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,9 +11,9 @@ use crate::{Error, Result};
 
 const FINGERPRINT: &str = "fingerprint.json";
 const LOCK: &str = "lock";
-/// A value larger than this was not written by us.
+/// Our own values are smaller than this; a larger one was not written by this program.
 const MAX_VALUE: u64 = 1 << 36;
-/// Hexadecimal digits in front of every value.
+/// Number of hexadecimal digits of the hash in front of every value.
 const DIGEST: usize = 64;
 
 /// Intermediate results of one training run, one file each, for the settings and inputs of its fingerprint alone.
@@ -22,13 +22,14 @@ const DIGEST: usize = 64;
 #[derive(Debug)]
 pub struct Checkpoint {
     directory: PathBuf,
-    /// Released by the system when the process ends, however it ends.
+    /// The system releases the lock when the process ends, in whatever way.
     _lock: File,
 }
 
 impl Checkpoint {
-    /// Opens a directory, or makes it. `fingerprint` is everything that the results depend on; a directory with another
-    /// fingerprint is refused with the first difference, as is a directory of other files.
+    /// Opens a directory, or makes it. `fingerprint` contains everything that the results depend on. A directory with
+    /// another fingerprint is refused, and the error names the first difference; a directory with other files is
+    /// refused too.
     pub fn open(directory: impl AsRef<Path>, fingerprint: &BTreeMap<String, String>) -> Result<Self> {
         let directory = directory.as_ref();
         std::fs::create_dir_all(directory).map_err(|e| Error::io(directory, e))?;
@@ -66,7 +67,7 @@ impl Checkpoint {
         Ok(Self { directory: directory.to_path_buf(), _lock: lock })
     }
 
-    /// Files are named by the text of their keys.
+    /// The path of a value: files are named by the text of their keys.
     fn path(&self, key: &str) -> PathBuf {
         self.directory.join(digest(&[key.as_bytes()]))
     }
@@ -112,12 +113,12 @@ fn entries(directory: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// What a killed run left in the middle of a write.
+/// Whether a file was left by a run that was killed in the middle of a write.
 fn is_abandoned(name: &str) -> bool {
     name.starts_with('.') && name.ends_with(".part")
 }
 
-/// The first entry that differs, both sides shortened.
+/// The first entry that differs, with both values shortened.
 fn difference(found: &BTreeMap<String, String>, wanted: &BTreeMap<String, String>) -> Option<String> {
     let short = |value: Option<&String>| {
         value.map_or("nothing".to_string(), |v| {

@@ -29,9 +29,10 @@ use crate::train::{
 };
 use crate::{Error, Result};
 
-/// Alternations of a cyclic model with its own equilibrium states.
+/// The most alternations of a cyclic model with its own equilibrium states.
 const MAX_ALTERNATIONS: usize = 4;
-/// Times that a group is solved again at most, because the groups ahead cannot make up for what it kept.
+/// The most times that a group is solved again because the later groups cannot make up for the non-zeros that it
+/// kept.
 const CORRECTIONS: usize = 2;
 
 /// A fitted model.
@@ -45,17 +46,17 @@ pub(super) struct Fitted {
     pub(super) evidence: BTreeMap<GroupId, Evidence>,
     /// The strength of every group.
     pub(super) strengths: Vec<f64>,
-    /// Row weights that it was fitted with, where rough models changed them.
+    /// The row weights that it was fitted with, if rough models changed them.
     pub(super) importance: Option<Vec<f64>>,
 }
 
 impl Fitted {
-    /// What it is among the models of a search.
+    /// Its entry in the list of the models of a search.
     pub(super) fn tried(&self, strength: f64) -> TriedModel {
         TriedModel { strength, sparsity: self.model.sparsity().sparsity, output_error: self.training_error }
     }
 
-    /// What training hands back.
+    /// The result of training with this model.
     pub(super) fn trained(self, strength: f64, path: Vec<TriedModel>, agreement: Option<f64>) -> Trained {
         let Self { model, rows, training_error, reconstruction, output_refit, allocation, .. } = self;
         let bound_refit = None;
@@ -74,20 +75,20 @@ impl Fitted {
     }
 }
 
-/// What stays the same from strength to strength.
+/// The data that stay the same from strength to strength.
 pub(super) struct Fitter {
     plan: Plan,
     /// Statistics of groups at the baseline's states.
     kept: BTreeMap<GroupId, Arc<Statistics>>,
-    /// Of the inputs and the constant against all rows: what every group shares, whatever the model.
+    /// Statistics of the inputs and the constant against all rows, which all groups and models share.
     inputs: Option<Arc<Statistics>>,
-    /// What weights cost besides the penalty.
+    /// Prices of weights in addition to the penalty.
     pub(super) prices: CertificatePrices,
-    /// The account of what is kept.
+    /// The memory budget of everything that is kept.
     room: Arc<Room>,
-    /// Prices of the next model's groups, where they are not all one.
+    /// The prices of the next model's groups, if these are not all equal.
     pub(super) steering: Option<Steering>,
-    /// Work expected after the next pass.
+    /// The work expected after the next pass.
     pub(super) left: f64,
 }
 
@@ -106,7 +107,7 @@ impl Fitter {
         })
     }
 
-    /// Whether samples are positions, and a whole model costs a walk over all of them.
+    /// Whether samples are positions, so that a whole model costs a walk over all of them.
     pub(super) fn has_taps(&self) -> bool {
         self.plan.has_taps()
     }
@@ -136,8 +137,8 @@ impl Fitter {
     }
 }
 
-/// Every group in order; cyclic states alternate with their own equilibrium. With `certify`, cardinality rows get their
-/// bounds or proofs.
+/// Fits every group in order; cyclic states alternate with their own equilibrium. With `certify`, cardinality rows
+/// get their bounds or proofs.
 pub(super) fn fit(
     fitter: &mut Fitter,
     input: &TrainInput,
@@ -153,7 +154,7 @@ pub(super) fn fit(
     let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength, walks: None };
     let mut built = Build::new(plan);
     let cyclic = plan.cyclic;
-    // Without a group to gather for there is nothing to walk for.
+    // If no group needs statistics, no walk is needed.
     let mut meter = None;
     if plan.has_taps() {
         let known = pass.needs_no_walk(run)?;
@@ -166,11 +167,11 @@ pub(super) fn fit(
     let mut prices = Vec::new();
     let mut new_layer = true;
     for group in plan.groups() {
-        // Groups of one layer have one price: a depthwise convolution has as many as channels.
+        // All groups of one layer have the same price: a depthwise convolution has as many groups as channels.
         if let Some(steering) = steering.as_ref().filter(|_| new_layer) {
             pass.strength = steering.price();
         }
-        // Alone in its layer it may be solved again at another price.
+        // A group that is alone in its layer may be solved again at another price.
         let alone = std::mem::replace(&mut new_layer, group.completes_layer) && group.completes_layer;
         let outputs = group.target == Some(Target::Output);
         let corrections = steering.as_ref().filter(|_| alone);
@@ -183,7 +184,8 @@ pub(super) fn fit(
             meter.step(run);
         }
     }
-    // Cyclic states were fitted to the baseline's; now to their own equilibrium, while that helps.
+    // Cyclic states were fitted to the baseline's states; now they are fitted to their own equilibrium, while that
+    // helps.
     for turn in 1..MAX_ALTERNATIONS {
         if !(cyclic && settings.model.cascade) {
             break;
@@ -218,7 +220,7 @@ pub(super) fn fit(
     if certify { certified(fitter, input, settings, strength, fitted, run) } else { Ok(fitted) }
 }
 
-/// The model a search settled on, with the bounds of its cardinality rows.
+/// Fits the model that a search settled on, with the bounds of its cardinality rows.
 pub(super) fn certified(
     fitter: &mut Fitter,
     input: &TrainInput,
@@ -250,8 +252,8 @@ pub(super) fn certified(
     Ok(found)
 }
 
-/// Expected non-zeros of every group at prices around the one that leaves about `wanted` of them, from rows drawn by the
-/// seed at the baseline's states, by the splitting alone. `spread` makes prices of a middle one, in ascending order.
+/// Expected non-zeros of every group at prices around the one that leaves about `wanted` of them, from rows drawn by
+/// the seed at the baseline's states, by the splitting alone. `spread` returns ascending prices around a middle one.
 pub(super) fn survey(
     fitter: &mut Fitter,
     input: &TrainInput,
@@ -263,10 +265,11 @@ pub(super) fn survey(
     let Fitter { plan, kept, inputs, prices, room, left, .. } = fitter;
     let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength: 1.0, walks: None };
     let built = Build::new(plan);
-    // Without feature maps no work is counted, of no model.
+    // Without feature maps the work of a survey is not counted.
     let kind = Kind::Survey(spread(1.0).len());
     let mut meter = plan.has_taps().then(|| Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
-    // What single weights are worth needs the features' sizes alone; the middle price follows from all of them.
+    // The value of single weights follows from the sizes of the features alone; the middle price follows from all of
+    // them.
     let kept: usize =
         plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
     let mut worth = Worth::new(wanted - kept as f64);
@@ -284,7 +287,7 @@ pub(super) fn survey(
         })?;
     }
     let prices = spread(worth.middle().unwrap_or(settings.strength));
-    // Statistics that there was no room for are gathered again.
+    // Statistics for which there was no memory are gathered again.
     pass.walks = None;
     if plan.has_taps() && !pass.needs_no_walk(run)? {
         pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep, run)?);
@@ -305,7 +308,7 @@ pub(super) fn survey(
     Ok(survey)
 }
 
-/// What every group of one fit needs.
+/// The data that every group of one fit needs.
 struct Pass<'a> {
     plan: &'a Plan,
     kept: &'a mut BTreeMap<GroupId, Arc<Statistics>>,
@@ -327,8 +330,9 @@ impl Pass<'_> {
                 || self.plan.blocks.iter().any(of_group))
     }
 
-    /// Statistics, problems, solutions and stored rows of one group; where `corrections` says that the groups ahead cannot
-    /// make up for what this one kept, its rows are solved again from the same statistics, at another price.
+    /// Statistics, problems, solutions and stored rows of one group; if `corrections` shows that the later groups
+    /// cannot make up for the non-zeros that this one kept, its rows are solved again from the same statistics, at
+    /// another price.
     fn group(
         &mut self,
         group: &Group,
@@ -347,7 +351,7 @@ impl Pass<'_> {
             walks.enter(settings, group, run)?;
         }
         if !group.is_measured() {
-            // An operator, a sum of other layers, or one that keeps its weights: nothing is solved.
+            // For an operator, a sum of other layers, or a layer that keeps its weights, nothing is solved.
             built.skip(group, if group.kept { kept_rows(input, group) } else { Vec::new() });
             if let Some(walks) = &mut self.walks {
                 walks.leave(self.settings, group, built, run)?;
@@ -379,7 +383,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// A group's rows at the present price, as they are stored.
+    /// A group's rows at the present price, in the form in which they are stored.
     fn rows(
         &mut self,
         group: &Group,
@@ -393,7 +397,7 @@ impl Pass<'_> {
         let first_output = self.plan.outputs.rows.start;
         let name_of = |k: usize| row_name(group.rows.start + k, first_output);
         let places = group.places();
-        // Statistics, and weights before rounding, are kept only where bounds will read them: they may be large.
+        // Statistics, and weights before rounding, may be large; they are kept only if bounds will read them.
         let looked_at = !group.kept && has_bounds(settings, statistics.features());
         let mut weights = Vec::new();
         let parts = parts(settings, statistics, group.rows.len(), run);
@@ -427,7 +431,7 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Walks past a group of a survey with its statistics at the baseline's states, unless it has no rows to solve.
+    /// Passes a group of a survey with its statistics at the baseline's states, unless it has no rows to solve.
     fn on_group(
         &mut self,
         group: &Group,
@@ -453,7 +457,7 @@ impl Pass<'_> {
         }
     }
 
-    /// The problems of a group whose prices are one.
+    /// The problems of a group with all prices equal to one.
     fn unpriced<'b, 'd>(&'b self, group: &'b Group, design: &'b Design<'d>) -> GroupProblems<'b, 'd> {
         GroupProblems::new(self.plan, self.input, self.settings, 1.0, group, design, self.prices)
     }
@@ -480,14 +484,15 @@ impl Pass<'_> {
         rows.survey(settings, &stands_for, prices, run)
     }
 
-    /// Keeps statistics for the next model as long as there is room for them.
+    /// Keeps statistics for the next model, as long as there is memory for them.
     fn keep(&mut self, group: &Group, statistics: &Arc<Statistics>) {
         if !self.kept.contains_key(&group.id()) && self.room.take(statistics.bytes()) {
             self.kept.insert(group.id(), statistics.clone());
         }
     }
 
-    /// Whether the statistics of all groups are the baseline's and known, from an earlier strength or an earlier run.
+    /// Whether the statistics of all groups are those at the baseline's states and known, from an earlier strength or
+    /// an earlier run.
     fn needs_no_walk(&mut self, run: &Run) -> Result<bool> {
         for group in self.plan.groups().filter(|group| group.is_measured()) {
             if self.on_own_states(group, self.settings.model.cascade) {
@@ -498,13 +503,13 @@ impl Pass<'_> {
             }
             let key = key_of(group, States::Baseline);
             let Some(statistics) = found_again(group, &key, run)? else { return Ok(false) };
-            // Without room for them they are read again when their group's turn comes.
+            // If there is no memory for them, they are read again when it is the group's turn.
             self.keep(group, &Arc::new(statistics));
         }
         Ok(true)
     }
 
-    /// The group's statistics, found again or from one pass over the samples.
+    /// The group's statistics, from an earlier run or from one pass over the samples.
     fn gather(
         &mut self,
         group: &Group,
@@ -531,13 +536,13 @@ fn key_of(group: &Group, states: States) -> GroupKey {
     GroupKey { states, block: None, name: group.name.clone() }
 }
 
-/// A group's statistics as an earlier run kept them.
+/// A group's statistics as kept by an earlier run.
 fn found_again(group: &Group, key: &GroupKey, run: &Run) -> Result<Option<Statistics>> {
     let bytes = run.keep.get(&key.statistics())?;
     Ok(bytes.and_then(|bytes| Statistics::from_bytes(&bytes, group.features(), group.rows.len())))
 }
 
-/// Rows that cannot match, by the model's names.
+/// Gives rows that cannot match their names in the model.
 fn named(error: Error, group: &Group, first_output: usize) -> Error {
     match error {
         Error::Infeasible { rows } => {

@@ -1,4 +1,4 @@
-//! Intermediate results that survive the process: statistics and rows are kept as they come.
+//! Intermediate results that outlive the process: statistics and rows are kept as soon as they are computed.
 //!
 //! Training is deterministic, so a run that is started again takes the same decisions and finds what it computed before
 //! under the same keys.
@@ -9,17 +9,17 @@ use std::sync::{Mutex, PoisonError};
 use crate::Result;
 use crate::train::{Delegate, Key};
 
-/// A place for named results. A value is there whole or not at all.
+/// A place for named results. A value is complete or does not exist.
 pub trait Keep: Sync {
     /// The value of an earlier [`Keep::put`].
     fn get(&self, key: &Key) -> Result<Option<Vec<u8>>>;
     /// Keeps a value.
     fn put(&self, key: &Key, value: &[u8]) -> Result<()>;
-    /// Whether [`Keep::put`] stores its value; where it does not, callers need not serialise one.
+    /// Whether [`Keep::put`] stores its value; if not, callers need not serialise one.
     fn keeps(&self) -> bool {
         true
     }
-    /// A folder for what is too large for memory; by default that of the system's temporary files.
+    /// A folder for data that are too large for memory; by default that of the system's temporary files.
     fn folder(&self) -> Option<&std::path::Path> {
         None
     }
@@ -47,7 +47,7 @@ impl Keep for Forget {
     }
 }
 
-/// Keeps nothing, and has the delegate of another.
+/// Keeps nothing, and uses the delegate of another.
 pub(super) struct Fleeting<'a>(pub(super) &'a dyn Keep);
 
 impl Keep for Fleeting<'_> {
@@ -72,10 +72,10 @@ impl Keep for Fleeting<'_> {
     }
 }
 
-/// Keeps one set of rows, in memory, and has the delegate of another.
+/// Keeps one set of rows in memory, and uses the delegate of another.
 pub(super) struct Remembered<'a> {
     pub(super) keep: &'a dyn Keep,
-    /// Whether what comes now is to be remembered.
+    /// Whether values are remembered at present.
     pub(super) open: bool,
     values: Mutex<BTreeMap<String, Vec<u8>>>,
 }
@@ -85,7 +85,7 @@ impl<'a> Remembered<'a> {
         Self { keep, open: false, values: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Forgets all.
+    /// Forgets all values.
     pub(super) fn forget(&mut self) {
         self.values = Mutex::new(BTreeMap::new());
     }
@@ -93,12 +93,12 @@ impl<'a> Remembered<'a> {
 
 impl Keep for Remembered<'_> {
     fn get(&self, key: &Key) -> Result<Option<Vec<u8>>> {
-        // A thread that panicked while it held the lock left the map whole.
+        // A thread that panicked while it held the lock left the map in a consistent state.
         Ok(self.values.lock().unwrap_or_else(PoisonError::into_inner).get(&key.to_string()).cloned())
     }
 
     fn put(&self, key: &Key, value: &[u8]) -> Result<()> {
-        // Statistics are kept elsewhere as far as there is room for them.
+        // Statistics are kept elsewhere, as far as memory allows.
         if key.is_statistics() {
             return Ok(());
         }
@@ -119,7 +119,7 @@ impl Keep for Remembered<'_> {
     }
 }
 
-/// The numbers kept under `key`; `None` if there are none, or not so many.
+/// The numbers kept under `key`; `None` if there are none, or not this many.
 pub(crate) fn find(keep: &dyn Keep, key: &Key, length: usize) -> Result<Option<Vec<f64>>> {
     let bytes = keep.get(key)?.filter(|bytes| bytes.len() == 8 * length);
     Ok(bytes.map(|bytes| bytes.as_chunks::<8>().0.iter().map(|c| f64::from_le_bytes(*c)).collect()))

@@ -1,9 +1,9 @@
-//! The key of a kept result: its kind, its group, and whose states it was computed from.
+//! The key of a kept result: its kind, its group, and the model whose states it was computed from.
 
 use std::fmt;
 
-/// What a kept result is. Two results of one training have different keys, and a training that is started again gives each
-/// of them the key that it had before. Different keys have different texts.
+/// Identifies a kept result. Two results of one training have different keys, and a training that is started again
+/// gives each of them the key that it had before. Different keys have different texts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Key {
     /// The searches that the result is part of, the outermost first.
@@ -11,10 +11,10 @@ pub struct Key {
     result: Kept,
 }
 
-/// A search that has several models, or one of its steps.
+/// One model or step of a search.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Search {
-    /// The level of a path.
+    /// A level of a path.
     Level(f64),
     /// The number of a stage.
     Stage(usize),
@@ -22,7 +22,7 @@ pub(super) enum Search {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Kept {
-    /// Of the inputs and the constant against all rows.
+    /// Statistics of the inputs and the constant against all rows.
     InputStatistics,
     Statistics(GroupKey),
     /// A block of the solved rows of a group.
@@ -42,7 +42,7 @@ enum Kept {
     Allocation,
 }
 
-/// A group of rows, and whose states its statistics are of.
+/// A group of rows, and the states that its statistics are from.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct GroupKey {
     pub(super) states: States,
@@ -51,35 +51,35 @@ pub(super) struct GroupKey {
     pub(super) name: String,
 }
 
-/// Whose states the features are.
+/// The states that the features are from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum States {
     Baseline,
-    /// Those of a network that runs elsewhere, on so many samples.
+    /// The states of a network that runs elsewhere, on this many samples.
     Original {
         samples: usize,
     },
-    /// Those of the model that is being built.
+    /// The states of the model that is being built.
     Own(ModelKey),
 }
 
-/// A model on the way.
+/// A model that is being built.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ModelKey {
     pub(super) pricing: Pricing,
     pub(super) strength: f64,
-    /// How often weights have been priced by a certificate.
+    /// Number of times that weights have been priced by a certificate.
     pub(super) robust_round: usize,
-    /// How often a cyclic model has been fitted to its own equilibrium.
+    /// Number of times that a cyclic model has been fitted to its own equilibrium.
     pub(super) turn: usize,
 }
 
-/// Where the prices of groups come from.
+/// How the prices of groups are determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pricing {
-    /// All groups have one.
+    /// All groups have the same price.
     Common,
-    /// They follow what the groups before have kept.
+    /// Prices follow from the non-zeros that earlier groups have kept.
     Steered,
     /// Every group has a factor of its own.
     Held,
@@ -121,7 +121,7 @@ impl Key {
         matches!(self.result, Kept::InputStatistics | Kept::Statistics(_))
     }
 
-    /// Whether the result depends on a model on the way, and not on the baseline and the samples alone.
+    /// Whether the result depends on a model that is being built, and not only on the baseline and the samples.
     pub fn depends_on_a_model(&self) -> bool {
         match &self.result {
             Kept::InputStatistics | Kept::Allocation => false,
@@ -151,7 +151,8 @@ impl From<Kept> for Key {
     }
 }
 
-/// The text of a key. Checkpoints name their files by it: with another text a checkpoint's files would not be found again.
+/// The text of a key. Checkpoints name their files by it, so it must not change: their files would not be found
+/// again.
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for search in &self.within {
@@ -211,7 +212,7 @@ impl fmt::Display for Numbered {
 mod tests {
     use super::*;
 
-    /// As version 0.1 wrote them, so that its checkpoints are read.
+    /// The texts are those of version 0.1, so that its checkpoints can be read.
     #[test]
     fn texts_stay_what_they_are() {
         let group = |states, block| GroupKey { states, block, name: "layer_2".into() };

@@ -1,10 +1,11 @@
-//! The SIM algorithm: states in, a sparse implicit model and its report out.
+//! The SIM algorithm: from states to a sparse implicit model and its report.
 //!
-//! Rows are solved in groups that share a design: layer by layer for acyclic connectivity (with the cascade, each layer
-//! sees the states of the model built so far), all states at once for cyclic connectivity. The same walk serves every
-//! objective: statistics, row problems, solve, reweight, refit, round to f32.
+//! Rows are solved in groups that share a design: layer by layer for acyclic connectivity (with the cascade, each
+//! layer sees the states of the model built so far), all states at once for cyclic connectivity. The steps are the
+//! same for every objective: statistics, row problems, solve, reweight, refit, round to f32.
 //!
-//! Convolutions are no exception: a row is an output channel, its features are taps, its samples positions.
+//! Convolutions are treated in the same way: a row is an output channel, its features are taps, its samples are
+//! positions.
 
 mod block_source;
 mod blocks;
@@ -56,27 +57,27 @@ use crate::layout::Layout;
 use crate::model::{ImplicitModel, ModelMetadata};
 use crate::states::StateSource;
 
-/// What training starts from.
+/// The data that training starts from.
 pub struct TrainInput<'a> {
     /// The samples and their states.
     pub source: &'a dyn StateSource,
-    /// The baseline as an implicit model: its connections, its weights to start from, what is counted against. Where it
-    /// has feature maps it is also run, layer by layer.
+    /// The baseline as an implicit model: its connections, the weights to start from, and the counts to compare with.
+    /// If it has feature maps, it is also run, layer by layer.
     pub baseline: Option<&'a ImplicitModel>,
     /// λ_i per row of the layout, then per output; see [`importance`].
     pub importance: Option<&'a [f64]>,
-    /// Stored in the model.
+    /// How raw inputs become u; stored in the model.
     pub preprocessing: Preprocessing,
 }
 
 impl TrainInput<'_> {
-    /// The same with other row weights, where there are others.
+    /// The same input with other row weights, if there are any.
     fn weighed<'a>(&'a self, importance: Option<&'a [f64]>) -> TrainInput<'a> {
         TrainInput { importance: importance.or(self.importance), preprocessing: self.preprocessing.clone(), ..*self }
     }
 }
 
-/// A model and what is known about it.
+/// A model and its report.
 #[derive(Debug, Clone)]
 pub struct Trained {
     /// The model.
@@ -96,12 +97,14 @@ pub fn train(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Res
     }
 }
 
-/// Whether a model is walked through layer by layer: weights are shared, poolings or residual sums stand between, or operators.
+/// Whether a model is walked through layer by layer: because weights are shared, or because of poolings, residual
+/// sums or operators in between.
 fn shares_weights(model: &ImplicitModel) -> bool {
     !model.taps().is_empty() || model.layout().has_operators()
 }
 
-/// Whose rows are trained: the baseline's where weights are shared, which may split a map that its network declares.
+/// The layout whose rows are trained: the baseline's if weights are shared, which may split a map that its network
+/// declares.
 fn layout<'a>(input: &'a TrainInput) -> &'a Layout {
     match input.baseline {
         Some(baseline) if shares_weights(baseline) => baseline.layout(),
@@ -109,7 +112,7 @@ fn layout<'a>(input: &'a TrainInput) -> &'a Layout {
     }
 }
 
-/// The metadata every trained model carries but the names of layers that were left out.
+/// The metadata that every trained model has, except for the names of layers that were left out.
 fn metadata(input: &TrainInput, settings: &TrainSettings) -> ModelMetadata {
     let shape = input.source.shape();
     let dense = ((shape.states + shape.outputs) * (shape.states + shape.inputs)) as u64;

@@ -1,11 +1,11 @@
-//! What training has to say about its model.
+//! The report of training about its model.
 
 use crate::train::{Allocation, BoundRefit, OutputRefit, Reconstruction, RowReport};
 
-/// A model on the way to the one that was asked for.
+/// One of the models that a search fitted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TriedModel {
-    /// Factor on the penalty, or the price of a non-zero.
+    /// The strength: a factor on the penalty, or the price of a non-zero.
     pub strength: f64,
     /// Share of the baseline's non-zeros that it removed.
     pub sparsity: f64,
@@ -13,33 +13,33 @@ pub struct TriedModel {
     pub output_error: f64,
 }
 
-/// What training has to say about its model.
+/// The report of training about its model.
 #[derive(Debug, Clone)]
 pub struct TrainReport {
-    /// One per row, states then outputs.
+    /// A report for every row: states, then outputs.
     pub rows: Vec<RowReport>,
-    /// The factor on the penalty that was used.
+    /// The strength that was used: a factor on the penalty, or the price of a non-zero.
     pub strength: f64,
-    /// RMS of the mismatch of the outputs over the RMS of the outputs, on the training samples at the model's own
-    /// states.
+    /// RMS of the mismatch of the outputs divided by the RMS of the outputs, on the training samples at the model's
+    /// own states.
     pub training_error: f64,
-    /// The models of the search, in the order they were fitted.
+    /// The models of the search, in the order in which they were fitted.
     pub path: Vec<TriedModel>,
-    /// What the reconstruction over the next operations did, where it was asked for.
+    /// The results of the reconstruction over the next operations, if it was asked for.
     pub reconstruction: Option<Reconstruction>,
-    /// What the refit in the output metric did, where there was one.
+    /// The results of the refit in the output metric, if there was one.
     pub output_refit: Option<OutputRefit>,
-    /// What the refit by linear bounds did, where it was asked for.
+    /// The results of the refit by linear bounds, if it was asked for.
     pub bound_refit: Option<BoundRefit>,
-    /// What the allocation over layers did, where it was asked for.
+    /// The results of the allocation over layers, if it was asked for.
     pub allocation: Option<Allocation>,
-    /// Share of held-out samples with the baseline's prediction, where
+    /// Share of held-out samples for which the model predicts the baseline's class, if
     /// [`train_to_max_drop`](crate::train::train_to_max_drop) or [`path`](crate::train::path()) measured it.
     pub agreement: Option<f64>,
 }
 
 impl TrainReport {
-    /// Rows whose last convex solve ended at a limit.
+    /// Number of rows whose last convex solve ended at a limit.
     pub fn rows_at_limit(&self) -> usize {
         self.rows.iter().filter(|r| r.at_limit).count()
     }
@@ -49,17 +49,18 @@ impl TrainReport {
         self.rows.iter().filter_map(|r| r.relative_gap).reduce(f64::max)
     }
 
-    /// Rows of cardinality that have a lower bound; `None` if none has.
+    /// Number of cardinality rows that have a lower bound; `None` if none has.
     pub fn rows_bounded(&self) -> Option<usize> {
         self.distances().map(|d| d.len())
     }
 
-    /// Rows of cardinality whose answers are proven optimal; `None` if no row has a bound.
+    /// Number of cardinality rows whose answers are proven optimal; `None` if no row has a bound.
     pub fn rows_proven(&self) -> Option<usize> {
         self.distances().map(|_| self.rows.iter().filter(|r| r.proven).count())
     }
 
-    /// The middle one of the distances of rows to their lower bounds, the upper of two; `None` if no row has a bound.
+    /// The median of the distances of rows to their lower bounds (the larger of the two middle ones); `None` if no
+    /// row has a bound.
     pub fn median_bound_distance(&self) -> Option<f64> {
         self.distances().map(|d| d[d.len() / 2])
     }
@@ -76,7 +77,7 @@ impl TrainReport {
         (!distances.is_empty()).then_some(distances)
     }
 
-    /// RMS of the mismatch of all rows over the RMS of their targets: a unit that hardly fires hardly counts.
+    /// RMS of the mismatch of all rows divided by the RMS of their targets: a unit that hardly fires hardly counts.
     pub fn refit_residual(&self) -> f64 {
         let residual: f64 = self.rows.iter().map(|r| (r.relative_residual * r.target_rms).powi(2)).sum();
         let energy: f64 = self.rows.iter().map(|r| r.target_rms.powi(2)).sum();

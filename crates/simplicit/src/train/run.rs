@@ -1,15 +1,16 @@
-//! What a caller gives to long work (threads, a way to stop, a place for results) and the progress that the work reports.
+//! What a caller passes to long work (threads, a way to stop, a place for results), and the progress that the work
+//! reports.
 
 use crate::parallel::{Cancel, Threads};
 use crate::train::{Forget, Keep};
 
-/// How long work runs: on which threads, how it is stopped, where it keeps results, and to whom it reports.
+/// How long work is run: on which threads, how it is stopped, where it keeps results, and where it reports progress.
 pub struct Run<'a> {
     /// Threads to use.
     pub threads: Threads,
     /// A request to stop.
     pub cancel: &'a Cancel,
-    /// Where intermediate results are kept, and which other process does the heavy steps.
+    /// Where intermediate results are kept, and which other processes do the heavy steps.
     pub keep: &'a dyn Keep,
     /// Called with every [`Progress`].
     pub progress: &'a mut dyn FnMut(Progress),
@@ -28,18 +29,18 @@ impl Default for Run<'_> {
 /// The large steps of a compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
-    /// Rows are weighed by what their errors do to the outputs.
+    /// Row weights are computed from the effect of errors on the outputs.
     RowWeights,
     /// Models are fitted.
     Training {
-        /// Groups of rows in each of them.
+        /// Number of groups of rows in each model.
         groups: usize,
     },
-    /// The model found is run on the samples.
+    /// The model that was found is run on the samples.
     Measuring,
 }
 
-/// What training is doing.
+/// Progress of training.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Progress {
     /// A large step begins.
@@ -48,28 +49,29 @@ pub enum Progress {
     Samples {
         /// The group.
         group: String,
-        /// Samples so far.
+        /// Number of samples so far.
         done: usize,
-        /// Samples in all.
+        /// Number of all samples.
         total: usize,
     },
     /// Rows of a group have been solved.
     Rows {
         /// The group.
         group: String,
-        /// Rows so far.
+        /// Number of rows so far.
         done: usize,
-        /// Rows in all.
+        /// Number of all rows.
         total: usize,
     },
-    /// A whole model was fitted on the way to a target.
+    /// A whole model was fitted during a search.
     Model {
-        /// Factor on the penalty.
+        /// Its strength: a factor on the penalty, or the price of a non-zero.
         strength: f64,
-        /// The sparsity it gave.
+        /// Its sparsity.
         sparsity: f64,
     },
-    /// A pass over all groups begins, where each of them is expensive. Work is counted in one unit over a whole training.
+    /// A pass over all groups begins, in which each group is expensive. Work is counted in the same unit over a whole
+    /// training.
     Pass {
         /// Work of this pass.
         work: f64,
@@ -81,45 +83,45 @@ pub enum Progress {
         /// The share of the pass that is done.
         share: f64,
     },
-    /// What the training to come holds in memory, in bytes, before it begins.
+    /// The memory that the training will need, in bytes, before it begins.
     Memory {
-        /// With all layers of all samples in memory.
+        /// Bytes with all layers of all samples in memory.
         needed: u64,
-        /// With all of them in a file.
+        /// Bytes with all of those layers in a file.
         least: u64,
-        /// What is allowed; `None` where no budget is set and the free memory is not known.
+        /// Bytes that are allowed; `None` if no budget is set and the free memory is not known.
         budget: Option<u64>,
     },
     /// A segment of the reconstruction over the next operations is done.
     Reconstruct {
-        /// Segments so far.
+        /// Number of segments so far.
         segment: usize,
-        /// Segments in all.
+        /// Number of all segments.
         segments: usize,
     },
     /// A round of the refit in the output metric is done.
     OutputRefit {
-        /// Rounds so far.
+        /// Number of rounds so far.
         round: usize,
-        /// Rounds at most.
+        /// The most rounds.
         rounds: usize,
-        /// What it minimises, now.
+        /// The present value of its objective.
         objective: f64,
     },
     /// The refit by linear bounds begins.
     BoundRefitBegins {
-        /// Samples that it takes.
+        /// Number of samples that it uses.
         samples: usize,
-        /// Samples that there are.
+        /// Number of samples that there are.
         of: usize,
-        /// What their intervals cost in all rounds, by the first samples.
+        /// Multiply-adds of their intervals in all rounds, estimated from the first samples.
         multiply_adds: u64,
     },
     /// A round of the refit by linear bounds is done.
     BoundRefit {
-        /// Rounds so far.
+        /// Number of rounds so far.
         round: usize,
-        /// Rounds in all.
+        /// Number of all rounds.
         rounds: usize,
         /// Share of held-out samples that are certified now.
         certified: f64,

@@ -1,4 +1,4 @@
-//! How to train: what is asked for, and by subject how it is reached.
+//! The settings of training: what is asked for and, by subject, how it is reached.
 
 use std::sync::Arc;
 
@@ -7,7 +7,8 @@ use crate::problem::{Connectivity, Matching, Penalty};
 use crate::solver::{CardinalitySettings, SolverSettings};
 use crate::train::RowMethod;
 
-/// How to train. Every field has the default of [`TrainSettings::default`]; a setting that does not apply is an error.
+/// The settings of training. Every field has the default of [`TrainSettings::default`]; a setting that does not apply
+/// is an error.
 ///
 /// ```
 /// use simplicit::train::{Bounds, RowSettings, TrainSettings};
@@ -23,18 +24,18 @@ use crate::train::RowMethod;
 pub struct TrainSettings {
     /// What is minimised. Default: cardinality.
     pub objective: Objective,
-    /// Factor on the penalty, or the price of a non-zero. Default 2e-6. With a target it is where the search starts; with
-    /// feature maps and cardinality a survey says where, whatever stands here.
+    /// Factor on the penalty, or the price of a non-zero. Default 2e-6. With a target, the search starts there,
+    /// except that with feature maps and cardinality a survey finds the starting point and this number is not used.
     pub strength: f64,
     /// Share of the baseline's non-zeros to remove, over the whole model.
     pub target_sparsity: Option<f64>,
-    /// Which weights a model may have.
+    /// The weights that a model may have.
     pub allowed: AllowedWeights,
-    /// What a row's problem is, and how it is solved.
+    /// What the problem of a row is, and how it is solved.
     pub rows: RowSettings,
     /// How rows become one model.
     pub model: ModelSettings,
-    /// On which samples and which machine the work is done.
+    /// Which samples are used, and how the machine does the work.
     pub work: WorkSettings,
 }
 
@@ -52,21 +53,21 @@ impl Default for TrainSettings {
     }
 }
 
-/// Which weights a model may have.
+/// The weights that a model may have.
 #[derive(Debug, Clone)]
 pub struct AllowedWeights {
-    /// Which connections are allowed. Default: the baseline's.
+    /// The connections that are allowed. Default: the baseline's.
     pub connectivity: Connectivity,
     /// Layers to train, by name (`*` stands for anything, a name also for everything below it) or by kind (`dense`,
     /// `convolution`, `grouped convolution`). The others keep the baseline's weights. Default: all.
     pub include: Vec<String>,
-    /// Layers not to train, said in the same way. Default: none.
+    /// Layers not to train, given in the same way. Default: none.
     pub exclude: Vec<String>,
     /// How many maps before a feature map `feedforward` may draw taps from. Default 2.
     pub reach: usize,
-    /// ‖A‖∞ ≤ κ on the stored model. Default: none.
+    /// κ of the bound ‖A‖∞ ≤ κ on the stored model. Default: no bound.
     pub kappa: Option<f64>,
-    /// A constant for every row, also where the baseline has no bias. Default off.
+    /// Whether every row has a constant, also if the baseline has no bias. Default off.
     pub bias: bool,
 }
 
@@ -77,27 +78,29 @@ impl Default for AllowedWeights {
     }
 }
 
-/// What a row's problem is, and how it is solved.
+/// What the problem of a row is, and how it is solved.
 #[derive(Debug, Clone)]
 pub struct RowSettings {
     /// Exact or relaxed. Default: relaxed, λ₁ = λ₂ = 1. Exact needs a convex penalty, one round, no refit, no cascade
     /// and no target; rows that no weights match are [`Error::Infeasible`](crate::Error::Infeasible).
     pub matching: Matching,
-    /// Unit-RMS features and targets (default), or the paper's sums in raw units. Must be on with row weights, which set the
-    /// units of every row.
+    /// Whether features and targets have unit RMS (default), or sums are those of the paper, in raw units. Must be on
+    /// with row weights, which set the units of every row.
     pub normalise: bool,
-    /// Convex solves with reweighting between them; 1 is a single solve. Default 3. Cardinality needs none.
+    /// Number of convex solves, with reweighting between them; 1 means a single solve. Default 3. Cardinality does
+    /// not use it.
     pub rounds: usize,
-    /// Least squares on the support at the end. Default on; cardinality rows always end so.
+    /// Whether least squares on the support come at the end. Default on; cardinality rows always end with them.
     pub refit: bool,
     /// When a convex row counts as solved.
     pub solver: SolverSettings,
-    /// How hard cardinality tries.
+    /// How much effort cardinality rows get.
     pub cardinality: CardinalitySettings,
     /// Which cardinality rows get a lower bound. Default: as many as cost less than training does, by counted
-    /// operations: of every group half of what solving its rows once takes, and a little more for the first ones.
+    /// operations: for every group half of the work of solving its rows once, and a little more for the first ones.
     pub bounds: Option<Bounds>,
-    /// Seconds for each cardinality row to prove its answer optimal, once the model is found. Default: none, a bound only.
+    /// Seconds that are spent on each cardinality row to prove its answer optimal, after the model is found. Default:
+    /// none, so that there is only a bound.
     pub prove: Option<f64>,
 }
 
@@ -119,24 +122,25 @@ impl Default for RowSettings {
 /// How rows become one model.
 #[derive(Debug, Clone)]
 pub struct ModelSettings {
-    /// Later rows see the states of the model built so far. Default on.
+    /// Whether later rows are fitted to the states of the model built so far. Default on.
     pub cascade: bool,
     /// Whether targets are approached in stages, each of which makes the refitted model before it sparser. Needs
-    /// cardinality, a refit in the output metric and no robust rounds. Default: wherever that is so but for models with
-    /// convolutions or operators.
+    /// cardinality, a refit in the output metric and no robust rounds. Default: on wherever these conditions hold,
+    /// except for models with convolutions or operators.
     pub stages: Option<bool>,
-    /// Rounds in which layers' prices are moved by what their non-zeros are worth to the outputs of samples that were not
-    /// fitted, on rough models. Needs cardinality, a target, a cascade and a model without cycles. Default 0.
+    /// Rounds in which the prices of layers are changed by how much their non-zeros are worth to the outputs of
+    /// held-out samples, measured on rough models. Needs cardinality, a target, a cascade and a model without cycles.
+    /// Default 0.
     pub allocate: usize,
-    /// How many joints ahead values are matched when the blocks between two joints are refitted together, on the support that
-    /// was found; a joint is a layer that everything computed later goes through, such as a residual sum. 0 is no such refit.
-    /// Needs a network without cycles. Default 0.
+    /// How many joints ahead values are matched when the blocks between two joints are refitted together, on the
+    /// support that was found; a joint is a layer that everything computed later goes through, such as a residual
+    /// sum. 0 means no such refit. Needs a network without cycles. Default 0.
     pub reconstruct: usize,
-    /// Rounds of the refit of all non-zeros together, in the metric of the output; 0 is none. Default: 4, and none for
-    /// models with convolutions or operators and with exact matching.
+    /// Rounds of the refit of all non-zeros together, in the metric of the output; 0 means none. Default: 4, but none
+    /// for models with convolutions or operators, and with exact matching.
     pub output_refit: Option<usize>,
-    /// Times that the whole model is trained again with every weight priced by what it adds to the certificate of the
-    /// last one. Default 0.
+    /// How many times the whole model is trained again, with every weight priced by what it adds to the certificate
+    /// of the last model. Default 0.
     pub robust_rounds: usize,
     /// ε in raw·scale units at which the non-zeros are refitted in the end, so that linear bounds certify more. Default:
     /// none.
@@ -157,21 +161,23 @@ impl Default for ModelSettings {
     }
 }
 
-/// On which samples and which machine the work is done.
+/// Which samples are used, and how the machine does the work.
 #[derive(Debug, Clone)]
 pub struct WorkSettings {
-    /// Positions of a feature map that every sample gives to the statistics; more where 20 samples per feature need
-    /// it. Default 64.
+    /// Positions of a feature map that every sample gives to the statistics; more if that gives fewer than 20 samples
+    /// per feature. Default 64.
     pub positions: usize,
-    /// Of the choice of positions. Default 0.
+    /// Seed of the choice of positions. Default 0.
     pub seed: u64,
-    /// Who runs the layers of networks with feature maps, gathers their statistics and solves cardinality rows. Default: the
-    /// CPU, whose results are the same to the bit on every machine. Convex rows and bounds are the CPU's in any case.
+    /// The device that runs the layers of networks with feature maps, gathers their statistics and solves cardinality
+    /// rows. Default: the CPU, whose results are the same to the bit on every machine. Convex rows and bounds always
+    /// run on the CPU.
     pub device: Device,
-    /// Bytes that this process may hold; layers of all samples go to a file beyond them, and bits do not depend on it.
-    /// Default: half of what is free when training begins. An error where the largest group of rows alone needs more.
+    /// Bytes that this process may hold; beyond that, layers of all samples go to a file. The bits of results do not
+    /// depend on it. Default: half of what is free when training begins. An error if the largest group of rows alone
+    /// needs more.
     pub memory: Option<u64>,
-    /// Who solves groups of cardinality rows that no GPU takes. Default: this machine's processor.
+    /// The solver of groups of cardinality rows that no GPU solves. Default: this machine's processor.
     pub backend: Arc<dyn GroupBackend>,
 }
 
@@ -184,15 +190,15 @@ impl Default for WorkSettings {
 /// What is minimised besides the mismatch.
 #[derive(Debug, Clone)]
 pub enum Objective {
-    /// A convex penalty, certified row by row.
+    /// A convex penalty; every row is certified.
     Convex(Arc<dyn Penalty>),
-    /// The number of non-zeros, at a price each.
+    /// The number of non-zeros, each of which has a price.
     Cardinality,
-    /// Rows by a method of your own; such rows have no bound and no gap.
+    /// A row method of the user's own; its rows have no bound and no gap.
     Method(Arc<dyn RowMethod>),
 }
 
-/// Which cardinality rows get a lower bound, a convex solve each.
+/// Which cardinality rows get a lower bound; each takes a convex solve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bounds {
     /// None.

@@ -184,7 +184,7 @@ fn a_choice_that_makes_no_sense_is_refused_with_what_to_do() {
         ..Default::default()
     };
     let message = say(exclude("nothing*"));
-    assert!(message.contains("exclude") && message.contains("\"nothing*\", which none has"), "{message}");
+    assert!(message.contains("exclude") && message.contains("\"nothing*\", which matches no layer"), "{message}");
     assert!(message.contains("output"), "{message}");
     let message = say(exclude("*"));
     assert!(message.contains("at least one layer to train"), "{message}");

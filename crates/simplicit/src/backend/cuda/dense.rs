@@ -1,4 +1,4 @@
-//! Products, by cuBLAS. Matrices are stored by columns; a matrix stored by rows is its transpose.
+//! Matrix products with cuBLAS. Matrices are stored by columns; a matrix stored by rows is the transpose of one.
 
 use std::ffi::c_int;
 
@@ -10,7 +10,8 @@ const PLAIN: c_int = 0;
 const TRANSPOSED: c_int = 1;
 const LOWER: c_int = 0;
 
-/// A matrix on the device: where, leading dimension, elements from one of a batch to the next.
+/// A matrix on the device: its address, leading dimension, and distance from one matrix of a batch to the next, in
+/// elements.
 #[derive(Clone, Copy)]
 pub(super) struct Panel {
     pub(super) at: Address,
@@ -50,7 +51,7 @@ impl Sizes {
         2.0 * self.0 as f64 * self.1 as f64 * self.2 as f64
     }
 
-    /// Numbers that a product reads and writes at least; one that adds to what is there reads it as well.
+    /// The fewest numbers that a product must read and write; a product that adds to its result reads that as well.
     fn numbers(self, adds: bool) -> f64 {
         let (m, n, k) = (self.0 as f64, self.1 as f64, self.2 as f64);
         m * k + k * n + m * n * if adds { 2.0 } else { 1.0 }

@@ -12,7 +12,7 @@ use crate::Result;
 /// Columns eliminated at once; `kernels.cu` has the same number.
 pub(super) const PANEL: usize = 64;
 
-/// The next multiple of the panel.
+/// `n` rounded up to a multiple of the panel.
 pub(super) fn padded(n: usize) -> usize {
     n.max(1).next_multiple_of(PANEL)
 }

@@ -39,7 +39,7 @@ extern "C" __global__ void invert_diagonal(const double* a, double* diagonal, in
     for (int e = threadIdx.x; e < PANEL * PANEL; e += blockDim.x) d[e] = t[e % PANEL][e / PANEL];
 }
 
-// Moves the column panel at q aside, without its rows at q, and leaves zeros behind.
+// Copies the column panel at q to `columns`, without its rows at q, and sets it to zero in the matrix.
 extern "C" __global__ void take_columns(double* a, double* columns, int n, int q) {
     size64 e = (size64)blockIdx.x * blockDim.x + threadIdx.x;
     if (e >= (size64)n * PANEL) return;
@@ -49,7 +49,7 @@ extern "C" __global__ void take_columns(double* a, double* columns, int n, int q
     *at = 0.0;
 }
 
-// The pivot rows' own block is D.
+// The block of the pivot rows in these columns is D.
 extern "C" __global__ void fill_pivot(double* rows, const double* diagonal, int n, int q) {
     double* r = rows + (size64)blockIdx.x * n * PANEL + (size64)q * PANEL;
     const double* d = diagonal + (size64)blockIdx.x * PANEL * PANEL;
@@ -91,7 +91,7 @@ extern "C" __global__ void start_splitting(const float* v, float* x, float* s, s
     s[e] = 0.0f;
 }
 
-// t = ridge solution + product + s; what is worth its price stays, the rest is dual.
+// t = ridge solution + product + s; an entry that is worth its price stays, the rest of t is the dual.
 extern "C" __global__ void threshold(const float* y, const double* ridge, const double* price, float* x, float* s,
                                      double half_rho, size64 count) {
     size64 e = (size64)blockIdx.x * blockDim.x + threadIdx.x;
@@ -102,7 +102,7 @@ extern "C" __global__ void threshold(const float* y, const double* ridge, const 
     s[e] = keep ? 0.0f : t;
 }
 
-// A new rho keeps v and rho times s.
+// A new rho keeps v and the product of rho and s.
 extern "C" __global__ void rescale_dual(float* x, float* s, float factor, size64 count) {
     size64 e = (size64)blockIdx.x * blockDim.x + threadIdx.x;
     if (e >= count) return;
@@ -111,7 +111,8 @@ extern "C" __global__ void rescale_dual(float* x, float* s, float factor, size64
     x[e] = v - s[e];
 }
 
-// The support of every row in order, and its size: where v = x + s is not zero. One warp a row.
+// The support of every row (the entries where v = x + s is not zero) in ascending order, and its size. One warp per
+// row.
 extern "C" __global__ void supports(const float* x, const float* s, int* set, int* size, int d) {
     size64 row = (size64)blockIdx.x * d;
     int count = 0;
@@ -125,7 +126,7 @@ extern "C" __global__ void supports(const float* x, const float* s, int* set, in
     if (threadIdx.x == 0) size[blockIdx.x] = count;
 }
 
-// ---- the rows of a chunk: (G_SS + ridge)^-1 of each, room n >= its support; set[i] = -1 is a place nobody has ----
+// ---- the rows of a chunk: (G_SS + ridge)^-1 of each, room n >= its support; set[i] = -1 is an unused place ----
 
 extern "C" __global__ void fill_supports(double* a, const double* gram, const int* set, const int* used, double ridge,
                                          int d, int n) {
@@ -138,7 +139,7 @@ extern "C" __global__ void fill_supports(double* a, const double* gram, const in
     a[(size64)blockIdx.y * n * n + e] = value;
 }
 
-// The padding becomes zero, so that entries which come in later find their place empty; the diagonal is kept aside.
+// The padding becomes zero, so that entries which come in later find their place empty; the diagonal is kept apart.
 extern "C" __global__ void clear_padding(double* a, double* diagonal, const int* used, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -147,7 +148,7 @@ extern "C" __global__ void clear_padding(double* a, double* diagonal, const int*
     diagonal[(size64)blockIdx.y * n + i] = i >= used[blockIdx.y] ? 1.0 : *at;
 }
 
-// out[i] = full[row, set[i]], zero where nobody is. `rows` names the row of `full` for each matrix of the chunk.
+// out[i] = full[row, set[i]], zero where set[i] = -1. `rows` names the row of `full` for each matrix of the chunk.
 extern "C" __global__ void gather(const double* full, const int* rows, const int* set, double* out, int d, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
@@ -193,7 +194,7 @@ __device__ double largest_of_block(double own, double* room) {
     return own;
 }
 
-// The largest residual on each row's support: what a refit should have left at zero. One block a row.
+// The largest residual on each row's support, which a refit should have brought to zero. One block per row.
 extern "C" __global__ void largest(const double* r, double* out, int n) {
     __shared__ double room[256];
     double own = 0.0;
@@ -226,8 +227,8 @@ __device__ void best_of_block(double* value, int* place, double* values, int* pl
 }
 
 // Single moves. The inverse of a row is P + sum_b sign_b u_b u_b^T: `moves` columns of u wait to be added to P in one
-// product. Weights and diagonal are always up to date. A row with a reason in `again` rests: it needs more room (FULL), or
-// its inverse has lost too much to rounding (STALE).
+// product. Weights and diagonal are always up to date. A row with a reason in `again` makes no moves: it needs more
+// room (FULL), or its inverse has lost too much to rounding (STALE).
 #define FULL 1
 #define STALE 2
 
@@ -254,7 +255,7 @@ extern "C" __global__ void leave(const double* p, int* set, const int* used, dou
         int at = -1;
         for (int i = threadIdx.x; i < k; i += blockDim.x) {
             int j = own_set[i];
-            // A diagonal that rounding made negative says nothing; `check` sees such a row.
+            // A diagonal that rounding made negative has no meaning; `check` finds such a row.
             if (j < 0 || !(own_diagonal[i] > 0.0)) continue;
             double here = own_price[j] - 0.5 * own_w[i] * own_w[i] / own_diagonal[i];
             if (here > WORTH * own_price[j] && (at < 0 || here > gain)) {
@@ -297,7 +298,7 @@ extern "C" __global__ void leave(const double* p, int* set, const int* used, dou
     }
 }
 
-// v = u sign, column by column; columns that nobody wrote are zero in both.
+// v = u sign, column by column; columns that have not been written are zero in both.
 extern "C" __global__ void sign_columns(double* u, double* v, const double* sign, const int* waiting, int n, int room) {
     size64 e = (size64)blockIdx.x * blockDim.x + threadIdx.x;
     if (e >= (size64)n * room) return;
@@ -311,8 +312,8 @@ extern "C" __global__ void sign_columns(double* u, double* v, const double* sign
     }
 }
 
-// Whether the weights are still those of the support: r = h - G w is ridge w there. If not, the inverse that they follow
-// has lost its digits: a support of more entries than samples, most of which left, is where that happens.
+// Whether the weights are still those of the support: r = h - G w is ridge w there. If not, the inverse that they
+// follow has lost its digits. That happens where a support had more entries than samples and most of them left.
 extern "C" __global__ void check(const double* h, const double* r, const int* rows, const int* set, const int* used,
                                  const double* w, const double* diagonal, int* again, double ridge, double drift, int d,
                                  int n) {
@@ -427,7 +428,7 @@ extern "C" __global__ void enter(const double* gram, const double* r, const doub
         if (threadIdx.x == 0) {
             double best = 0.0;
             chosen = -1;
-            // A Schur complement is at least the ridge; one that is not comes from an inverse that lost its digits.
+            // A Schur complement is at least the ridge; a smaller one comes from an inverse that lost its digits.
             for (int c = 0; c < CANDIDATES; c++)
                 if (!taken[c] && !(schur[c][c] >= 0.5 * ridge) && again[b] == 0) again[b] = STALE;
             for (int c = 0; c < CANDIDATES; c++) {

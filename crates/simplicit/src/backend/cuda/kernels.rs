@@ -1,4 +1,4 @@
-//! Our own kernels: compiled for the device they meet, and kept in a cache folder.
+//! Our own kernels: compiled for the device in use, and kept in a cache folder.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -10,19 +10,19 @@ use super::library::{Compiler, Driver, Handle};
 /// All kernels: those of rows, of layers, of operators.
 const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("layers.cu"), include_str!("operators.cu"));
 
-/// The variable that names the folder of compiled kernels; empty: keep none.
+/// The variable that names the folder of compiled kernels; an empty value turns the cache off.
 pub const CACHE_VARIABLE: &str = "SIMPLICIT_CACHE";
 
 macro_rules! kernels {
     ($($name:ident),* $(,)?) => {
-        /// Every kernel, ready to be launched.
+        /// All kernels, ready to be launched.
         #[derive(Debug)]
         pub(super) struct Kernels {
             $(pub(super) $name: Handle,)*
         }
 
         impl Kernels {
-            /// Loads compiled code; the context is current.
+            /// Loads compiled code; the device's context must be current.
             fn from_code(driver: &Driver, code: &[u8]) -> Result<Self, String> {
                 let mut module = std::ptr::null_mut();
                 // SAFETY: `code` is a whole cubin; the driver checks it and copies what it needs.
@@ -103,7 +103,7 @@ fn function(driver: &Driver, module: Handle, name: &str) -> Result<Handle, Strin
 }
 
 impl Kernels {
-    /// For a device of this compute capability, from the cache or freshly compiled.
+    /// The kernels for a device of this compute capability, from the cache or freshly compiled.
     pub(super) fn load(driver: &Driver, capability: (c_int, c_int)) -> Result<Self, String> {
         let name = format!("sm_{}{}", capability.0, capability.1);
         let kept = cache_file(&name);
@@ -115,7 +115,7 @@ impl Kernels {
         let code = compile(&name)?;
         let kernels = Self::from_code(driver, &code)?;
         if let Some(path) = kept {
-            // A cache that cannot be written costs a second at the next start and nothing else.
+            // A cache that cannot be written only costs about a second at the next start.
             let _ = path.parent().map(std::fs::create_dir_all);
             let _ = crate::files::write_bytes_atomically(&path, &code);
         }
@@ -123,7 +123,8 @@ impl Kernels {
     }
 }
 
-/// Where the code for a device is kept: the name holds the source, so that another version never finds it.
+/// Where the code for a device is kept: the name contains a hash of the source, so that another version never uses
+/// it.
 fn cache_file(architecture: &str) -> Option<PathBuf> {
     let folder = match std::env::var_os(CACHE_VARIABLE) {
         Some(folder) if folder.is_empty() => return None,

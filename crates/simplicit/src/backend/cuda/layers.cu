@@ -19,7 +19,7 @@ extern "C" __global__ void take_rows(float* out, const float* raw, const int* ch
     out[e] = (float)((value - mean[j]) / std[j]);
 }
 
-// Units of samples with `from` positions a channel, as if channels had `to` positions.
+// Copies the units of samples whose channels have `from` positions to a layout in which channels have `to` positions.
 extern "C" __global__ void relayout(float* out, const float* in, size64 n, int count, int from, int to) {
     size64 e = ELEMENT;
     if (e >= n) return;
@@ -48,7 +48,7 @@ extern "C" __global__ void windows(float* columns, const float* x, struct Geomet
     }
 }
 
-// The position out whose window has pixel v of an axis at place k; -1 where there is none.
+// The output position whose window reads pixel v of an axis with its tap k; -1 where there is none.
 __device__ inline int window_of(int v, int k, int before, int dilation, int stride, int out) {
     int start = v + before - k * dilation;
     if (start < 0 || start % stride) return -1;
@@ -68,7 +68,7 @@ __device__ inline void for_windows(const struct Geometry& g, int pixel, Visit vi
     }
 }
 
-// The transpose of `windows`, added.
+// The transpose of `windows`; adds to dx.
 extern "C" __global__ void fold(float* dx, const float* columns, struct Geometry g, int first, int samples, int count) {
     size64 e = ELEMENT;
     int pixels = g.height * g.width, positions = g.out_height * g.out_width, area = g.kernel_height * g.kernel_width;
@@ -84,7 +84,8 @@ extern "C" __global__ void fold(float* dx, const float* columns, struct Geometry
     }
 }
 
-// Convolution in groups of channels, added: weights have a row of own taps per channel out.
+// Convolution in groups of channels; adds to out. Weights have one row per output channel, over the taps of its own
+// group.
 extern "C" __global__ void grouped(float* out, const float* x, const float* weights, struct Geometry g, int count, int rows, int groups) {
     size64 e = ELEMENT;
     int positions = g.out_height * g.out_width, area = g.kernel_height * g.kernel_width;
@@ -109,7 +110,7 @@ extern "C" __global__ void grouped(float* out, const float* x, const float* weig
     }
 }
 
-// Its transpose, added.
+// The transpose of `grouped`; adds to dx.
 extern "C" __global__ void grouped_back(float* dx, const float* dout, const float* weights, struct Geometry g, int count, int rows, int groups) {
     size64 e = ELEMENT;
     int pixels = g.height * g.width, positions = g.out_height * g.out_width, area = g.kernel_height * g.kernel_width;
@@ -127,7 +128,7 @@ extern "C" __global__ void grouped_back(float* dx, const float* dout, const floa
     }
 }
 
-// Places of a window inside the map along one axis.
+// Number of places of a window that lie inside the map along one axis.
 __device__ inline int inside_of(int out, int kernel, int stride, int before, int size) {
     int start = out * stride, low = start > before ? start : before;
     int end = start + kernel < before + size ? start + kernel : before + size;
@@ -140,7 +141,7 @@ __device__ inline double divisor_of(const struct Geometry& g, int y, int x, int 
         * inside_of(x, g.kernel_width, g.stride_x, g.left, g.width);
 }
 
-// The first largest pixel of a window, row by row; -1 where the window has none.
+// The largest pixel of a window, the first one row by row; -1 where the window has none.
 __device__ inline int winner_of(const float* map, const struct Geometry& g, int y, int x) {
     int best = -1;
     for (int i = 0; i < g.kernel_height; i++)
@@ -153,8 +154,8 @@ __device__ inline int winner_of(const float* map, const struct Geometry& g, int 
     return best;
 }
 
-// kind 0: maximum; 1: mean of the values inside; 2: mean with zeros of the padding. Channels are samples' own, so that a
-// channel of a sample is a map of its own.
+// kind 0: maximum; 1: mean of the values inside; 2: mean with zeros of the padding. Every channel of every sample is
+// a map of its own.
 extern "C" __global__ void pool(float* out, const float* x, struct Geometry g, size64 n, int kind) {
     size64 e = ELEMENT;
     if (e >= n) return;
@@ -175,7 +176,7 @@ extern "C" __global__ void pool(float* out, const float* x, struct Geometry g, s
     out[e] = (float)(sum / divisor_of(g, oy, ox, kind));
 }
 
-// Its transpose, added; the first largest value of a window takes all of its cotangent.
+// The transpose of `pool`; adds to dx. The first largest value of a window receives all of its cotangent.
 extern "C" __global__ void pool_back(float* dx, const float* x, const float* dout, struct Geometry g, size64 n, int kind) {
     size64 e = ELEMENT;
     if (e >= n) return;
@@ -270,7 +271,7 @@ extern "C" __global__ void add_scaled(float* out, const float* x, const float* f
 
 // ---- statistics: places are (sample, position out) as sample * positions + position; sample i of column j at j * m + i ----
 
-// Taps of channels from `channel` on into columns from `column` on.
+// Copies taps of the channels from `channel` on into the columns from `column` on.
 extern "C" __global__ void gather_taps(double* f, const float* x, const int* places, struct Geometry g, int channel, int taps, int column, int m, int first, int count) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= m) return;
@@ -285,7 +286,7 @@ extern "C" __global__ void gather_taps(double* f, const float* x, const int* pla
     }
 }
 
-// Single units, of a source whose channels have so many positions; a place is a sample here.
+// Copies single units of a source whose channels have `positions` positions; a place is a sample here.
 extern "C" __global__ void gather_units(double* f, const float* x, const int* places, const int* units, int positions, int columns, int column, int m, int first, int count) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= m) return;
@@ -325,7 +326,7 @@ extern "C" __global__ void subtract_residual(double* out, const float* x, const 
     }
 }
 
-// Adds the squares of every column to its blockDim.x partial sums, each in its own order.
+// Adds the squares of every column to its blockDim.x partial sums, each in a fixed order.
 extern "C" __global__ void squares_double(double* partial, const double* v, size64 m) {
     double sum = 0.0;
     const double* column = v + blockIdx.x * m;

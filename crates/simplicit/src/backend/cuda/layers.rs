@@ -1,9 +1,9 @@
-//! Values of layers on the device, and what computes one from another: windows and products, poolings, activations, sums,
-//! and their transposes.
+//! Values of layers on the device, and the operations between them: windows and products, poolings, activations,
+//! sums, and their transposes.
 //!
-//! A value holds `count` samples; channel c of sample s at position p lies at (c·count + s)·positions + p. So a matrix of
-//! weights times all samples is one product, whatever the positions, and a channel of all samples is one run of memory.
-//! Samples one a row, as the host has them, are one channel with a position per unit.
+//! A value holds `count` samples; channel c of sample s at position p lies at (c·count + s)·positions + p. So a
+//! matrix of weights times all samples is one product, whatever the positions, and a channel of all samples is one
+//! run of memory. Samples in rows, as the host stores them, are one channel with a position per unit.
 
 use std::ffi::c_int;
 
@@ -12,15 +12,15 @@ use super::memory::Buffer;
 use super::{Session, THREADS, arguments};
 use crate::{Error, Result};
 
-/// Floats of windows that are laid out at once.
+/// The most floats of windows that are laid out at once.
 const COLUMNS: usize = 1 << 27;
-/// Blocks of a grid along its second axis, at most.
+/// The most blocks of a grid along its second axis.
 const MOST_BLOCKS: usize = 65_535;
 
 /// Parts in which the channels of a sample are added up.
 const PARTS: usize = 64;
 
-/// A window over a map, as `layers.cu` has it.
+/// A window over a map, in the layout that `layers.cu` expects.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub(crate) struct Geometry {
@@ -31,7 +31,7 @@ pub(crate) struct Geometry {
     pub(crate) out_width: c_int,
     pub(crate) kernel: [c_int; 2],
     pub(crate) stride: [c_int; 2],
-    /// Rows above and columns to the left.
+    /// Padding: rows above and columns to the left.
     pub(crate) padding: [c_int; 2],
     pub(crate) dilation: [c_int; 2],
 }
@@ -49,13 +49,13 @@ impl Geometry {
         (self.channels * self.kernel[0] * self.kernel[1]) as usize
     }
 
-    /// Windows are the values themselves.
+    /// Whether the windows are the values themselves.
     fn is_plain(&self) -> bool {
         self.kernel == [1, 1] && self.stride == [1, 1] && self.padding == [0, 0] && self.pixels() == self.positions()
     }
 }
 
-/// How a pooling pools; the numbers are those of `layers.cu`.
+/// The kinds of pooling; the numbers are those of `layers.cu`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum PoolKind {
     Maximum = 0,
@@ -80,12 +80,12 @@ pub(crate) struct Values {
 }
 
 impl Values {
-    /// Values of a sample.
+    /// Number of values of a sample.
     pub(crate) fn units(&self) -> usize {
         self.channels * self.positions
     }
 
-    /// Bytes that they take.
+    /// Bytes of memory that they take.
     pub(crate) fn bytes(&self) -> u64 {
         4 * (self.units() * self.count) as u64
     }
@@ -99,7 +99,7 @@ impl Values {
     }
 }
 
-/// Values that are somebody else's, or were made for the moment.
+/// Values that are borrowed, or that were made for one use.
 pub(crate) enum Operand<'a> {
     There(&'a Values),
     Made(Values),
@@ -128,19 +128,19 @@ impl Session {
         Ok(out)
     }
 
-    /// Numbers that stay on the device: weights, factors.
+    /// Puts numbers on the device that stay there: weights, factors.
     pub(crate) fn hold(&self, numbers: &[f32]) -> Result<Buffer<f32>> {
         self.uploaded(numbers)
     }
 
-    /// Samples one a row, under so many positions a channel.
+    /// Values from samples in rows, with `positions` positions per channel.
     pub(crate) fn values_of_rows(&self, rows: &[f32], count: usize, positions: usize) -> Result<Values> {
         let units = rows.len() / count.max(1);
         let host = Values { data: self.uploaded(rows)?, channels: 1, count, positions: units };
         if positions == units { Ok(host) } else { self.relayout(&host, positions) }
     }
 
-    /// The same, one sample a row.
+    /// The values as samples in rows.
     pub(crate) fn to_rows(&self, values: &Values) -> Result<Vec<f32>> {
         if values.channels == 1 {
             return self.to_host(&values.data);
@@ -148,7 +148,7 @@ impl Session {
         self.to_host(&self.relayout(values, values.units())?.data)
     }
 
-    /// The same units under other channels: so many positions each.
+    /// The same units, grouped into channels of `positions` positions each.
     pub(crate) fn relayout(&self, values: &Values, positions: usize) -> Result<Values> {
         let out = self.values(values.units() / positions.max(1), values.count, positions)?;
         if out.units() != values.units() {
@@ -164,7 +164,7 @@ impl Session {
         Ok(out)
     }
 
-    /// Sums that begin with a bias per channel.
+    /// New sums that start with a bias per channel.
     pub(crate) fn biased(&self, bias: &Buffer<f32>, channels: usize, count: usize, positions: usize) -> Result<Values> {
         let out = self.values(channels, count, positions)?;
         let n = out.len();
@@ -178,12 +178,13 @@ impl Session {
         (across.div_ceil(THREADS), down.min(MOST_BLOCKS))
     }
 
-    /// Samples whose windows are laid out at once.
+    /// Number of samples whose windows are laid out at once.
     fn at_once(geometry: &Geometry, count: usize) -> usize {
         (COLUMNS / (geometry.taps() * geometry.positions()).max(1)).clamp(1, count.max(1))
     }
 
-    /// out += W · windows(x): weights one row a channel out, of the taps of its own group of channels.
+    /// out += W · windows(x): the weights have one row per output channel, over the taps of its own group of
+    /// channels.
     pub(crate) fn add_taps(
         &self,
         out: &Values,
@@ -254,7 +255,7 @@ impl Session {
         Ok(())
     }
 
-    /// out += scale · factor · x, one factor a channel, or none.
+    /// out += scale · factor · x, with one factor per channel, or with none.
     pub(crate) fn add_scaled(&self, out: &Values, x: &Values, factors: Option<&Buffer<f32>>, scale: f32) -> Result<()> {
         if out.len() != x.len() {
             return Err(Error::shape("values that are added", out.len(), x.len()));
@@ -265,7 +266,7 @@ impl Session {
         self.each(self.cuda.kernels.add_scaled, n, 1, arguments)
     }
 
-    /// Values behind a pooling of every channel.
+    /// The values after a pooling of every channel.
     pub(crate) fn pooled(&self, x: &Values, geometry: Geometry, kind: PoolKind) -> Result<Values> {
         let out = self.values(x.channels, x.count, geometry.positions())?;
         let n = out.len();
@@ -294,14 +295,14 @@ impl Session {
         self.each(self.cuda.kernels.activate, n, 1, arguments!(&x.data, n as u64, phi.kind, phi.a, phi.b))
     }
 
-    /// w ← φ′(z)·w.
+    /// w ← φ′(z)·w, the cotangents of pre-activations from those of values.
     pub(crate) fn gate(&self, w: &Values, z: &Values, phi: Phi) -> Result<()> {
         let n = w.len();
         let arguments = arguments!(&w.data, &z.data, n as u64, phi.kind, phi.a, phi.b);
         self.each(self.cuda.kernels.gate, n, 1, arguments)
     }
 
-    /// The same under so many positions a channel.
+    /// The same values with `positions` positions per channel; copied only if that differs.
     pub(crate) fn under<'a>(&self, values: &'a Values, positions: usize) -> Result<Operand<'a>> {
         if values.positions == positions {
             return Ok(Operand::There(values));

@@ -1,4 +1,4 @@
-//! Samples that somebody else keeps on a GPU, read where they lie.
+//! Samples that other code keeps on a GPU, read in place.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -8,7 +8,7 @@ use super::{Argument, Cuda, Session, Values};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
-/// Rows of single-precision numbers, one after the other, in somebody else's memory of a device.
+/// Rows of single-precision numbers, one after the other, in device memory that other code owns.
 #[derive(Debug)]
 pub struct LentRows {
     cuda: &'static Cuda,
@@ -18,12 +18,12 @@ pub struct LentRows {
 }
 
 impl LentRows {
-    /// On the GPU of this number.
+    /// Rows on the GPU of this number.
     ///
     /// # Safety
     ///
-    /// `address` is memory of the device's primary context and holds `rows` · `cols` numbers. Nobody frees it or writes to
-    /// it as long as this lives, and what was written before is complete for the default stream.
+    /// `address` is memory of the device's primary context and holds `rows` · `cols` numbers. Nobody frees it or
+    /// writes to it as long as this value lives, and earlier writes are complete for the default stream.
     #[allow(unsafe_code)]
     pub unsafe fn new(number: usize, address: u64, rows: usize, cols: usize) -> Result<Self> {
         if rows == 0 || cols == 0 || address == 0 {
@@ -38,12 +38,12 @@ impl LentRows {
         self.rows
     }
 
-    /// Numbers of a row.
+    /// Numbers per row.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// The GPU.
+    /// The GPU that holds them.
     pub(crate) fn cuda(&self) -> &'static Cuda {
         self.cuda
     }
@@ -59,7 +59,7 @@ impl LentRows {
         }
         let session = self.cuda.session()?;
         let (from, numbers) = (self.address + (rows.start * self.cols * 4) as Address, out.as_mut_slice());
-        // SAFETY: whoever made `self` promised so many numbers there; the host's side holds as many bytes.
+        // SAFETY: the creator of `self` promised that many numbers there; the host's side holds as many bytes.
         let status =
             unsafe { (self.cuda.driver.download)(numbers.as_mut_ptr().cast::<c_void>(), from, size_of_val(numbers)) };
         session.driver("copying from the device", status)?;
@@ -69,12 +69,12 @@ impl LentRows {
 }
 
 impl Session {
-    /// Whether this session works on the GPU where they lie.
+    /// Whether this session uses the GPU that holds these rows.
     pub(crate) fn has(&self, lent: &LentRows) -> bool {
         std::ptr::eq(self.cuda, lent.cuda)
     }
 
-    /// (raw·scale − mean)/std of chosen rows, one a sample: as on the host in f64, rounded once.
+    /// (raw·scale − mean)/std of chosen rows, one per sample: computed in f64 and rounded once, as on the host.
     pub(crate) fn taken(
         &self,
         lent: &LentRows,

@@ -1,9 +1,8 @@
-//! Finding CUDA's shared libraries at run time, and the functions we call in them.
+//! Finds CUDA's shared libraries at run time, and the functions that we call in them.
 //!
-//! Nothing is linked and nothing is loaded before somebody asks for a GPU. A library or a function that is not there is an
-//! error with its name. Libraries are looked for in the folders given ([`search_in`], the variable
-//! `SIMPLICIT_CUDA_PATH`), there also in the `nvidia` packages that PyTorch installs, and then where the system's loader
-//! looks.
+//! Nothing is linked, and nothing is loaded before a GPU is asked for. A missing library or function is an error with
+//! its name. Libraries are looked for in the folders given ([`search_in`], the variable `SIMPLICIT_CUDA_PATH`), in
+//! the `nvidia` packages that PyTorch installs below these folders, and then where the system's loader looks.
 
 use std::ffi::{OsString, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -17,7 +16,7 @@ pub const PATH_VARIABLE: &str = "SIMPLICIT_CUDA_PATH";
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// Adds a folder that is searched before the system's: one with the libraries themselves, or a Python's site-packages
-/// with `nvidia` packages in it. Counts for GPUs opened later.
+/// with `nvidia` packages in it. This applies to GPUs opened later.
 pub fn search_in(folder: impl Into<PathBuf>) {
     let mut folders = FOLDERS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     folders.push(folder.into());
@@ -45,7 +44,7 @@ fn packages(root: &Path) -> Vec<PathBuf> {
     out
 }
 
-/// The first of these names that loads.
+/// The first library among these names that loads.
 fn open(what: &str, names: &[&str]) -> Result<Library, String> {
     let folders = folders();
     let inside = folders.iter().flat_map(|folder| names.iter().map(move |name| folder.join(name)));
@@ -55,7 +54,7 @@ fn open(what: &str, names: &[&str]) -> Result<Library, String> {
         // SAFETY: the libraries are NVIDIA's own; their initialisers may run at any time and on any thread.
         match unsafe { Library::new(&path) } {
             Ok(library) => return Ok(library),
-            // The first refusal of a file that exists says more than a name that does not.
+            // The error of a file that exists but does not load says more than that of a missing file.
             Err(error) => drop(refusal.get_or_insert_with(|| match std::error::Error::source(&error) {
                 Some(cause) => cause.to_string(),
                 None => error.to_string(),
@@ -73,7 +72,7 @@ macro_rules! functions {
         #[derive(Debug)]
         pub(super) struct $table {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            /// The pointers hold as long as the library is loaded.
+            /// The pointers are valid as long as the library is loaded.
             _library: Library,
         }
 
@@ -94,7 +93,7 @@ macro_rules! functions {
     };
 }
 
-/// Anything of CUDA's that is passed around as a pointer.
+/// An opaque pointer of CUDA's, such as a context or a kernel.
 pub(super) type Handle = *mut c_void;
 /// An address on the device.
 pub(super) type Address = u64;

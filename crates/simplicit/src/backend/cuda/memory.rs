@@ -1,4 +1,4 @@
-//! Memory of the device, owned.
+//! Owned memory on the device.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -8,19 +8,19 @@ use super::library::Address;
 use super::{Argument, Cuda, Session};
 use crate::Result;
 
-/// Plain numbers that mean the same on both sides.
+/// Plain numbers with the same representation on host and device.
 pub(super) trait Number: Copy + Default + 'static {}
 impl Number for f64 {}
 impl Number for f32 {}
 impl Number for i32 {}
 impl Number for u8 {}
 
-/// So many numbers on the device.
+/// A buffer of numbers on the device.
 pub(crate) struct Buffer<T> {
     cuda: &'static Cuda,
     address: Address,
     len: usize,
-    /// Bytes that it takes, `len` numbers or a little more.
+    /// Bytes that it takes: `len` numbers, rounded up.
     bytes: usize,
     numbers: PhantomData<T>,
 }
@@ -30,7 +30,7 @@ impl<T> Buffer<T> {
         self.address
     }
 
-    /// The address of an element, for a product over a part.
+    /// The address of an element, for a product over a part of the buffer.
     pub(super) fn at(&self, element: usize) -> Address {
         self.address + (element * size_of::<T>()) as Address
     }
@@ -39,7 +39,8 @@ impl<T> Buffer<T> {
 impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         if self.len > 0 {
-            // Everything runs in one order, so what still uses it comes before whatever gets it next.
+            // All work on the device runs in one order, so the work that still uses this block ends before its next
+            // owner writes to it.
             self.cuda.pool().blocks.push((self.bytes, self.address));
         }
     }
@@ -48,14 +49,14 @@ impl<T> Drop for Buffer<T> {
 /// The variable that limits how much memory of the device is taken: bytes, or a number with K, M or G such as `16G`.
 pub const MEMORY_VARIABLE: &str = "SIMPLICIT_CUDA_MEMORY";
 
-/// Blocks of memory that are free again: asking the driver for each one anew would make it wait for all work.
+/// Blocks of memory that are free again. Asking the driver for a new block each time would make it wait for all work.
 #[derive(Debug)]
 pub(super) struct Pool {
     /// Bytes and address of every free block.
     blocks: Vec<(usize, Address)>,
-    /// Bytes that the driver gave, free ones included.
+    /// Bytes that the driver has given us, free blocks included.
     taken: usize,
-    /// The most that may be taken.
+    /// The most bytes that may be taken.
     pub(super) limit: usize,
 }
 
@@ -78,7 +79,7 @@ impl Pool {
         self.taken - self.free()
     }
 
-    /// The smallest free block of at least so many bytes that does not waste more than a quarter.
+    /// The smallest free block of at least this many bytes that wastes no more than a quarter.
     fn find(&mut self, bytes: usize) -> Option<(usize, Address)> {
         let fits = |b: &(usize, Address)| b.0 >= bytes && b.0 <= bytes + bytes / 4;
         let best = (0..self.blocks.len()).filter(|&k| fits(&self.blocks[k])).min_by_key(|&k| self.blocks[k].0)?;
@@ -99,9 +100,10 @@ impl<T> From<&Buffer<T>> for Argument {
 }
 
 impl Session {
-    /// Memory with nothing sensible in it.
+    /// Memory whose content is undefined.
     pub(super) fn allocate<T: Number>(&self, len: usize) -> Result<Buffer<T>> {
-        // Multiples of 512 bytes, and of a sixteenth of the size: blocks of like size serve each other.
+        // Sizes are rounded up to multiples of 512 bytes and of a sixteenth of the size, so that blocks of similar
+        // size can be used for each other.
         let wanted = len.saturating_mul(size_of::<T>());
         let grain = (wanted / 16).next_power_of_two().max(512);
         let bytes = wanted.div_ceil(grain).saturating_mul(grain);
@@ -126,9 +128,9 @@ impl Session {
         if let Some(address) = take(&mut pool) {
             return Ok(buffer(bytes, address));
         }
-        // Free blocks of other sizes may be in the way.
+        // Free blocks of other sizes may take up the space, so they are given back.
         for (bytes, address) in std::mem::take(&mut pool.blocks) {
-            // SAFETY: given by the driver once, and nobody's now; the driver waits for work that uses it.
+            // SAFETY: given by the driver once, and not in use; the driver waits for work that uses it.
             unsafe { (self.cuda.driver.free)(address) };
             pool.taken -= bytes;
         }
@@ -183,7 +185,7 @@ impl Session {
         if values.is_empty() {
             return Ok(());
         }
-        // SAFETY: both sides hold so many bytes; the driver is done with the host's side when it returns.
+        // SAFETY: both sides hold that many bytes; the driver has read the host's side when it returns.
         let status =
             unsafe { (self.cuda.driver.upload)(buffer.address, values.as_ptr().cast::<c_void>(), size_of_val(values)) };
         self.driver("copying to the device", status)
@@ -192,7 +194,8 @@ impl Session {
     pub(super) fn to_host<T: Number>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
         let mut out = vec![T::default(); buffer.len];
         if buffer.len > 0 {
-            // SAFETY: both sides hold so many bytes, and any bytes are numbers; the call waits for earlier work.
+            // SAFETY: both sides hold that many bytes, and any bytes are valid numbers; the call waits for earlier
+            // work.
             let status = unsafe {
                 (self.cuda.driver.download)(
                     out.as_mut_ptr().cast::<c_void>(),

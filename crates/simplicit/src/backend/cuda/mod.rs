@@ -1,8 +1,8 @@
 //! One NVIDIA GPU, found and loaded at run time: a build needs no CUDA, and a machine without a GPU runs the same binary.
 //!
-//! Own bindings to some forty functions rather than a crate of them: a library may then come from any folder (PyTorch's
-//! packages) in any version, and what is missing is an error, never a panic. Products are cuBLAS's (f32 with TF32 off,
-//! f64), everything else is in `kernels.cu`.
+//! We bind about forty functions ourselves instead of using a crate. A library may then come from any folder (such as
+//! PyTorch's packages) in any version, and a missing one is an error, never a panic. Products are cuBLAS's (f32 with
+//! TF32 off, f64), everything else is in `kernels.cu`.
 #![allow(unsafe_code)]
 
 mod dense;
@@ -38,11 +38,11 @@ use crate::{Error, Result};
 
 /// The oldest driver that works: CUDA 11.2 has every function we call.
 const OLDEST_DRIVER: c_int = 11020;
-/// Compute capability, as the driver numbers its attributes.
+/// The driver's attribute numbers of the compute capability, major and minor.
 const CAPABILITY: [c_int; 2] = [75, 76];
 /// cuBLAS's default mathematics: f32 is f32, no TF32.
 const DEFAULT_MATH: c_int = 0;
-/// Threads of a block of most kernels.
+/// Threads per block of most kernels.
 const THREADS: usize = 256;
 
 /// An open GPU.
@@ -54,13 +54,13 @@ pub struct Cuda {
     handle: Handle,
     number: usize,
     name: String,
-    /// What was allocated and is free again, and how much may be.
+    /// Blocks that were allocated and are free again, and the limit on memory.
     pool: Mutex<memory::Pool>,
-    /// One caller at a time: buffers and handles are not shared.
+    /// Held by the one session at a time that may use the device, because buffers and handles are not shared.
     turn: Mutex<()>,
-    /// Parts of the group that was solved last.
+    /// The parts of the group that was solved last, with their times.
     phases: Mutex<Vec<Phase>>,
-    /// What was counted since the GPU was opened.
+    /// The work counted since the GPU was opened.
     work: Mutex<Work>,
 }
 
@@ -77,7 +77,7 @@ impl std::fmt::Debug for Cuda {
 }
 
 impl Cuda {
-    /// Opens a GPU, once a process: it stays open, and so do the libraries.
+    /// Opens a GPU, at most once per process; it and the libraries stay open.
     pub fn open(number: usize) -> Result<&'static Self> {
         static OPEN: Mutex<Vec<(usize, &'static Cuda)>> = Mutex::new(Vec::new());
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -150,12 +150,12 @@ impl Cuda {
         })
     }
 
-    /// Such as `NVIDIA H200`.
+    /// The name of the GPU, such as `NVIDIA H200`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Such as `cuda:0 (NVIDIA H200)`.
+    /// The device as users write it, with its name, such as `cuda:0 (NVIDIA H200)`.
     pub fn describe(&self) -> String {
         format!("cuda:{} ({})", self.number, self.name)
     }
@@ -165,7 +165,7 @@ impl Cuda {
         self.session()?.memory()
     }
 
-    /// Makes the device this thread's, until the session ends.
+    /// Makes the device current on this thread until the session ends.
     pub(crate) fn session(&'static self) -> Result<Session> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let session = Session { cuda: self, _turn: turn };
@@ -179,7 +179,7 @@ impl Cuda {
     }
 }
 
-/// Such as `CUDA_ERROR_OUT_OF_MEMORY`.
+/// The driver's name for an error, such as `CUDA_ERROR_OUT_OF_MEMORY`.
 fn error_name(driver: &Driver, status: c_int) -> String {
     let mut name = std::ptr::null();
     // SAFETY: the driver hands out a static string, or null for a number it does not know.
@@ -191,7 +191,7 @@ fn error_name(driver: &Driver, status: c_int) -> String {
     }
 }
 
-/// The device in this thread's hands.
+/// Exclusive use of the device by the current thread.
 pub(crate) struct Session {
     cuda: &'static Cuda,
     _turn: MutexGuard<'static, ()>,
@@ -223,13 +223,13 @@ impl Session {
         Ok(((free + pool.free()).min(left), total.min(pool.limit)))
     }
 
-    /// Waits for everything asked for so far; what went wrong in a kernel comes out here.
+    /// Waits for all work so far; an error inside a kernel is reported here.
     fn wait(&self, what: &str) -> Result<()> {
         // SAFETY: the context is current.
         self.driver(what, unsafe { (self.cuda.driver.synchronize)() })
     }
 
-    /// Starts a kernel over blocks (x, y) of so many threads.
+    /// Starts a kernel over blocks (x, y) of `threads` threads.
     fn launch(&self, kernel: Handle, blocks: (usize, usize), threads: usize, arguments: &mut [Argument]) -> Result<()> {
         if blocks.0 == 0 || blocks.1 == 0 {
             return Ok(());
@@ -257,7 +257,7 @@ impl Session {
         self.driver("a kernel does not start", status)
     }
 
-    /// One thread an element, `batch` times.
+    /// Starts a kernel with one thread per element, `batch` times.
     fn each(&self, kernel: Handle, elements: usize, batch: usize, arguments: &mut [Argument]) -> Result<()> {
         self.launch(kernel, (elements.div_ceil(THREADS), batch), THREADS, arguments)
     }

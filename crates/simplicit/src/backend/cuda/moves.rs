@@ -1,9 +1,9 @@
 //! Single moves and least squares on the supports, many rows side by side.
 //!
-//! Each row of a chunk keeps (Ĝ_SS + ridge)⁻¹ on the device. A move is a rank-one change of it; changes wait in a few
-//! columns and are added in one product, and between moves only the weights and the diagonal follow. One product with Ĝ
-//! gives the residuals of all rows. A row whose inverse has lost its digits, or that runs out of room, comes again with a
-//! fresh one.
+//! Each row of a chunk keeps (Ĝ_SS + ridge)⁻¹ on the device. A move is a rank-one change of it; changes are collected
+//! in a few columns and added in one product; between moves only the weights and the diagonal are updated. One
+//! product with Ĝ gives the residuals of all rows. A row whose inverse has lost its digits, or that runs out of room,
+//! comes again with a fresh one.
 
 use super::dense::{Panel, Sizes};
 use super::inverse::{PANEL, padded};
@@ -14,23 +14,23 @@ use crate::Result;
 use crate::backend::moves::{DRIFT, RENEWALS};
 use crate::parallel::Cancel;
 
-/// Entries outside that are looked at more closely; `kernels.cu` has the same number.
+/// Number of entries outside the support that are examined more closely; `kernels.cu` has the same number.
 const CANDIDATES: usize = 8;
-/// Moves of a row that may wait.
+/// The most moves of a row that may wait to be added to its inverse.
 const WAITING: usize = 32;
-/// Every move lowers the cost, so none comes back; rounding alone could go on for ever.
+/// Every move lowers the cost, so none is ever undone; only rounding could make them go on for ever.
 const ROUNDS: usize = 1000;
-/// Why a row comes again: its inverse has lost its digits; `kernels.cu` has the same number.
+/// The reason to make a row's inverse anew: it has lost its digits; `kernels.cu` has the same number.
 const STALE: i32 = 2;
-/// Corrections of the weights by their own residual.
+/// How often the weights are corrected by their own residual.
 const REFINEMENTS: usize = 2;
 
-/// The rows of a chunk and what they keep.
+/// The rows of a chunk and their data on the device.
 struct Chunk {
     rows: usize,
-    /// Room for a support.
+    /// The largest support that has room.
     n: usize,
-    /// Row of the group, and row of the chunk, for each.
+    /// For every row of the chunk its row in the group, and its row in the chunk.
     group_row: Buffer<i32>,
     own_row: Buffer<i32>,
     set: Buffer<i32>,
@@ -41,12 +41,12 @@ struct Chunk {
     /// Weights and residuals over all features.
     wide: Buffer<f64>,
     residual: Buffer<f64>,
-    /// Of the length of a support.
+    /// Numbers on the support of every row.
     gathered: Buffer<f64>,
     step: Buffer<f64>,
 }
 
-/// What a row of a chunk takes on the device.
+/// Bytes that a row of a chunk takes on the device.
 fn bytes(n: usize, d: usize) -> usize {
     8 * (n * n + n * (2 * PANEL + 2 * WAITING + 2 * CANDIDATES + 4) + PANEL * PANEL + 2 * d) + d + 4 * n
 }
@@ -62,7 +62,8 @@ impl Session {
         let out = self.zeros::<f64>(problem.rows * problem.d)?;
         let mut residuals = vec![0.0; problem.rows];
         let mut renewals = vec![0; problem.rows];
-        // Rows with supports of like size go together, the largest first; those that need another inverse come again.
+        // Rows with supports of like size go together, the largest first; those that need a new inverse are queued
+        // again.
         let mut queue: Vec<usize> = (0..problem.rows).collect();
         while !queue.is_empty() {
             queue.sort_by_key(|&row| sets[row].len());
@@ -97,7 +98,7 @@ impl Session {
         cancel: &Cancel,
     ) -> Result<Vec<(usize, i32)>> {
         let chunk = self.chunk(problem, sets, chosen, n)?;
-        // A row that no fresh inverse helps keeps its support.
+        // A row for which fresh inverses do not help keeps its support.
         let given_up: Vec<i32> = chosen.iter().map(|&row| STALE * i32::from(renewals[row] >= RENEWALS)).collect();
         let reasons = self.moves(problem, &chunk, &given_up, cancel)?;
         let again: Vec<usize> = (0..chunk.rows).filter(|&b| reasons[b] != 0 && given_up[b] == 0).collect();
@@ -123,7 +124,7 @@ impl Session {
         self.launch(kernels.largest, (chunk.rows, 1), THREADS, arguments!(&chunk.gathered, &largest, n))?;
         let scattered = arguments!(&chunk.weights, &chunk.group_row, &chunk.set, out, problem.d, n);
         self.each(kernels.scatter, n, chunk.rows, scattered)?;
-        // Rows that come again leave nothing behind: their supports will be others.
+        // Nothing is kept of the rows that are queued again, because their supports will change.
         for &b in &again {
             self.clear_part(out, chosen[b] * problem.d..(chosen[b] + 1) * problem.d)?;
         }
@@ -133,7 +134,7 @@ impl Session {
         Ok(again.into_iter().map(|b| (chosen[b], reasons[b])).collect())
     }
 
-    /// Inverses on the supports and the weights they give.
+    /// The inverses on the supports, and the weights that follow from them.
     fn chunk(&self, problem: &OnDevice, sets: &[Vec<i32>], chosen: &[usize], n: usize) -> Result<Chunk> {
         let (d, rows, kernels) = (problem.d, chosen.len(), &self.cuda.kernels);
         let mut set = vec![-1; rows * n];
@@ -195,7 +196,8 @@ impl Session {
         self.product(out, 1.0, -1.0, gram, wide, Sizes(d, chunk.rows, d))
     }
 
-    /// Moves entries until none is left that pays, but for rows that are to rest. Says which rows rest in the end, and why.
+    /// Moves entries until no move pays, except in rows that are to rest. Returns for every row whether it rests at
+    /// the end, and why.
     fn moves(&self, problem: &OnDevice, chunk: &Chunk, rest: &[i32], cancel: &Cancel) -> Result<Vec<i32>> {
         let (d, n, rows, kernels) = (problem.d, chunk.n, chunk.rows, &self.cuda.kernels);
         let (u, signed) = (self.zeros::<f64>(rows * n * WAITING)?, self.zeros::<f64>(rows * n * WAITING)?);

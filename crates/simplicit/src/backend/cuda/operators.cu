@@ -1,7 +1,7 @@
 
 // ---- operators of layers: values with a channel per unit, unit u of sample s at u * count + s ----
 
-// Adds `scale` times the unit that the map names; a unit of -1 adds nothing.
+// Adds `scale` times the unit that the map names; -1 stands for no unit.
 extern "C" __global__ void pick_units(float* out, const float* in, const int* map, size64 n, int count, float scale) {
     size64 e = ELEMENT;
     if (e >= n) return;
@@ -28,7 +28,7 @@ extern "C" __global__ void binary_units(float* out, const float* a, const float*
     out[e] = kind == 0 ? x + y : kind == 1 ? x - y : kind == 2 ? x * y : x / y;
 }
 
-// Adds the cotangent of operand `side`, whose units go into the results of a list.
+// Adds the cotangent of operand `side`; the list names the results that each of its units goes into.
 extern "C" __global__ void binary_back(float* dx, const float* dout, const float* a, const float* b, const int* of_a, const int* of_b, const int* starts, const int* list, size64 n, int count, int kind, int side) {
     size64 e = ELEMENT;
     if (e >= n) return;
@@ -87,7 +87,7 @@ extern "C" __global__ void softmax_back(float* dx, const float* y, const float* 
         dx[first + k * step] += (float)(y[first + k * step] * (dout[first + k * step] - sum));
 }
 
-// Lines of `size` units beside each other: (x - mean) / sqrt(variance + epsilon).
+// Runs of `size` units that are next to each other: (x - mean) / sqrt(variance + epsilon).
 extern "C" __global__ void normalise_units(float* out, const float* x, size64 n, int count, int size, float epsilon) {
     size64 e = ELEMENT;
     if (e >= n) return;

@@ -1,16 +1,16 @@
-//! Operators of layers on the device: values with a channel per unit. Whatever only moves units is one map from units to
-//! units, which the CPU's own operator makes.
+//! Operators of layers on the device: values with a channel per unit. An operator that only moves units is a map from
+//! units to units, which the CPU's operator is run once to find.
 
 use super::layers::Values;
 use super::memory::Buffer;
 use super::{Session, arguments};
 use crate::{Error, Result};
 
-/// Which unit of an operand every unit of a result is made from, and the same the other way round.
+/// For every unit of a result the unit of an operand that it is made from, and the inverse of this map.
 pub(crate) struct UnitMap {
-    /// By unit of the result; -1: none.
+    /// For every unit of the result its unit of the operand; -1 stands for none.
     from: Buffer<i32>,
-    /// By unit of the operand: where its units of the result begin in the list.
+    /// For every unit of the operand the place in the list where its units of the result begin.
     starts: Buffer<i32>,
     list: Buffer<i32>,
     operand: usize,
@@ -35,7 +35,7 @@ pub(crate) struct Products {
 }
 
 impl Session {
-    /// From the operand's unit of every unit of the result, or -1.
+    /// The maps from the operand's unit of every unit of the result, or -1.
     pub(crate) fn unit_map(&self, from: &[i32], operand: usize) -> Result<UnitMap> {
         let mut lists: Vec<Vec<i32>> = vec![Vec::new(); operand];
         for (to, &unit) in from.iter().enumerate() {
@@ -126,8 +126,8 @@ impl Session {
         self.each(self.cuda.kernels.binary_back, n, 1, arguments)
     }
 
-    /// out += a·b for every matrix of a batch; `[row, step]` of each: units from one row (or column) of the result to the
-    /// next, and along the sum.
+    /// out += a·b for every matrix of a batch; `[row, step]` of each factor are the distances, in units, from one row
+    /// (or column) of the result to the next, and along the sum.
     fn add_products(
         &self,
         out: &Values,
@@ -165,7 +165,7 @@ impl Session {
         Ok(out)
     }
 
-    /// Adds the cotangents of both factors, of those that are asked for.
+    /// Adds the cotangents of those factors for which they are asked.
     pub(crate) fn products_back(
         &self,
         [da, db]: [Option<&Values>; 2],

@@ -13,18 +13,18 @@ use crate::linalg::Matrix;
 use crate::parallel::{self, Cancel, Threads};
 use crate::{Error, Result};
 
-/// The largest |h − (Ĝ + ridge)w| on a support that passes for least squares; h is at most 1.
+/// The largest |h − (Ĝ + ridge)w| on a support that counts as a least-squares solution; h is at most 1.
 const SETTLED: f64 = 1e-7;
 
-/// What comes back of a group.
+/// The solution of a group.
 pub(crate) struct Answer {
-    /// One line a row; zeros are exact.
+    /// One row of weights per row of the group; zeros are exact.
     weights: Vec<f64>,
-    /// The largest residual |h − (Ĝ + ridge)w| on each row's support, in f64: what least squares leaves at zero.
+    /// The largest residual |h − (Ĝ + ridge)w| on each row's support, in f64, which least squares makes zero.
     residuals: Vec<f64>,
 }
 
-/// What stays on the device from the first phase to the last.
+/// The data that stay on the device from the first phase to the last.
 pub(super) struct OnDevice {
     pub(super) d: usize,
     pub(super) rows: usize,
@@ -54,7 +54,7 @@ impl GroupBackend for &'static Cuda {
         let answer = self.solve_group(group, cancel)?;
         progress(rows);
         let mut out = Matrix::from_vec(rows, d, answer.weights)?;
-        // A NaN is not settled either.
+        // A NaN does not count as settled either.
         let again: Vec<usize> = (0..answer.residuals.len())
             .filter(|&k| answer.residuals[k].is_nan() || answer.residuals[k] > SETTLED)
             .collect();
@@ -128,14 +128,14 @@ impl Cuda {
     }
 }
 
-/// Where the splitting ended: v = x + s, and the dual s.
+/// The result of the splitting: v = x + s, and the dual s.
 struct Split {
     x: Buffer<f32>,
     s: Buffer<f32>,
 }
 
 impl Session {
-    /// Ĝ on the device, from whichever form it has.
+    /// Ĝ on the device, from either form of the quadratic.
     fn gram(&self, quadratic: Quadratic) -> Result<Buffer<f64>> {
         match quadratic {
             Quadratic::Gram(gram) => self.uploaded(gram.as_slice()),
@@ -157,7 +157,7 @@ impl Session {
             let (projection, ridge_solutions) = (self.allocate(d * d)?, self.allocate(rows * d)?);
             out.push(Rung { rho, steps, projection, ridge_solutions });
         }
-        // As many rungs side by side as half of what is left can hold.
+        // As many rungs are run together as half of the remaining memory can hold.
         let (free, _) = self.memory()?;
         let batch = (free / 2 / (8 * n * n).max(1)).clamp(1, ladder.len().max(1));
         let inverses = self.allocate::<f64>(batch * n * n)?;
@@ -182,7 +182,7 @@ impl Session {
         Ok(out)
     }
 
-    /// All steps of all rows.
+    /// All splitting steps of all rows.
     fn split(&self, problem: &OnDevice, start: &Buffer<f32>, rungs: &[Rung], cancel: &Cancel) -> Result<Split> {
         let (d, rows, kernels) = (problem.d, problem.rows, &self.cuda.kernels);
         let count = rows * d;
@@ -203,7 +203,7 @@ impl Session {
                 self.product_single(y_all, 0.0, projection, x_all, Sizes(d, rows, d))?;
                 let arguments = arguments!(&y, &rung.ridge_solutions, &problem.prices, &x, &s, 0.5 * rung.rho, size());
                 self.each(kernels.threshold, count, 1, arguments)?;
-                // y, s, x and s again in single precision, ridge solutions and prices in double.
+                // Bytes per number: y, s, x and s again in single precision, ridge solutions and prices in double.
                 self.count(Work { bytes: 32.0 * count as f64, ..Default::default() });
             }
         }

@@ -7,10 +7,10 @@ use super::{Argument, Cuda, Session, THREADS, arguments};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
-/// Blocks of a grid along its second axis, at most.
+/// The most blocks of a grid along its second axis.
 const MOST_BLOCKS: usize = 65_535;
 
-/// Sums on the device while blocks come in.
+/// The sums of the statistics on the device, to which blocks are added.
 pub(crate) struct Accumulator<'s> {
     session: &'s Session,
     d: usize,
@@ -18,24 +18,24 @@ pub(crate) struct Accumulator<'s> {
     samples: usize,
     gram: Buffer<f64>,
     cross: Buffer<f64>,
-    /// Σ t² of every target over the device's blocks, in [`THREADS`] parts, and over the host's.
+    /// Σ t² of every target over the device's blocks, in [`THREADS`] parts, and over the host's blocks.
     squares: Buffer<f64>,
     energy: Vec<f64>,
 }
 
-/// What [`Accumulator`] comes to.
+/// The results of an [`Accumulator`].
 pub(crate) struct Sums {
-    /// Samples added.
+    /// Number of samples added.
     pub(crate) samples: usize,
     /// G, full, d × d.
     pub(crate) gram: Matrix,
-    /// H, one target a row.
+    /// H, one row per target.
     pub(crate) cross: Matrix,
     /// Σ t² of every target.
     pub(crate) energy: Vec<f64>,
 }
 
-/// Samples of features and targets on the device, both with a column of samples each.
+/// Features and targets of some samples on the device; in both a column of numbers for each feature or target.
 pub(crate) struct Block {
     pub(crate) samples: usize,
     features: Buffer<f64>,
@@ -49,7 +49,7 @@ pub(crate) struct Places {
 }
 
 impl Cuda {
-    /// Runs `feed` with an accumulator of d features and r targets.
+    /// Runs `feed` with an accumulator for d features and r targets, and returns its sums.
     pub(crate) fn accumulate(
         &'static self,
         d: usize,
@@ -79,7 +79,7 @@ impl Session {
         Ok(Places { data: self.uploaded(places)?, len: places.len() })
     }
 
-    /// Values of all channels at some places: one channel a column.
+    /// Values of all channels at some places, one column per channel.
     pub(crate) fn at_places(&self, z: &Values, places: &Places) -> Result<Values> {
         let out = self.no_values(z.channels, places.len, 1)?;
         let arguments = arguments!(&out.data, &z.data, &places.data, z.channels, places.len, z.positions, z.count);
@@ -87,7 +87,7 @@ impl Session {
         Ok(out)
     }
 
-    /// Features `column..` of a block: the taps of some channels, at the places from `first` on.
+    /// Writes the features `column..` of a block: the taps of some channels, at the places from `first` on.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn gather_taps(
         &self,
@@ -105,7 +105,7 @@ impl Session {
         self.launch(self.cuda.kernels.gather_taps, grid(m, taps), THREADS, arguments)
     }
 
-    /// Features `column..` of a block: single units, where a place is a sample.
+    /// Writes the features `column..` of a block: single units, where a place is a sample.
     pub(crate) fn gather_units(
         &self,
         block: &Block,
@@ -131,13 +131,13 @@ impl Session {
         self.launch(self.cuda.kernels.gather_units, grid(m, units.len()), THREADS, arguments)
     }
 
-    /// A feature of a block that is always one.
+    /// Writes a feature of a block that is always one.
     pub(crate) fn gather_constant(&self, block: &Block, column: usize) -> Result<()> {
         let at = Argument::Address(block.features.at(column * block.samples));
         self.each(self.cuda.kernels.fill_double, block.samples, 1, arguments!(at, block.samples as u64, 1.0))
     }
 
-    /// Targets of a block: `rows` channels of `targets` from `row` on, at its samples from `first` on.
+    /// Writes the targets of a block: `rows` channels of `targets` from `row` on, at its samples from `first` on.
     pub(crate) fn gather_targets(
         &self,
         block: &Block,
@@ -151,7 +151,7 @@ impl Session {
         self.launch(self.cuda.kernels.targets_double, grid(m, rows), THREADS, arguments)
     }
 
-    /// Takes a residual sum off the targets of a block.
+    /// Subtracts a residual sum from the targets of a block.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn subtract_residual(
         &self,
@@ -170,7 +170,7 @@ impl Session {
         self.launch(self.cuda.kernels.subtract_residual, grid(m, rows), THREADS, arguments)
     }
 
-    /// A block as matrices with one sample a row.
+    /// A block as matrices with one sample per row.
     pub(crate) fn block_rows(&self, block: &Block) -> Result<(Matrix, Matrix)> {
         let rows = |columns: Vec<f64>| {
             let width = columns.len() / block.samples.max(1);
@@ -185,7 +185,7 @@ fn grid(across: usize, down: usize) -> (usize, usize) {
 }
 
 impl Accumulator<'_> {
-    /// Adds a block of the host's: features and targets with one sample a row.
+    /// Adds a block from the host: features and targets with one sample per row.
     pub(crate) fn add(&mut self, features: &Matrix, targets: &Matrix) -> Result<()> {
         let (samples, d, r) = (features.rows(), self.d, self.r);
         if features.cols() != d || targets.cols() != r || targets.rows() != samples {
@@ -196,7 +196,7 @@ impl Accumulator<'_> {
             ));
         }
         let (f, t) = (self.session.uploaded(features.as_slice())?, self.session.uploaded(targets.as_slice())?);
-        // A sample a row is, by columns, a sample a column.
+        // A matrix with a sample per row, read by columns, has a sample per column.
         self.add_panels(Panel::new(f.address(), d), Panel::new(t.address(), r.max(1)).t(), samples)?;
         for row in 0..samples {
             self.energy.iter_mut().zip(targets.row(row)).for_each(|(e, t)| *e += t * t);
@@ -204,7 +204,7 @@ impl Accumulator<'_> {
         Ok(())
     }
 
-    /// Adds a block of the device's.
+    /// Adds a block from the device.
     pub(crate) fn add_block(&mut self, block: &Block) -> Result<()> {
         let m = block.samples;
         self.add_panels(Panel::new(block.features.address(), m).t(), Panel::new(block.targets.address(), m), m)?;
@@ -224,7 +224,7 @@ impl Accumulator<'_> {
         Ok(())
     }
 
-    /// The sums, all of them finite.
+    /// The sums; an error if any of them is not finite.
     pub(crate) fn finish(self) -> Result<Sums> {
         let (d, r) = (self.d, self.r);
         self.session.each(self.session.cuda.kernels.mirror, d * d, 1, arguments!(&self.gram, d))?;
@@ -233,7 +233,7 @@ impl Accumulator<'_> {
         let on_device = squares.chunks(THREADS).map(|part| part.iter().sum::<f64>());
         let energy: Vec<f64> = self.energy.iter().zip(on_device).map(|(a, b)| a + b).collect();
         let (gram, cross) = (Matrix::from_vec(d, d, gram)?, Matrix::from_vec(r, d, cross)?);
-        // A feature or target that is not finite shows in its own square.
+        // The square of a feature or target shows whether one of its values is not finite.
         if let Some(row) = (0..d).find(|&j| !gram[(j, j)].is_finite()) {
             return Err(Error::NotFinite { array: "features".into(), row, column: row, value: gram[(row, row)] });
         }

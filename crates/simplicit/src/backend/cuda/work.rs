@@ -1,5 +1,5 @@
-//! What the device did and what it can do: operations and bytes of the parts of a group, and peaks measured with the same
-//! library calls.
+//! The work that the device did and its speed: operations and bytes of the parts of a group, and peak rates measured
+//! with the same library calls.
 
 use std::ops::Sub;
 use std::sync::PoisonError;
@@ -9,20 +9,20 @@ use super::dense::{Panel, Sizes};
 use super::{Argument, Cuda, Session, arguments};
 use crate::Result;
 
-/// Sizes of the products and of the copy that measure the peaks, and how often each is run.
+/// Sizes of the products and of the copy that measure the peak rates, and how often each is run.
 const PRODUCT: usize = 8192;
 const COPIED: usize = 1 << 26;
 const RUNS: usize = 5;
 
-/// Operations of matrix products (a multiplication and an addition are two), and bytes that products and thresholds must
-/// read and write at least.
+/// Operations of matrix products (a multiplication and an addition are two), and the fewest bytes that products and
+/// thresholds must read and write.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Work {
-    /// In single precision.
+    /// Operations in single precision.
     pub single: f64,
-    /// In double precision.
+    /// Operations in double precision.
     pub double: f64,
-    /// To and from the device's memory.
+    /// Bytes read from and written to the device's memory.
     pub bytes: f64,
 }
 
@@ -38,18 +38,18 @@ impl Sub for Work {
     }
 }
 
-/// A part of the group that was solved last.
+/// A part of the work on the group that was solved last.
 #[derive(Debug, Clone)]
 pub struct Phase {
-    /// Such as `splitting`.
+    /// The name of the part, such as `splitting`.
     pub name: &'static str,
-    /// By the clock, the device's work done.
+    /// Wall-clock seconds until the device's work was done.
     pub seconds: f64,
-    /// What was counted.
+    /// The operations and bytes that were counted.
     pub work: Work,
 }
 
-/// What the device reached when it was asked for nothing else, per second.
+/// The rates that the device reaches when it does nothing else, per second.
 #[derive(Debug, Clone, Copy)]
 pub struct Peaks {
     /// Operations of a product in single precision, TF32 off.
@@ -63,8 +63,8 @@ pub struct Peaks {
 }
 
 impl Phase {
-    /// The share of the peak that binds: seconds that the counted work takes at its peak, of those that it took.
-    /// Operations and bytes overlap, so that the longer of the two is the least.
+    /// The share of the limiting peak rate that was reached: the seconds that the counted work takes at that rate,
+    /// divided by the seconds that it took. Operations and transfers overlap, so the longer of the two is the limit.
     pub fn share(&self, peaks: &Peaks) -> f64 {
         let arithmetic = self.work.single / peaks.single + self.work.double / peaks.double;
         arithmetic.max(self.work.bytes / peaks.bytes) / self.seconds
@@ -72,17 +72,17 @@ impl Phase {
 }
 
 impl Cuda {
-    /// Parts of the group that was solved last.
+    /// The parts of the work on the group that was solved last.
     pub fn last_phases(&self) -> Vec<Phase> {
         self.phases.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Everything that was counted since the GPU was opened.
+    /// The work counted since the GPU was opened.
     pub(super) fn work(&self) -> Work {
         *self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Measures the peaks: the best of several runs each.
+    /// Measures the peak rates: the best of several runs for each.
     pub fn peaks(&'static self) -> Result<Peaks> {
         let session = self.session()?;
         let n = PRODUCT;

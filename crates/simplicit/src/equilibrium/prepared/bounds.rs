@@ -1,4 +1,4 @@
-//! How far the values of a layer are from exact, from the errors of what it reads.
+//! Bounds on the errors of a layer's values, from the errors of what it reads.
 
 use super::execute::Room;
 use super::layer::Step;
@@ -18,11 +18,11 @@ fn largest(found: &mut [f64], room: &Room, view: View, lanes: usize) {
         }
         return;
     }
-    // Margins are zeros and do not matter to a maximum.
+    // Margins contain zeros, which do not change a maximum.
     sizes(found, Norm::Max, values, lanes);
 }
 
-/// Largest magnitudes and errors of every layer, by layer and lane.
+/// The largest magnitudes and the errors of every layer, for each lane.
 #[derive(Debug)]
 pub(super) struct Bounds {
     inputs: Vec<f64>,
@@ -40,7 +40,7 @@ impl Bounds {
         largest(&mut self.inputs, room, input, lanes);
     }
 
-    /// The error of a layer's values, which `room` holds.
+    /// Adds the bound for a layer whose values are in `room`.
     pub(super) fn add(&mut self, step: &Step, room: &Room, samples: &mut [SampleDiagnostics], lanes: usize) {
         let mut own = [0.0; MAX_LANES];
         largest(&mut own[..lanes], room, step.view, lanes);

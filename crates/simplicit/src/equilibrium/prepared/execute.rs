@@ -7,7 +7,7 @@ use crate::kernels::{Crew, Finish, Instructions, Residual};
 use crate::layout::{Activation, Operator};
 use crate::linalg::lanes::Aligned;
 
-/// Values of one block of samples and what it takes to compute them.
+/// The values of one block of samples, and the memory to compute them in.
 #[derive(Debug)]
 pub(super) struct Room {
     pub(super) values: Aligned<f32>,
@@ -16,7 +16,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// For so many positions of values and of scratch.
+    /// Memory for this many positions of values and of scratch.
     pub(super) fn new(positions: usize, scratch: [usize; 4], lanes: usize) -> Self {
         Self {
             values: Aligned::zeros(positions * lanes),
@@ -27,14 +27,14 @@ impl Room {
 }
 
 impl Step {
-    /// Everything but the activation that is left, for `count` samples in `lanes` lanes.
+    /// Runs all parts of the layer, without an activation that is left, for `count` samples in `lanes` lanes.
     pub(super) fn sum(&self, room: &mut Room, batch: (usize, usize), instructions: Instructions, crew: &Crew<'_>) {
         for part in &self.parts {
             self.part(part, room, batch, instructions, crew);
         }
     }
 
-    /// The activation, where the parts have not applied it.
+    /// Applies the activation, if the parts have not done so.
     pub(super) fn activate(&self, room: &mut Room, lanes: usize) {
         if self.activation == Activation::Identity {
             return;
@@ -101,7 +101,7 @@ impl Step {
             }
             Part::Taps { operand, weights, bias, before, after, relu, .. } => {
                 operand.fetch(&room.values, &mut room.scratch, lanes);
-                // The result lies apart from everything it reads, before or behind it.
+                // The result does not overlap with anything that it reads; it lies before or after it.
                 let end = (view.origin + view.extent()) * lanes;
                 let (low, rest) = room.values.split_at_mut(view.origin * lanes);
                 let (own, high) = rest.split_at_mut(end - view.origin * lanes);
@@ -141,7 +141,7 @@ impl Step {
     }
 }
 
-/// Two ranges of one slice, the lower first, and whether that is the second.
+/// Two ranges of one slice as (lower, upper), and whether the first range is the upper one.
 fn apart(values: &mut [f32], a: usize, b: usize, length: usize) -> (&mut [f32], &mut [f32], bool) {
     let (low, high) = (a.min(b), a.max(b));
     let (left, right) = values.split_at_mut(high);

@@ -10,14 +10,14 @@ use crate::linalg::Csr;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::Source;
 
-/// What computes a layer, or the output.
+/// The terms that compute a layer, or the output.
 pub(crate) struct Sum {
     pub(crate) target: Target,
     pub(crate) blocks: Vec<TapBlock>,
-    /// One per row of weights.
+    /// One bias per row of weights.
     pub(crate) bias: Vec<f32>,
     pub(crate) activation: Activation,
-    /// What computes the layer instead of the blocks.
+    /// The operator, if one computes the layer instead of the blocks.
     pub(crate) operator: Option<Operator>,
     name: String,
     /// The layer's units in the layout.
@@ -68,13 +68,13 @@ impl Sum {
         }
     }
 
-    /// What it reads, as often as it does.
+    /// The sources that it reads; a source that it reads twice is listed twice.
     pub(crate) fn sources(&self) -> impl Iterator<Item = Source> {
         let operands = self.operator.iter().flat_map(|o| o.operands());
         self.blocks.iter().map(|b| b.source).chain(operands.map(|o| o.source))
     }
 
-    /// Whether it is sums over vectors and nothing else.
+    /// Whether it only consists of sums over vectors.
     pub(super) fn is_plain(&self) -> bool {
         let plain = |b: &TapBlock| {
             matches!(b.weights, TapWeights::Taps(_))
@@ -87,12 +87,12 @@ impl Sum {
         self.operator.is_none() && !self.blocks.is_empty() && self.blocks.iter().all(plain)
     }
 
-    /// The shape of its own value.
+    /// The shape of its value.
     pub(crate) fn map(&self) -> MapShape {
         self.map
     }
 
-    /// Another shape of as many units.
+    /// Sets another shape with as many units.
     pub(super) fn set_map(&mut self, map: MapShape) {
         self.map = map;
     }
@@ -118,7 +118,7 @@ pub(super) fn own_map<'a>(
     }
 }
 
-/// Margins as wide as the widest window that reads the source where it lies.
+/// Margins as wide as the widest window that reads the source in place.
 pub(super) fn own_margin<'a>(source: Source, map: MapShape, sums: impl Iterator<Item = &'a Sum>) -> [usize; 4] {
     let blocks = sums.flat_map(|s| &s.blocks).filter(|b| b.source == source && is_direct(b, map));
     blocks.fold([0; 4], |m: [usize; 4], b| {
@@ -127,12 +127,12 @@ pub(super) fn own_margin<'a>(source: Source, map: MapShape, sums: impl Iterator<
     })
 }
 
-/// Whether a block reads its source, of shape `map`, as it is.
+/// Whether a block reads its source, of shape `map`, in place.
 pub(super) fn is_direct(block: &TapBlock, map: MapShape) -> bool {
     block.maps.is_empty() && block.input == map
 }
 
-/// A layer, or the output, ready to run.
+/// A layer, or the output, prepared to run.
 pub(super) struct Step {
     pub(super) name: String,
     pub(super) target: Target,
@@ -141,26 +141,26 @@ pub(super) struct Step {
     pub(super) view: View,
     pub(super) bias: Vec<f32>,
     pub(super) parts: Vec<Part>,
-    /// What is left to do after the parts; the identity where they do it themselves.
+    /// The activation that is left to do after the parts; the identity if they apply it themselves.
     pub(super) activation: Activation,
     pub(super) bound: Bound,
 }
 
-/// What the error of a layer is bounded by.
+/// The quantities that bound the error of a layer.
 pub(super) struct Bound {
     pub(super) reads: Vec<(Source, f64)>,
     pub(super) terms: usize,
     pub(super) largest_bias: f64,
-    /// Nothing is known about how an operator or an expansive activation passes errors on.
+    /// False for an operator or an expansive activation: no bound on how these pass errors on is known.
     pub(super) known: bool,
 }
 
-/// A layer has a handful of these: their size does not matter.
+/// A layer has only a few of these, so their size does not matter.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum Part {
-    /// Starts the sums.
+    /// Starts the sums with the bias.
     Bias,
-    /// Weights; the first starts the sums itself, the last finishes them.
+    /// Weights; the first of them starts the sums, the last finishes them.
     Taps {
         operand: Operand,
         weights: Weights,
@@ -171,32 +171,33 @@ pub(super) enum Part {
         after: Option<View>,
         relu: bool,
     },
-    /// A residual sum on its own, with a factor per channel of so many positions.
+    /// A residual sum on its own, optionally with a factor per channel; the number says how many positions a channel
+    /// has.
     Residual { operand: Operand, factors: Option<(Vec<f32>, usize)> },
-    /// An operator of values that lie in these places.
+    /// An operator on values at these places.
     Operator { operator: Operator, operands: Vec<View> },
 }
 
-/// A layer has a handful of these: their size does not matter.
+/// A layer has only a few of these, so their size does not matter.
 #[allow(clippy::large_enum_variant)]
 pub(super) enum Weights {
     Grid(Laid),
-    /// A few samples, one position.
+    /// The layout for a few samples and one position.
     Rows(RowWeights),
 }
 
-/// Which kernel a block of a prepared model got, and why.
+/// The kernel that was chosen for a block of a prepared model, and why.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlockKernel {
     /// The layer it is added to, or `output`.
     pub layer: String,
-    /// Rows of weights × taps of each.
+    /// Number of rows of weights × number of taps of each.
     pub shape: [usize; 2],
     /// Share of the weights that is not zero.
     pub density: f64,
     /// Positions of the result.
     pub positions: usize,
-    /// `dense`, `sparse`, or how many rows are which.
+    /// `dense`, `sparse`, or how many rows are of each kind.
     pub kernel: String,
     /// The density below which leaving zeros out is faster, by the measured costs: why the kernel is what it is.
     pub break_even: f64,
@@ -205,8 +206,8 @@ pub struct BlockKernel {
 }
 
 impl Step {
-    /// Lays a layer out whose value goes to `view`; `source` says where what it reads lies. With `fuse` a ReLU becomes part
-    /// of the last block, and pre-activations are never there to be seen.
+    /// Lays out a layer whose value goes to `view`; `source` returns the place of each source. With `fuse` a ReLU
+    /// becomes part of the last block, and pre-activations are not available.
     pub(super) fn new(
         sum: &Sum,
         view: View,
@@ -229,10 +230,11 @@ impl Step {
                 TapWeights::Taps(taps) => taps.indptr().windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0),
                 _ => 1,
             };
-            // Summed in double precision: this margin covers the rounding.
+            // It was summed in double precision: this margin covers the rounding.
             bound.reads.push((block.source, block.norm_inf() * (1.0 + 1e-9)));
             bound.terms += longest + block.maps.iter().map(|m| m.terms()).sum::<usize>();
-            // A layer whose blocks have another shape than its own (a vector read as a map) is as good: compact.
+            // A layer whose blocks have another shape than its own (a vector read as a map) can be treated the same
+            // way, because it is compact.
             let same = block.output == view.map;
             let out = if same {
                 view
@@ -305,7 +307,7 @@ impl Step {
         Self { name: sum.name.clone(), target, range, view, bias: sum.bias.clone(), parts, activation, bound }
     }
 
-    /// Positions of scratch it needs: operands, what their maps read, padded operands, unfolded ones.
+    /// Positions of scratch that it needs: operands, the inputs of their maps, padded operands, unfolded ones.
     pub(super) fn scratch(&self) -> [usize; 4] {
         self.parts.iter().fold([0; 4], |most, part| {
             let ([moved, maps, padded], unfolded) = match part {
@@ -321,7 +323,7 @@ impl Step {
     }
 }
 
-/// The kernels of a few samples, where they are the faster ones.
+/// The kernels for a few samples, if they are faster here.
 fn few_samples(rows: &[Vec<(usize, f32)>], columns: usize, way: Way) -> Option<RowWeights> {
     let Way { lanes, apart, instructions, only } = way;
     let samples = if apart { Samples::Apart(lanes) } else { Samples::Beside(lanes) };
@@ -332,7 +334,7 @@ fn few_samples(rows: &[Vec<(usize, f32)>], columns: usize, way: Way) -> Option<R
     }
 }
 
-/// `bias, residual, taps …` becomes one part.
+/// Joins `bias, residual, taps …` to one part.
 fn fuse_leading_residual(parts: &mut Vec<Part>, map: MapShape) {
     let [
         Part::Bias,

@@ -1,4 +1,4 @@
-//! One layer on its own: its pre-activations from the values of what it reads.
+//! Runs one layer on its own: its pre-activations from the values of what it reads.
 
 use super::execute::Room;
 use super::layer::{Step, Sum, own_map, own_margin};
@@ -14,10 +14,11 @@ use crate::{Error, Result};
 /// Samples that run side by side.
 const LANES: usize = 16;
 
-/// One layer's pre-activations (or the output) from the states of its sources, for a batch: what a cascade needs.
+/// One layer's pre-activations (or the output) from the states of its sources, for a batch, as a cascade computes
+/// them.
 pub struct LayerSum {
     step: Step,
-    /// What it reads, each once, and where that is put.
+    /// The sources that it reads, each listed once, with the places of their values.
     sources: Vec<(Source, View)>,
     positions: usize,
     instructions: Instructions,
@@ -30,7 +31,7 @@ impl std::fmt::Debug for LayerSum {
 }
 
 impl LayerSum {
-    /// Of a layer of the model, or its output.
+    /// For a layer of the model, or for its output.
     ///
     /// # Panics
     /// If there is no such layer.
@@ -38,7 +39,7 @@ impl LayerSum {
         Self::of(model.layout(), &Sum::new(model, target))
     }
 
-    /// Of a layer's blocks: a model of which no more may be known yet.
+    /// For the blocks of a layer; nothing more of the model needs to be known yet.
     pub(crate) fn of(layout: &Layout, sum: &Sum) -> Self {
         let only = || std::iter::once(sum);
         let instructions = Instructions::detect();
@@ -53,14 +54,14 @@ impl LayerSum {
             }
         }
         let view = places.take(sum.map(), [0; 4]);
-        // Every source of the sum has a place.
+        // Every source of the sum has its own place.
         let of = |source: Source| sources.iter().find(|(known, _)| *known == source).map_or(view, |(_, view)| *view);
         let way = Way { lanes: LANES, apart: false, instructions, only: None };
         let step = Step::new(sum, view, of, false, way, &mut Vec::new());
         Self { step, sources, positions: places.end(), instructions }
     }
 
-    /// What it reads, each once.
+    /// The sources that it reads, each listed once.
     pub fn sources(&self) -> Vec<Source> {
         self.sources.iter().map(|(source, _)| *source).collect()
     }
@@ -91,10 +92,10 @@ impl LayerSum {
 }
 
 impl TapBlock {
-    /// What the block adds to its target, for a batch: `source` has the inputs or the states of the source's layer, one
-    /// sample a row.
+    /// The sum that the block adds to its target, for a batch: `source` has the inputs or the states of the source's
+    /// layer, one sample per row.
     pub fn apply(&self, source: &Matrix<f32>) -> Result<Matrix<f32>> {
-        // Alone it reads inputs and gives outputs.
+        // On its own, the block reads inputs and gives outputs.
         let alone = TapBlock { source: Source::Input, target: Target::Output, ..self.clone() };
         let (rows, layout) = (self.output.channels, Layout::new(Vec::new()));
         let mut sum = Sum::of_blocks(&layout, self.output.size(), Target::Output, vec![alone], vec![0.0; rows]);

@@ -38,7 +38,7 @@ use plan::{View, Way, all_finite};
 pub struct Prepared {
     inputs: usize,
     outputs: usize,
-    /// Units of all layers, where states are asked for.
+    /// Number of units of all layers, if states are asked for.
     states: Option<usize>,
     lanes: usize,
     instructions: Instructions,
@@ -49,7 +49,7 @@ pub struct Prepared {
     positions: usize,
     scratch: [usize; 4],
     layers: usize,
-    /// Inputs that are read, where they are a vector; all of a map's.
+    /// Which inputs are read, if they are a vector; all inputs of a map are.
     read: Option<Vec<bool>>,
     multiply_adds: u64,
     kernels: Vec<BlockKernel>,
@@ -62,27 +62,27 @@ impl std::fmt::Debug for Prepared {
     }
 }
 
-/// Room for one block of samples; whoever runs a model from several threads keeps one each.
+/// Memory for one block of samples. If several threads run a model, each keeps one.
 #[derive(Debug)]
 pub struct Workspace {
     room: Room,
     bounds: Bounds,
     part: Part,
-    /// Seconds of every step, where somebody asked for them.
+    /// Seconds of every step, if they are to be measured.
     clock: Option<Vec<f64>>,
 }
 
-/// How long a layer of a prepared model takes.
+/// The time that a layer of a prepared model takes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LayerTime {
     /// Its name, or `output`.
     pub layer: String,
-    /// Of one batch.
+    /// Seconds for one batch.
     pub seconds: f64,
 }
 
-/// What a block of samples gives, one sample a row: pre-activations and states only where the model was prepared for
-/// them, errors that are bounded only where that was asked for.
+/// The results for a block of samples, one per row. It has pre-activations and states only if the model was prepared
+/// for them, and bounded errors only if they were asked for.
 #[derive(Debug, Default)]
 pub(super) struct Part {
     pub(super) z: Vec<f32>,
@@ -91,10 +91,11 @@ pub(super) struct Part {
     pub(super) diagnostics: Vec<SampleDiagnostics>,
 }
 
-/// Multiply-adds of a block of samples that are worth a thread: waking one takes about as long as a few million.
+/// A thread is worth waking for this many multiply-adds of a block of samples, because waking it takes about as long
+/// as a few million of them.
 const WORTH_A_THREAD: u64 = 4_000_000;
 
-/// Samples side by side for a batch.
+/// Number of samples side by side for a batch of this size.
 fn lanes_for(batch: usize, maps: bool) -> usize {
     match batch {
         0..8 => batch.max(1),
@@ -107,23 +108,25 @@ fn lanes_for(batch: usize, maps: bool) -> usize {
 }
 
 impl Prepared {
-    /// Packs a model for batches of `batch` samples (others run too). Models with cycles are refused:
+    /// Packs a model for batches of `batch` samples (batches of other sizes run too). Models with cycles are refused:
     /// [`Equilibrium`](super::Equilibrium) iterates those.
     pub fn new(model: &ImplicitModel, batch: usize) -> Result<Self> {
         Self::with(model, batch, (Instructions::detect(), None), false)
     }
 
-    /// The same with dense panels only, or sparse rows only, whatever they cost: to compare, and to test.
+    /// As [`Prepared::new`] with dense panels only, or sparse rows only, even where they are slower: to compare, and
+    /// to test.
     pub fn only(model: &ImplicitModel, batch: usize, choice: Choice) -> Result<Self> {
         Self::with(model, batch, (Instructions::detect(), Some(choice)), false)
     }
 
-    /// The same with given instructions, which must be [available](Instructions::available): to compare, and to test.
+    /// As [`Prepared::new`] with given instructions, which must be [available](Instructions::available): to compare,
+    /// and to test.
     pub fn with_instructions(model: &ImplicitModel, batch: usize, instructions: Instructions) -> Result<Self> {
         Self::with(model, batch, (instructions, None), false)
     }
 
-    /// The same for all states and not only the outputs.
+    /// As [`Prepared::new`], for all states and not only the outputs.
     pub(super) fn with_states(model: &ImplicitModel, batch: usize) -> Result<Self> {
         Self::with(model, batch, (Instructions::detect(), None), true)
     }
@@ -142,7 +145,8 @@ impl Prepared {
         }
         let layout = model.layout();
         let inputs = model.shape().inputs;
-        // In an order in which they can be computed; for the outputs alone only the layers that those depend on.
+        // The layers in an order in which they can be computed; for the outputs alone, only those that the outputs
+        // depend on.
         let mut sums: Vec<Sum> = model.layer_order().into_iter().map(|k| Sum::new(model, Target::Layer(k))).collect();
         sums.push(Sum::new(model, Target::Output));
         if !states {
@@ -150,9 +154,9 @@ impl Prepared {
         }
         let blocks = || sums.iter().flat_map(|s| &s.blocks);
         let lanes = lanes_for(batch, blocks().any(|b| b.output.positions() > 1));
-        // How a value lies is decided by its readers. Values that nobody reads any more give their place to one of the same
-        // shape; margins then stay zero.
-        // A few samples of a model of vectors alone: all values of a sample side by side, where its kernels leave zeros out best.
+        // The layout of a value is decided by its readers. The place of a value that is no longer read is used again
+        // for one of the same shape; margins then stay zero. In a model of vectors alone, all values of a sample lie
+        // side by side if there are few samples, because the kernels for that leave out zeros best.
         let apart =
             (2..=FEW).contains(&lanes) && instructions == Instructions::Avx512 && sums.iter().all(Sum::is_plain);
         let mut places = Places::new(lanes, apart);
@@ -180,7 +184,7 @@ impl Prepared {
             if let Target::Layer(k) = sum.target {
                 views[k] = Some(view);
             }
-            // Free what no later step reads.
+            // Frees the places that no later step reads.
             let read_later = |source: Source| sums[at + 1..].iter().any(|s| s.sources().any(|s| s == source));
             for (k, view) in views.iter().enumerate() {
                 if let Some(view) = view.filter(|_| !read_later(Source::Layer(k))) {
@@ -208,7 +212,7 @@ impl Prepared {
         })
     }
 
-    /// Samples that run side by side.
+    /// Number of samples that run side by side.
     pub fn lanes(&self) -> usize {
         self.lanes
     }
@@ -218,7 +222,7 @@ impl Prepared {
         &self.kernels
     }
 
-    /// Room to run in.
+    /// New memory to run in.
     pub fn workspace(&self) -> Workspace {
         Workspace {
             room: Room::new(self.positions, self.scratch, self.lanes),
@@ -228,8 +232,8 @@ impl Prepared {
         }
     }
 
-    /// Seconds of processor time that every layer takes for a batch on one thread, in the order in which they run: the
-    /// least of `rounds` runs for each.
+    /// Seconds of processor time that every layer takes for a batch on one thread, in the order in which they run:
+    /// the minimum over `rounds` runs for each.
     pub fn layer_seconds(&self, u: &Matrix<f32>, rounds: usize) -> Result<Vec<LayerTime>> {
         let mut workspace = self.workspace();
         let mut y = vec![0.0; u.rows() * self.outputs];
@@ -278,8 +282,8 @@ impl Prepared {
         Ok(())
     }
 
-    /// Runs a batch in blocks of `lanes`, handing results and (where `certified`) what is known about them to `take`, in any
-    /// order.
+    /// Runs a batch in blocks of `lanes`, and passes the results and (if `certified`) their error bounds to `take`,
+    /// in any order.
     pub(super) fn batch(
         &self,
         u: &Matrix<f32>,
@@ -299,7 +303,7 @@ impl Prepared {
                 .map_err(|sample| super::not_finite("U", u, samples.start + sample))
         };
         let blocks = u.rows().div_ceil(self.lanes);
-        // Threads that have no block of their own share the layers of one, where these are worth it.
+        // Threads without a block of their own share the layers of another block, if these are large enough.
         let worth = self.multiply_adds * self.lanes as u64 / WORTH_A_THREAD;
         let shared = (threads.get() / blocks.max(1)).min(worth as usize).max(1);
         let take = Mutex::new(take);
@@ -331,7 +335,8 @@ impl Prepared {
         let (p, lanes) = (self.inputs, self.lanes);
         if !self.input.read_rows(&mut room.values, u, p, (lanes, count)) {
             self.check_finite(u, count)?;
-            // Kernels may multiply by zero what nobody reads.
+            // Kernels may multiply inputs that no weight reads by zero; what is not finite among these is set to zero
+            // first.
             let at = self.input.origin * lanes;
             let values = &mut room.values[at..at + p * lanes];
             values.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = 0.0);
@@ -366,7 +371,7 @@ impl Prepared {
         }
         self.output.write_rows(&room.values, &mut part.y, self.outputs, (lanes, count));
         if !certified {
-            // What can be seen must be finite; how far it is from exact is not known.
+            // The results must be finite; how far they are from exact is not bounded.
             for (k, sample) in part.diagnostics.iter_mut().enumerate() {
                 let row = |values: &[f32], width: usize| all_finite(&values[k * width..(k + 1) * width]);
                 sample.converged = row(&part.y, self.outputs) && row(&part.x, states) && row(&part.z, states);

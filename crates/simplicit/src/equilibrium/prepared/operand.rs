@@ -1,22 +1,22 @@
-//! Operands of blocks: read where they lie, or brought into scratch by poolings, padding and strides.
+//! Operands of blocks: read in place, or brought into scratch by poolings, padding and strides.
 
 use super::plan::{View, margin};
 use crate::linalg::lanes::Aligned;
 use crate::model::{TapBlock, TapWeights};
 use crate::network::{FixedMap, Phases};
 
-/// Where a block reads from.
+/// The place that a block reads from.
 pub(super) struct Operand {
     pub(super) source: View,
-    /// Poolings, through compact scratch.
+    /// Poolings, whose results go to compact scratch.
     pub(super) maps: Vec<FixedMap>,
-    /// The operand itself lies in compact scratch.
+    /// Whether the operand itself is first copied to compact scratch.
     pub(super) moved: bool,
-    /// What is read: a view of the workspace, or of scratch where `moved`.
+    /// The values that are read: a view of the workspace or, if `moved`, of scratch.
     pub(super) view: View,
-    /// With padding, in scratch of its own.
+    /// The phases of a strided operand with its padding, in scratch of their own.
     pub(super) phases: Option<Phases>,
-    /// A padded copy in scratch.
+    /// The view of a padded copy in scratch.
     pub(super) padded: Option<View>,
 }
 
@@ -24,7 +24,8 @@ impl Operand {
     pub(super) fn new(block: &TapBlock, source: View, lanes: usize) -> Self {
         let same = block.input == source.map;
         let taps = matches!(block.weights, TapWeights::Taps(_));
-        // A residual sum of another shape has the same units in the same order: without gaps they are the same places.
+        // A residual sum of another shape has the same units in the same order; in compact layout they are at the
+        // same places.
         let reshaped = !taps && block.input != block.output;
         let moved = !block.maps.is_empty() || !(same && !reshaped || source.is_compact());
         let view = if moved {
@@ -42,7 +43,7 @@ impl Operand {
         Self { source, maps: block.maps.clone(), moved, view, phases, padded }
     }
 
-    /// Positions of scratch: the operand, what its maps read, padded.
+    /// Positions of scratch for the operand, for the inputs of its maps, and for padding.
     pub(super) fn room(&self) -> [usize; 3] {
         let largest = self.maps.iter().map(|m| m.output().map_or(0, |o| o.size())).max().unwrap_or(0);
         let moved = if self.moved { largest.max(self.source.map.size()) } else { 0 };
@@ -54,7 +55,7 @@ impl Operand {
         [moved, if self.maps.is_empty() { 0 } else { moved }, padded]
     }
 
-    /// Brings the operand to where the block reads it.
+    /// Brings the operand to the place where the block reads it.
     pub(super) fn fetch(&self, values: &[f32], scratch: &mut [Aligned<f32>; 4], lanes: usize) {
         let [first, second, third, _] = scratch;
         if self.moved {

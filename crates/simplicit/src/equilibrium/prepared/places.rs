@@ -1,10 +1,10 @@
-//! Places of a workspace.
+//! Allocates the places of a workspace.
 
 use super::plan::View;
 use crate::layout::MapShape;
 use crate::network::Source;
 
-/// Places of a workspace, given out and taken back.
+/// The places of a workspace, which can be taken and given back.
 #[derive(Default)]
 pub(super) struct Places {
     lanes: usize,
@@ -16,12 +16,12 @@ pub(super) struct Places {
 }
 
 impl Places {
-    /// For so many samples, all values of each side by side where they are `apart`.
+    /// For this many samples; if `apart`, all values of a sample lie side by side.
     pub(super) fn new(lanes: usize, apart: bool) -> Self {
         Self { lanes, apart, ..Default::default() }
     }
 
-    /// Positions given out so far.
+    /// Number of positions in use so far.
     pub(super) fn end(&self) -> usize {
         self.end
     }
@@ -31,7 +31,7 @@ impl Places {
         let entry = match found {
             Some(k) => self.free.swap_remove(k),
             None => {
-                // Whole cache lines whatever the lanes.
+                // Places start at whole cache lines, whatever the number of lanes.
                 let start = self.end.next_multiple_of(16);
                 let view = View { apart: self.apart, ..View::new(map, margin, start, self.lanes) };
                 self.end = start + view.channel * map.channels.max(1) + 16;

@@ -1,4 +1,4 @@
-//! Where everything lies: maps with their padding, and every block as offsets into them.
+//! The layout of everything: maps with their padding, and every block as offsets into them.
 
 use crate::kernels::{Borders, Choice, Cost, Crew, Finish, Grid, GridWeights, Instructions, Residual};
 use crate::layout::MapShape;
@@ -7,15 +7,16 @@ use crate::linalg::lanes::{from_lanes, to_lanes};
 use crate::model::TapBlock;
 use crate::network::{Phases, Window};
 
-/// A map inside a workspace, in positions: `margin` rows and columns of zeros around it that nobody writes.
+/// A map inside a workspace, in positions: with `margin` rows and columns of zeros around it that are never written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct View {
     pub(super) map: MapShape,
-    /// The first value of the first channel.
+    /// The position of the first value of the first channel.
     pub(super) origin: usize,
     pub(super) row: usize,
     pub(super) channel: usize,
-    /// All values of a sample lie side by side, a sample after the other; else those of a position, for all samples.
+    /// If true, all values of a sample lie side by side, one sample after the other; otherwise those of a position
+    /// for all samples.
     pub(super) apart: bool,
 }
 
@@ -24,14 +25,14 @@ impl View {
     pub(super) fn new(map: MapShape, margin: [usize; 4], start: usize, lanes: usize) -> Self {
         let row = map.width + margin[1] + margin[3];
         let mut channel = row * (map.height + margin[0] + margin[2]);
-        // Channels whose distance is a multiple of a kilobyte fight for the same places of the first-level cache.
+        // Channels whose distance is a multiple of a kilobyte compete for the same places of the first-level cache.
         if map.channels > 4 && (channel * lanes * 4).is_multiple_of(1024) && channel > 1 {
             channel += 1 + 15 / lanes;
         }
         Self { map, origin: start + margin[0] * row + margin[1], row, channel, apart: false }
     }
 
-    /// Without margin or gaps.
+    /// A map without margin or gaps.
     pub(super) fn compact(map: MapShape) -> Self {
         Self { map, origin: 0, row: map.width, channel: map.positions(), apart: false }
     }
@@ -45,7 +46,7 @@ impl View {
         self.origin + channel * self.channel + y * self.row
     }
 
-    /// The place of a unit; runs of a row of the map stay together.
+    /// The place of a unit; the units of a row of the map stay side by side.
     pub(super) fn unit(&self, unit: usize) -> usize {
         let (width, positions) = (self.map.width.max(1), self.map.positions().max(1));
         self.at(unit / positions, unit % positions / width) + unit % width
@@ -64,7 +65,8 @@ impl View {
         self.runs().for_each(|(_, place, run)| visit(place, run));
     }
 
-    /// Writes the units of `count` samples (one a row, rows `stride` apart) into the map; whether they are all finite.
+    /// Writes the units of `count` samples (one per row, rows `stride` apart) into the map; returns whether they are
+    /// all finite.
     pub(super) fn read_rows(
         &self,
         values: &mut [f32],
@@ -95,7 +97,7 @@ impl View {
         finite
     }
 
-    /// Writes the map of `count` samples out, one a row, rows `stride` apart.
+    /// Writes the map of `count` samples out, one per row, rows `stride` apart.
     pub(super) fn write_rows(&self, values: &[f32], rows: &mut [f32], stride: usize, (lanes, count): (usize, usize)) {
         if self.apart {
             for (s, from) in values[self.origin * lanes..].chunks_exact(self.map.size().max(1)).take(count).enumerate()
@@ -114,7 +116,7 @@ impl View {
         }
     }
 
-    /// Positions from the origin to the last value.
+    /// Number of positions from the origin to the last value.
     pub(super) fn extent(&self) -> usize {
         match self.map.size() {
             0 => 0,
@@ -130,9 +132,9 @@ pub(super) fn all_finite(values: &[f32]) -> bool {
     )
 }
 
-/// The rows and columns of zeros a window needs around its operand.
+/// The rows and columns of zeros that a window needs around its operand.
 pub(super) fn margin(window: Window, input: MapShape, output: MapShape) -> [usize; 4] {
-    // Checked when the block was made.
+    // The window was checked when the block was made.
     let extent = window.extent().unwrap_or(window.kernel);
     let after = |axis: usize, input: usize, output: usize| {
         let read = (output.max(1) - 1) * window.stride[axis] + extent[axis];
@@ -142,47 +144,48 @@ pub(super) fn margin(window: Window, input: MapShape, output: MapShape) -> [usiz
     [top, left, after(0, input.height, output.height), after(1, input.width, output.width)]
 }
 
-/// For what a layer is laid out.
+/// The conditions that a layer is laid out for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Way {
-    /// Samples side by side.
+    /// Number of samples side by side.
     pub(super) lanes: usize,
-    /// All values of a sample lie side by side: see [`View::apart`].
+    /// Whether all values of a sample lie side by side: see [`View::apart`].
     pub(super) apart: bool,
     pub(super) instructions: Instructions,
-    /// What every row gets, whatever it costs.
+    /// The kernel that every row gets, even where another is faster.
     pub(super) only: Option<Choice>,
 }
 
-/// A block's weights over its operand.
+/// A block's weights with offsets over its operand.
 pub(super) struct Laid {
     pub(super) weights: GridWeights,
     pub(super) grid: Grid,
-    /// Where in the source it starts, in positions.
+    /// The position in the source at which it starts.
     pub(super) start: usize,
-    /// The operand is brought into this shape first.
+    /// The copies into which the operand is brought first, if it is.
     pub(super) unfold: Option<Unfold>,
 }
 
-/// Columns of windows copied side by side, a few rows of the map at a time, so that vectors are full and start on cache lines:
-/// of maps that are narrower than a vector, and for sparse rows, which load an operand for every multiply-add.
+/// Columns of windows copied side by side, a few rows of the map at a time, so that vectors are full and start on
+/// cache lines. That helps for maps narrower than a vector, and for sparse rows, which load an operand for every
+/// multiply-add.
 pub(super) struct Unfold {
-    /// Where in the source the copies start; only of what is read.
+    /// The positions of the source at which the copies start; only columns that are read are copied.
     copies: Vec<usize>,
-    /// Rows of a copy beyond those of its results: taps of one column of the window share a copy.
+    /// Rows of a copy in addition to those of its results: taps of one column of the window share a copy.
     more: usize,
-    /// Positions of a copy, rounded up.
+    /// Number of positions of a copy, rounded up.
     stride: usize,
-    /// Of weights.
+    /// Number of rows of weights.
     rows: usize,
-    /// Rows of the map at a time.
+    /// Number of rows of the map at a time.
     tile: usize,
     /// The shape of the call without copies.
     grid: Grid,
 }
 
 impl Unfold {
-    /// Copies for the columns that `read` says, and where each column then is.
+    /// Copies for the columns that `read` lists, and the place of each column in them.
     fn new(
         grid: Grid,
         tile: usize,
@@ -210,13 +213,14 @@ impl Unfold {
         (Self { copies, more, stride, rows, tile, grid }, places)
     }
 
-    /// Positions of scratch: the copies, the results and two residual sums.
+    /// Positions of scratch for the copies, the results and two residual sums.
     pub(super) fn room(&self) -> usize {
         self.copies.len() * self.stride + 3 * self.results()
     }
 
-    /// Time of the copies for every vector of results, in multiply-adds of dense panels: a row takes about three cycles and
-    /// one more for every eight numbers, two behind the first 64, where maps no longer stay in the first-level cache.
+    /// Time of the copies for every vector of results, in multiply-adds of dense panels: a row takes about three
+    /// cycles, and one more for every eight numbers. After the first 64 numbers it is two more for every eight,
+    /// because maps then no longer stay in the first-level cache.
     fn time(&self, instructions: Instructions) -> f64 {
         let run = (self.grid.width * self.grid.lanes) as f64;
         let rows = (self.copies.len() * (self.tile + self.more) + self.rows * self.tile) as f64;
@@ -279,7 +283,7 @@ impl Unfold {
         }
     }
 
-    /// So many rows of maps that start at `places` of `source`, side by side; maps are `stride` positions apart.
+    /// Copies rows of maps that start at `places` of `source`, side by side; maps are `stride` positions apart.
     #[inline(always)]
     fn copy(
         &self,
@@ -300,7 +304,7 @@ impl Unfold {
 /// Rows of `run` numbers from one map into another, each with its own distance between rows.
 #[inline(always)]
 fn copy_rows((into, to_row): (&mut [f32], usize), (from, from_row): (&[f32], usize), run: usize) {
-    // Rows of a known length are copied without a call.
+    // Rows whose length is a constant are copied without a function call.
     #[inline(always)]
     fn known<const RUN: usize>((into, to_row): (&mut [f32], usize), (from, from_row): (&[f32], usize)) {
         for (into, from) in into.chunks_mut(to_row).zip(from.chunks(from_row)) {
@@ -322,12 +326,13 @@ fn copy_rows((into, to_row): (&mut [f32], usize), (from, from_row): (&[f32], usi
     }
 }
 
-/// Most numbers of results that windows are copied for at a time, and those that stay in registers.
+/// The most numbers of results for which windows are copied at a time, and the most that stay in registers.
 const TILE: usize = 256;
 const BLOCK: usize = 128;
 
-/// How many rows of the map at a time windows are copied for, where that can pay: results are no whole vectors of samples, and
-/// enough rows of weights read a copy. Whole maps where a row is at most half a vector.
+/// For how many rows of the map at a time windows are copied; `None` where copying cannot pay. It can where results
+/// are no whole vectors of samples and enough rows of weights read a copy. Whole maps are copied where a row is at
+/// most half a vector.
 fn tile(grid: &Grid, rows: usize, area: usize) -> Option<usize> {
     let run = grid.width * grid.lanes;
     if grid.height == 1 || grid.lanes.is_multiple_of(16) || grid.source_step != 1 || rows < 16 {
@@ -366,7 +371,7 @@ pub(super) fn lay_out(
             (window.stride[0] * view.row, step, start)
         }
     };
-    // Two rows × four vectors of results read so many rows and columns.
+    // Two rows × four vectors of results read this many rows and columns.
     let per_position = 16usize.div_ceil(lanes);
     let wide = 4 * per_position;
     let footprint = if block.output.positions() == 1 {
@@ -375,7 +380,7 @@ pub(super) fn lay_out(
         (kh + window.stride[0]) * (wide * window.stride[1] + kw) * lanes * 4
     };
     let rows: Vec<Vec<(usize, f32)>> = (0..taps.rows()).map(|o| taps.row(o).collect()).collect();
-    // A map without gaps is one row of whole vectors.
+    // A map without gaps is treated as one row of whole vectors.
     let flat = phases.is_none()
         && window.area() == 1
         && source_step == 1
@@ -395,7 +400,8 @@ pub(super) fn lay_out(
         out_row: out.row,
         out_channel: out.channel,
     };
-    // Vectors of 8 numbers, which a narrow row does not fill, take as long as whole ones where two of these fit a cycle.
+    // A vector of 8 numbers, which a narrow row does not fill, takes as long as one of 16 on cores that multiply two
+    // of the latter in a cycle.
     let run = grid.width * lanes;
     let filled = (run as f64 / 8.0).min(1.0);
     let wasted = if run <= 8 { Cost::vectors_in_a_cycle(instructions) / filled } else { 1.0 };
@@ -410,12 +416,12 @@ pub(super) fn lay_out(
     };
     let mut read = vec![false; offsets.len()];
     rows.iter().flatten().for_each(|(column, _)| read[*column] = true);
-    // Rows of whole vectors: the taps of a column of the window read one copy, from different rows on.
+    // Rows of whole vectors: the taps of a column of the window read the same copy, starting at different rows.
     let shared = phases.is_none() && window.stride[0] == 1 && (grid.width * lanes).is_multiple_of(16);
     let down = |j: usize| if shared { window.tap(j).1[0] } else { 0 };
     let (unfold, places) = Unfold::new(grid, tile, taps.rows(), &offsets, &read, down);
     let positions = tile * grid.width;
-    // Of a block of results, whose pieces of the copies stay in the first-level cache.
+    // Bytes of the copies that a block of results reads; they stay in the first-level cache.
     let piece = unfold.stride.min(BLOCK.div_ceil(lanes) + unfold.more * grid.width) * lanes * 4;
     let piece = unfold.copies.len().div_ceil(block.input.channels.max(1)) * piece;
     let weights = GridWeights::new(&rows, &places, kh * kw, piece, None, cost(positions * lanes, 1));

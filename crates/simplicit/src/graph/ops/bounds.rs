@@ -1,17 +1,17 @@
-//! What bounds over boxes need to know of an operator: that it is affine, or the maximum over windows.
+//! What an operator is for bounds over boxes: affine, or the maximum over windows.
 
 use super::{Binary, Dims, Reduction, Structure, Unary, Value};
 
-/// Single precision counts no further.
+/// Integers up to here are exact in single precision.
 const MOST: usize = 1 << 24;
 
-/// An operator as bounds see it.
+/// An operator in the form that bounds need.
 pub(crate) enum Shape {
-    /// Every result is a constant plus, of some operands, one value times a factor.
+    /// Every result is a constant plus, for some operands, one of their values times a factor.
     Affine {
         /// Operand, the unit that each result reads (`u32::MAX` for none), and its factor.
         parts: Vec<(usize, Vec<u32>, Vec<f32>)>,
-        /// One per result.
+        /// The constant of every result.
         constant: Vec<f32>,
     },
     /// Every result is the sum over a window of the one operand, times a factor.
@@ -21,7 +21,7 @@ pub(crate) enum Shape {
 }
 
 impl Structure {
-    /// The operator on operands of these dimensions, of which some are known numbers; nothing where it is neither affine
+    /// The operator on operands of these dimensions, of which some are known numbers; `None` if it is neither affine
     /// nor a maximum. Where a moved value came from is found by running the operator on the values' indices.
     pub(crate) fn shape_for_bounds(&self, dims: &[Dims], known: &[Option<&[f32]>]) -> Option<Shape> {
         let size = self.dims(dims).ok()?.size();
@@ -49,7 +49,7 @@ impl Structure {
                         moved
                             .iter()
                             .zip(&constant)
-                            // A place that a constant fills is nothing's.
+                            // A place that is filled with a constant reads no value.
                             .map(|(v, c)| {
                                 if *c == 0.0 && *v != 0.0 { (v.abs() as u32 - 1, v.signum()) } else { (u32::MAX, 0.0) }
                             })
@@ -114,7 +114,7 @@ impl Structure {
     }
 }
 
-/// 1, 2, 3, …
+/// The numbers 1, 2, 3, …
 fn numbers(count: usize) -> Vec<f32> {
     (1..=count).map(|k| k as f32).collect()
 }

@@ -28,7 +28,7 @@ impl Unary {
         }
     }
 
-    /// At the kink of |x| the derivative from the left, as everywhere.
+    /// At the kink of |x| the derivative is the one from the left, as everywhere in this library.
     pub(super) fn adjoint(self, x: &[f32], out: &[f32], dout: &[f32], dx: &mut [f32]) {
         fn each(x: &[f32], out: &[f32], dout: &[f32], dx: &mut [f32], slope: impl Fn(f32, f32) -> f32) {
             let values = x.iter().zip(out).zip(dout);
@@ -53,7 +53,7 @@ fn power(x: f32, y: f32) -> f32 {
     if y == 2.0 { x * x } else { x.powf(y) }
 }
 
-/// NaN wins, as in ONNX; of two equal ones the first.
+/// A NaN is returned if there is one, as in ONNX; of two equal numbers the first.
 #[inline]
 fn larger(x: f32, y: f32) -> f32 {
     if y > x || y.is_nan() { y } else { x }
@@ -82,7 +82,8 @@ impl Binary {
         }
     }
 
-    /// At a tie of an extreme the first value takes all. The derivative of 0ᵇ by b is taken as 0.
+    /// At a tie of a maximum or minimum the first value receives all of the cotangent. The derivative of 0ᵇ by b is
+    /// taken as 0.
     pub(super) fn adjoint(
         self,
         [a, b]: [Value<'_>; 2],
@@ -115,7 +116,8 @@ impl Binary {
 }
 
 impl Binary {
-    /// What changes of both values do to the result: slopes at every place, each value repeated as the result needs it.
+    /// The effect of changes of both values on the result: slopes at every place, each value repeated as the result
+    /// needs it.
     pub(super) fn tangent(self, [a, b]: [Value<'_>; 2], [da, db]: [&[f32]; 2], dims: Dims, out: &mut [f32]) {
         let whole = |value: Value<'_>| {
             let mut whole = vec![0.0; out.len()];
@@ -131,7 +133,7 @@ impl Binary {
     }
 }
 
-/// f of both, walked together; the four kinds of inner loops have plain slices.
+/// Applies f to both values, walked together; each of the four kinds of inner loops works on plain slices.
 fn apply(a: Value<'_>, b: Value<'_>, out_dims: Dims, out: &mut [f32], f: impl Fn(f32, f32) -> f32) {
     let loops = Loops::new(out_dims.sizes(), [repeated(a.dims, out_dims), repeated(b.dims, out_dims)]);
     let (n, steps) = loops.inner();
@@ -149,7 +151,7 @@ fn apply(a: Value<'_>, b: Value<'_>, out_dims: Dims, out: &mut [f32], f: impl Fn
     });
 }
 
-/// What both adjoints read.
+/// The data that both adjoints read.
 struct Pull<'a> {
     a: Value<'a>,
     b: Value<'a>,
@@ -173,7 +175,7 @@ impl Pull<'_> {
         }
     }
 
-    /// Adds slope(x, y)·d; a value that was repeated takes the sum.
+    /// Adds slope(x, y)·d to a cotangent; a value that was repeated receives the sum.
     fn one(&self, side: usize, into: &mut [f32], slope: impl Fn(f32, f32) -> f32) {
         let strides = [repeated(self.a.dims, self.out_dims), repeated(self.b.dims, self.out_dims)];
         let loops = Loops::new(self.out_dims.sizes(), strides);

@@ -1,23 +1,23 @@
-//! Walking values of different strides together, axes that can be walked as one merged.
+//! Walks values of different strides together; axes that can be walked as one are merged.
 
 use crate::graph::Dims;
 use crate::{Error, Result};
 
-/// Most axes.
+/// The most axes of a value.
 pub(super) const AXES: usize = 8;
 
-/// Nested loops over N values; the last one is the caller's own.
+/// Nested loops over N values; the caller runs the innermost one.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Loops<const N: usize> {
     sizes: [usize; AXES],
     strides: [[usize; AXES]; N],
     rank: usize,
-    /// Some axis has no places, perhaps one that was left out since.
+    /// Whether some axis has no places, possibly one that has been left out since.
     empty: bool,
 }
 
 impl<const N: usize> Loops<N> {
-    /// Axes of size 1 are dropped; neighbours that every value walks at one distance become one.
+    /// Axes of size 1 are dropped; neighbouring axes that every value walks at one distance become one.
     pub(super) fn new(sizes: &[usize], strides: [[usize; AXES]; N]) -> Self {
         let mut loops = Self { sizes: [1; AXES], strides: [[0; AXES]; N], rank: 0, empty: sizes.contains(&0) };
         for (axis, &size) in sizes.iter().enumerate().filter(|(_, size)| **size != 1) {
@@ -62,7 +62,7 @@ impl<const N: usize> Loops<N> {
         self.without(self.rank.saturating_sub(1))
     }
 
-    /// Calls with the values' places, in order, over all loops.
+    /// Calls `visit` with the places of all values, in order, over all loops.
     #[inline(always)]
     pub(super) fn each(&self, mut visit: impl FnMut([usize; N])) {
         if self.empty {
@@ -90,7 +90,7 @@ impl<const N: usize> Loops<N> {
     }
 }
 
-/// The strides at which a value is read where it is repeated to fill `out`: axes of size 1 stand still.
+/// The strides at which a value is read where it is repeated to fill `out`: axes of size 1 have stride 0.
 pub(super) fn repeated(dims: Dims, out: Dims) -> [usize; AXES] {
     let mut strides = [0; AXES];
     let own = dims.strides();

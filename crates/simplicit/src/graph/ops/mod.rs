@@ -1,7 +1,8 @@
-//! Operators without weights of their own: structure, which is run but neither solved nor counted.
+//! Operators without weights of their own. They belong to the structure of a network: they are run, but neither
+//! solved nor counted.
 //!
 //! Every operator has its shape rule, its forward pass and its adjoint in one file of this folder. All attributes are
-//! resolved when a network is read (axes are non-negative, paddings explicit), so running needs no decisions.
+//! resolved when a network is read (axes are non-negative, paddings explicit), so no decisions are left for running.
 
 pub(crate) mod bounds;
 mod elementwise;
@@ -24,9 +25,9 @@ use crate::{Error, Result};
 /// One sample's value: dimensions and numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Value<'a> {
-    /// As in ONNX for a batch of one sample.
+    /// Dimensions as in ONNX, for a batch of one sample.
     pub dims: Dims,
-    /// Row by row, the last axis fastest.
+    /// The numbers, row by row, the last axis fastest.
     pub data: &'a [f32],
 }
 
@@ -84,27 +85,27 @@ pub enum Reduction {
     Sum,
     /// The mean.
     Mean,
-    /// The maximum; the first one takes the gradient.
+    /// The maximum; the first value that is the maximum receives the gradient.
     Maximum,
-    /// The minimum; the first one takes the gradient.
+    /// The minimum; the first value that is the minimum receives the gradient.
     Minimum,
 }
 
-/// A pooling over one or two trailing axes with anything that the plain poolings of feature maps do not have: dilation,
-/// windows that reach beyond the padding (ceil_mode), one axis.
+/// A pooling over one or two trailing axes with features that the plain poolings of feature maps do not have:
+/// dilation, windows that reach beyond the padding (ceil_mode), one axis.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Pooling {
     /// Maximum or mean.
     pub maximum: bool,
     /// Sizes of the window, one per pooled axis; the pooled axes are the last ones.
     pub kernel: Vec<usize>,
-    /// Steps.
+    /// Strides, one per pooled axis.
     pub stride: Vec<usize>,
     /// Distance between neighbours of the window.
     pub dilation: Vec<usize>,
     /// Padding in front, then behind, of every axis; behind includes what ceil_mode adds.
     pub padding: Vec<[usize; 2]>,
-    /// Padding of the file (without what ceil_mode adds) counts as values of a mean.
+    /// Whether the padding that the file gives (without what ceil_mode adds) counts as values of a mean.
     pub count_padding: bool,
     /// What ceil_mode added behind every axis; never counted in a mean.
     pub beyond: Vec<usize>,
@@ -114,9 +115,9 @@ pub struct Pooling {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Structure {
-    /// A function of every number.
+    /// A function of one number, applied to every value.
     Unary(Unary),
-    /// Two values.
+    /// A function of two values.
     Binary(Binary),
     /// The second input where the first is not zero, the third elsewhere, with ONNX's broadcasting.
     Select,
@@ -136,11 +137,11 @@ pub enum Structure {
     },
     /// Sum, mean or extreme over axes; `keep` says whether they stay with size 1.
     Reduce {
-        /// Which.
+        /// The reduction.
         reduction: Reduction,
-        /// Ascending.
+        /// The axes, in ascending order.
         axes: Vec<usize>,
-        /// ONNX's keepdims.
+        /// Whether the reduced axes stay with size 1; ONNX's keepdims.
         keep: bool,
     },
     /// A pooling that [`crate::network::FixedMap`] does not have.
@@ -154,18 +155,18 @@ pub enum Structure {
     Slice {
         /// The axis.
         axis: usize,
-        /// The first.
+        /// The first index.
         start: usize,
-        /// Distance.
+        /// The distance from one to the next.
         step: i64,
-        /// How many.
+        /// Number of values.
         count: usize,
     },
     /// A constant around the value: (before, after) of every axis.
     Pad {
         /// Before and after, one pair per axis.
         padding: Vec<[usize; 2]>,
-        /// What is put there.
+        /// The constant.
         value: f32,
     },
     /// Values at given places along an axis.
@@ -198,7 +199,7 @@ pub enum Structure {
 }
 
 impl Structure {
-    /// The word for messages.
+    /// The name for messages.
     pub fn name(&self) -> &'static str {
         match self {
             Structure::Unary(_) => "a function of every value",
@@ -220,8 +221,8 @@ impl Structure {
         }
     }
 
-    /// The dimensions of the result; an error names what does not fit. Attributes are checked here too: what this accepts
-    /// can be run.
+    /// The dimensions of the result; an error names what does not fit. Attributes are checked here too: any operator
+    /// that passes can be run.
     pub fn dims(&self, inputs: &[Dims]) -> Result<Dims> {
         let one = || match *inputs {
             [x] => Ok(x),
@@ -267,8 +268,8 @@ impl Structure {
         }
     }
 
-    /// One sample forwards; `out` has the size of [`Structure::dims`], which must have accepted the inputs, and is
-    /// overwritten.
+    /// Runs one sample forwards; `out` has the size of [`Structure::dims`], which must have accepted the inputs, and
+    /// is overwritten.
     pub fn forward(&self, inputs: &[Value<'_>], out: &mut [f32]) {
         let Some(&x) = inputs.first() else { return };
         if out.is_empty() {
@@ -302,13 +303,14 @@ impl Structure {
         }
     }
 
-    /// One sample's derivative forwards: what changes `d` of all inputs do to the result `out`; `into` is overwritten.
+    /// The derivative of one sample forwards: the effect of changes `d` of all inputs on the result `out`; `into` is
+    /// overwritten.
     pub(crate) fn tangent(&self, inputs: &[Value<'_>], out: Value<'_>, d: &[&[f32]], into: &mut [f32]) {
         if into.is_empty() {
             return;
         }
         match (self, inputs, d) {
-            // Diagonal or symmetric derivatives: the adjoint is the tangent.
+            // Their derivatives are diagonal or symmetric, so the adjoint is the tangent.
             (Structure::Unary(_) | Structure::Softmax { .. } | Structure::Normalise { .. }, &[x], &[d]) => {
                 into.fill(0.0);
                 self.adjoint_of_one(x, out, d, into);
@@ -327,7 +329,7 @@ impl Structure {
                 lookup::forward(Value { data: dtable, ..table }, chosen.data, into);
             }
             (Structure::Reduce { reduction: Reduction::Maximum | Reduction::Minimum, axes, .. }, &[x], &[d]) => {
-                // The adjoint of ones marks the value that each result is.
+                // The adjoint of ones marks the value that each result takes.
                 let (ones, mut marks) = (vec![1.0; into.len()], vec![0.0; d.len()]);
                 self.adjoint_of_one(x, out, &ones, &mut marks);
                 marks.iter_mut().zip(d).for_each(|(mark, d)| *mark *= d);
@@ -335,7 +337,7 @@ impl Structure {
             }
             (Structure::Pool(pooling), &[x], &[d]) => pooling.tangent(x, d, into),
             (Structure::Pad { padding, .. }, &[x], &[d]) => pad::forward(padding, 0.0, Value { data: d, ..x }, into),
-            // All others are linear.
+            // All other operators are linear.
             _ => {
                 let changes: Vec<Value<'_>> = inputs.iter().zip(d).map(|(x, d)| Value { data: d, ..*x }).collect();
                 self.forward(&changes, into);
@@ -343,8 +345,8 @@ impl Structure {
         }
     }
 
-    /// One sample backwards: adds to the cotangent of every input that is asked for (`Some`) what the result's
-    /// cotangent `dout` gives it.
+    /// Runs one sample backwards: adds the contribution of the result's cotangent `dout` to the cotangent of every
+    /// input for which it is asked (`Some`).
     pub fn adjoint(&self, inputs: &[Value<'_>], out: Value<'_>, dout: &[f32], into: &mut [Option<&mut [f32]>]) {
         if dout.is_empty() {
             return;
@@ -364,7 +366,7 @@ impl Structure {
                 lookup::adjoint(table.dims, chosen.data, dout, dtable);
             }
             (_, &[x], [Some(dx)]) => self.adjoint_of_one(x, out, dout, dx),
-            // Nothing is asked for.
+            // No cotangent is asked for.
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! Softmax and the norm of a layer: numbers in proportion to the others along axes. Sums are taken in double precision.
+//! Softmax and layer norm: numbers relative to the others along axes. Sums are taken in double precision.
 
 use super::Value;
 use super::loops::around;

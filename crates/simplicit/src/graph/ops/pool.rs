@@ -4,7 +4,7 @@ use super::{Pooling, Value};
 use crate::graph::Dims;
 use crate::{Error, Result};
 
-/// Most places along an axis of a window, its padding and its steps.
+/// The largest size along an axis of a window, its padding or its steps.
 const MOST: usize = 1 << 26;
 
 /// One pooled axis.
@@ -16,7 +16,7 @@ struct Axis {
     stride: usize,
     dilation: usize,
     before: usize,
-    /// Padding of the file behind, without what ceil_mode added.
+    /// The padding that the file gives behind the values, without what ceil_mode added.
     behind: usize,
 }
 
@@ -32,17 +32,17 @@ impl Axis {
         first..end.max(first)
     }
 
-    /// Those on values.
+    /// The places of window `o` that lie on values.
     fn inside(self, o: usize) -> std::ops::Range<usize> {
         self.places(o, self.before, self.before + self.size)
     }
 
-    /// How many of them a mean counts.
+    /// The number of places of window `o` that a mean counts.
     fn counted(self, o: usize, padding: bool) -> usize {
         if padding { self.places(o, 0, self.before + self.size + self.behind).len() } else { self.inside(o).len() }
     }
 
-    /// Where place `k` of window `o` reads; it must be inside.
+    /// The index that place `k` of window `o` reads; it must be inside.
     fn at(self, o: usize, k: usize) -> usize {
         o * self.stride + k * self.dilation - self.before
     }
@@ -59,8 +59,8 @@ impl Pooling {
         let extent = (kernel - 1).checked_mul(dilation)?.checked_add(1)?;
         let out = (size + before + after).checked_sub(extent)? / stride + 1;
         let axis = Axis { size, out, kernel, stride, dilation, before, behind: after.checked_sub(beyond)? };
-        // A window on padding alone has neither a maximum nor a mean. Only where places are further apart than the values
-        // reach can a window between two others miss them all.
+        // A window on padding alone has neither a maximum nor a mean. A window between two that meet values can miss
+        // all of them only where its places are further apart than there are values.
         let meets = |o: usize| !axis.inside(o).is_empty();
         let all = meets(0) && meets(out - 1) && (dilation <= size || (0..out).all(meets));
         all.then_some(axis)
@@ -89,7 +89,7 @@ impl Pooling {
         Dims::new(&sizes)
     }
 
-    /// Height and width; a single axis is a width.
+    /// Height and width; a single axis counts as a width.
     fn plane(&self, x: Dims) -> Option<[Axis; 2]> {
         let mut axes = [Axis::ONE; 2];
         let pooled = self.kernel.len();
@@ -120,7 +120,8 @@ impl Pooling {
         }
     }
 
-    /// What a change `d` of the value does to the result: that of the first maximum, or the mean of the changes.
+    /// The effect of a change `d` of the value on the result: the change of the first maximum, or the mean of the
+    /// changes.
     pub(super) fn tangent(&self, x: Value<'_>, d: &[f32], out: &mut [f32]) {
         if !self.maximum {
             return self.forward(Value { data: d, ..x }, out);
@@ -135,7 +136,7 @@ impl Pooling {
         }
     }
 
-    /// For every result: what it reads, and the factor of a mean.
+    /// For every result the places that it reads, and the factor of a mean.
     pub(super) fn windows(&self, x: Dims) -> Option<Vec<(Vec<u32>, f64)>> {
         let [rows, columns] = self.plane(x)?;
         let plane = rows.size * columns.size;
@@ -159,7 +160,7 @@ impl Pooling {
         (rows.counted(i, self.count_padding) * columns.counted(j, self.count_padding)) as f64
     }
 
-    /// A mean shares its cotangent out; of a maximum the first place takes it.
+    /// A mean distributes its cotangent; a maximum passes all of it to the first place that has the maximum.
     pub(super) fn adjoint(&self, x: Value<'_>, dout: &[f32], dx: &mut [f32]) {
         let Some([rows, columns]) = self.plane(x.dims) else { return };
         let plane = rows.size * columns.size;

@@ -1,4 +1,4 @@
-//! Products over the last two axes.
+//! Matrix products over the last two axes.
 
 use super::Value;
 use super::loops::{AXES, Loops, broadcast, repeated};
@@ -6,12 +6,12 @@ use crate::graph::Dims;
 use crate::linalg::{View, gemm};
 use crate::{Error, Result};
 
-/// Sizes of one product, and how often and where it is taken.
+/// The sizes of one product, and the places of all products.
 struct Plan {
     rows: usize,
     depth: usize,
     cols: usize,
-    /// Matrices of a and b that belong together, in the order of the results.
+    /// The matrices of a and b that are multiplied with each other, in the order of the results.
     batches: Loops<2>,
 }
 
@@ -43,7 +43,7 @@ fn plan(a: Dims, b: Dims) -> Result<Plan> {
     let cols = if y.len() > 1 { y[y.len() - 1] } else { 1 };
     let (x, y) = (&x[..x.len().saturating_sub(2)], &y[..y.len().saturating_sub(2)]);
     let (rows, depth) = (left.last().copied().unwrap_or(1), depth.first().copied().unwrap_or(1));
-    // One matrix for all of a's: their rows are one long matrix.
+    // If b is one matrix for all of a's, their rows are treated as one long matrix.
     if y.iter().product::<usize>() == 1 {
         let rows = x.iter().product::<usize>() * rows;
         return Ok(Plan { rows, depth, cols, batches: Loops::new(&[], [[0; AXES]; 2]) });
@@ -54,7 +54,7 @@ fn plan(a: Dims, b: Dims) -> Result<Plan> {
 }
 
 impl Plan {
-    /// Calls with a's matrix, b's matrix and the number of the result.
+    /// Calls `visit` with a's matrix, b's matrix and the number of the result.
     fn each(&self, mut visit: impl FnMut(usize, usize, usize)) {
         let mut done = 0;
         self.batches.each(|[i, j]| {

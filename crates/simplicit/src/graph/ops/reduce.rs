@@ -1,4 +1,4 @@
-//! Sums, means and extremes over axes. Sums are taken in double precision.
+//! Sums, means, maxima and minima over axes. Sums are taken in double precision.
 
 use super::loops::{AXES, Loops};
 use super::{Reduction, Value};
@@ -22,7 +22,7 @@ pub(super) fn dims(axes: &[usize], keep: bool, x: Dims) -> Result<Dims> {
     Dims::new(&x.sizes().iter().enumerate().filter_map(size).collect::<Vec<_>>())
 }
 
-/// Loops over what stays, loops over what goes, and how many values one result has.
+/// The loops over the axes that stay, the loops over those that are reduced, and the number of values of one result.
 fn plan(axes: &[usize], x: Dims) -> (Loops<1>, Loops<1>, usize) {
     let mut sizes = [[1; AXES]; 2];
     for (axis, &size) in x.sizes().iter().enumerate() {
@@ -44,7 +44,7 @@ pub(super) fn forward(reduction: Reduction, axes: &[usize], x: Value<'_>, out: &
     }
 }
 
-/// NaN wins, as in ONNX.
+/// A NaN is returned if there is one, as in ONNX.
 #[inline]
 fn larger(best: f32, x: f32) -> f32 {
     if x > best || x.is_nan() { x } else { best }
@@ -92,7 +92,7 @@ fn fold<T: Copy>(
     });
 }
 
-/// Sums and means pass their cotangent on to all values, extremes to the first that is the extreme.
+/// Sums and means pass their cotangent to all values, a maximum or minimum to the first value that equals it.
 pub(super) fn adjoint(reduction: Reduction, axes: &[usize], x: Value<'_>, out: &[f32], dout: &[f32], dx: &mut [f32]) {
     let (kept, reduced, count) = plan(axes, x.dims);
     let mut done = 0;

@@ -1,4 +1,4 @@
-//! One of two values, number by number, as a third one says.
+//! Chooses between two values, number by number, by a third one.
 
 use super::Value;
 use super::loops::{Loops, broadcast, repeated};
@@ -17,7 +17,7 @@ fn walk([condition, a, b]: [Dims; 3], visit: impl FnMut([usize; 3])) {
     }
 }
 
-/// Anything but zero chooses the first value. The other one is not looked at, so it may be infinite.
+/// Anything but zero chooses the first value. The other one is not read, so it may be infinite.
 pub(super) fn forward([condition, a, b]: [Value<'_>; 3], out: &mut [f32]) {
     let mut out = out.iter_mut();
     walk([condition.dims, a.dims, b.dims], |[c, i, j]| {
@@ -27,7 +27,7 @@ pub(super) fn forward([condition, a, b]: [Value<'_>; 3], out: &mut [f32]) {
     });
 }
 
-/// What is chosen takes the gradient; the condition has none.
+/// The chosen number receives the gradient; the condition has none.
 pub(super) fn adjoint(
     [condition, a, b]: [Value<'_>; 3],
     dout: &[f32],

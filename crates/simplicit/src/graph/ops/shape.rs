@@ -1,4 +1,4 @@
-//! Values moved about: joined, cut, padded, chosen, repeated, seen under other dimensions.
+//! Operators that move values: joining, cutting, padding, choosing, repeating, and reading under other dimensions.
 
 use super::Value;
 use super::loops::{Loops, around, repeated, require_axis};
@@ -63,7 +63,7 @@ pub(super) mod concat {
         }
     }
 
-    /// Values of one input that lie side by side in the result.
+    /// Number of values of one input that lie side by side in the result.
     fn run(axis: usize, dims: Dims) -> usize {
         dims.sizes()[axis..].iter().product()
     }
@@ -84,7 +84,7 @@ pub(super) mod slice {
         resized(x, axis, count)
     }
 
-    /// Calls with places of x and of the result where runs of `inner` values belong together.
+    /// Calls `visit` with places of x and of the result where runs of `inner` values correspond.
     fn each(axis: usize, start: usize, step: i64, count: usize, x: Dims, mut visit: impl FnMut(usize, usize, usize)) {
         let (outer, size, inner) = around(x, axis);
         for o in 0..outer {
@@ -129,12 +129,12 @@ pub(super) mod pad {
         Dims::new(&x.sizes().iter().zip(padding).map(size).collect::<Vec<_>>())
     }
 
-    /// Calls with places of x and of the result where runs of values belong together.
+    /// Calls `visit` with places of x and of the result where runs of values correspond.
     fn each(padding: &[[usize; 2]], x: Dims, out: Dims, mut visit: impl FnMut(usize, usize, usize)) {
         let steps = out.strides();
         let first: usize = padding.iter().zip(steps).map(|(p, step)| p[0] * step).sum();
         let loops = Loops::new(x.sizes(), [x.strides(), steps]);
-        // A last axis of size 1 that is padded leaves no runs.
+        // If the last axis has size 1 and is padded, there are no runs.
         match loops.inner() {
             (n, [1, 1]) => loops.outer().each(|[i, o]| visit(i, first + o, n)),
             _ => loops.each(|[i, o]| visit(i, first + o, 1)),
@@ -196,7 +196,7 @@ pub(super) mod lookup {
         Dims::new(&[chosen.sizes(), &[width]].concat())
     }
 
-    /// The row that a number chooses; negative ones count from the end.
+    /// The row that a number chooses; negative numbers count from the end.
     fn row(number: f32, rows: usize) -> Option<usize> {
         let number = f64::from(number);
         let row = if number < 0.0 { number + rows as f64 } else { number };
@@ -217,7 +217,7 @@ pub(super) mod lookup {
         }
     }
 
-    /// The table's rows take the cotangent; what chooses them has none.
+    /// The table's rows receive the cotangent; the numbers that choose them have none.
     pub(in super::super) fn adjoint(table: Dims, chosen: &[f32], dout: &[f32], dtable: &mut [f32]) {
         let &[rows, width] = table.sizes() else { return };
         if width == 0 {

@@ -1,4 +1,5 @@
-//! Every operator against its definition, index by index in double precision, and its adjoint against differences of that.
+//! Every operator against its definition, index by index in double precision, and its adjoint against differences of
+//! the definition.
 
 use super::*;
 use crate::random::Random;
@@ -50,7 +51,7 @@ fn erf_series(x: f64) -> f64 {
     std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
-/// The definition.
+/// The result of an operator by its definition.
 fn reference(structure: &Structure, inputs: &[Exact], out: &[usize]) -> Vec<f64> {
     let x = &inputs[0];
     let all = indices(out);
@@ -225,7 +226,7 @@ impl Cases {
     }
 
     fn normal(&mut self, sizes: &[usize]) -> Exact {
-        // Singles, so that both start from the same numbers.
+        // The values are f32 numbers, so that both computations start from the same ones.
         let data = (0..count(sizes)).map(|_| f64::from(self.0.normal() as f32)).collect();
         Exact { sizes: sizes.to_vec(), data }
     }
@@ -329,7 +330,7 @@ impl Cases {
             3 => (Structure::Softmax { axis: self.axis(&sizes) }, vec![self.normal(&sizes)]),
             4 => {
                 let mut sizes = sizes;
-                // A single value has nothing but rounding left.
+                // For a single value the result is rounding alone.
                 sizes.push(3);
                 (Structure::Normalise { axis: self.axis(&sizes), epsilon: 1e-3 }, vec![self.normal(&sizes)])
             }
@@ -403,7 +404,7 @@ impl Cases {
 
 const KINDS: usize = 16;
 
-/// What chooses rows of a table or one of two values has no derivative.
+/// Numbers that choose rows of a table or one of two values have no derivative.
 fn has_derivative(structure: &Structure, input: usize) -> bool {
     !matches!((structure, input), (Structure::Lookup, 1) | (Structure::Select, 0))
 }
@@ -454,7 +455,7 @@ fn every_adjoint_adds_the_derivative() {
         let data: Vec<Vec<f32>> = inputs.iter().map(singles).collect();
         let all: Vec<Dims> = inputs.iter().map(|x| Dims::new(&x.sizes).unwrap()).collect();
         let values: Vec<Value<'_>> = all.iter().zip(&data).map(|(&dims, data)| Value { dims, data }).collect();
-        // Now and then an input is not asked for.
+        // Sometimes the cotangent of an input is not asked for.
         let asked: Vec<bool> =
             (0..inputs.len()).map(|k| has_derivative(&structure, k) && cases.0.below(5) > 0).collect();
         let mut after = before.clone();
@@ -478,8 +479,8 @@ fn every_adjoint_adds_the_derivative() {
                 let (up, down) = (moved(h), moved(-h));
                 let expected = (up - down) / (2.0 * h);
                 let got = f64::from(after[k][i]) - f64::from(before[k][i]);
-                // Rounding of the sum of some hundred terms in single precision, that of the difference (10⁻¹⁶ of the loss
-                // over h) and what h² leaves of a third derivative of at most some hundreds.
+                // Rounding of the sum of a few hundred terms in single precision, that of the difference (10⁻¹⁶ of
+                // the loss over h), and h² times a third derivative of at most a few hundred.
                 let room = 2e-5 * (1.0 + expected.abs()) + 1e-10 * (up.abs() + down.abs());
                 assert!(
                     (got - expected).abs() <= room,
@@ -585,7 +586,7 @@ fn softmax_and_layer_norm_survive_large_numbers() {
     assert!(out.iter().enumerate().all(|(k, v)| *v == if k % 2 == 0 { -1.0 } else { 1.0 }));
 }
 
-/// Dimensions and attributes of every size, sane or not: an answer or an error, and what is accepted runs.
+/// Dimensions and attributes of every size, sensible or not, give an answer or an error; what is accepted runs.
 #[test]
 fn nothing_panics_whatever_the_dimensions() {
     let mut random = Random::new(3);

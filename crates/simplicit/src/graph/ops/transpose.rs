@@ -4,7 +4,7 @@ use super::loops::{AXES, Loops};
 use crate::graph::Dims;
 use crate::{Error, Result};
 
-/// Squares that stay in the nearest cache, whichever way they are walked.
+/// The side of squares that stay in the first-level cache, in whichever direction they are walked.
 const SQUARE: usize = 16;
 
 pub(super) fn dims(order: &[usize], x: Dims) -> Result<Dims> {
@@ -34,8 +34,8 @@ fn loops(order: &[usize], x: Dims) -> Loops<2> {
     Loops::new(&sizes[..order.len()], [from, to])
 }
 
-/// Calls `run` with places of x and of the result from where runs of values agree, or, where the last axis moved, `one`
-/// with every pair of places, square by square.
+/// Calls `run` with places of x and of the result at which equal runs of values start. If the last axis moved, calls
+/// `one` with every pair of places instead, square by square.
 #[inline(always)]
 fn each(order: &[usize], x: Dims, mut run: impl FnMut(usize, usize, usize), mut one: impl FnMut(usize, usize)) {
     let loops = loops(order, x);

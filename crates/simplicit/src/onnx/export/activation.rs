@@ -1,22 +1,23 @@
-//! Activations as nodes: those that opset 17 has by name in single precision, the others written out. A cycle runs in
-//! double precision, for which runtimes have few of them, so there most are written out.
+//! Writes activations as nodes: a single one if opset 17 has the activation in single precision, otherwise several. A
+//! cycle runs in double precision, for which runtimes implement few activations, so there most are written as several
+//! nodes.
 
 use super::writer::{Writer, float, floats, node, scalar};
 use crate::layout::Activation;
 use crate::onnx::proto::{AttributeProto, NodeProto, data_type};
 
-/// What the values are.
+/// The precision of the values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Precision {
     Single,
     Double,
 }
 
-/// An activation that is being written out, step by step.
+/// An activation that is written as several nodes.
 struct Steps<'a> {
     writer: &'a mut Writer,
     precision: Precision,
-    /// In front of the names of values in between.
+    /// The prefix of the names of intermediate values.
     name: &'a str,
     nodes: Vec<NodeProto>,
 }
@@ -62,7 +63,7 @@ impl Writer {
         }
         let mut s = Steps { writer: self, precision, name: x, nodes: Vec::new() };
         if let (Activation::Clip { low, high }, Precision::Single) = (activation, precision) {
-            // An end that is not there has no name.
+            // A missing end has an empty name.
             let ends = [low, high].map(|v| if v.is_finite() { s.number(f64::from(v)) } else { String::new() });
             return vec![node("Clip", &[z, &ends[0], &ends[1]], x, vec![])];
         }
@@ -164,7 +165,7 @@ fn written_out(activation: Activation, z: &str, s: &mut Steps<'_>) {
             let tanh = s.of("Tanh", &[&softplus]);
             s.of("Mul", &[z, &tanh]);
         }
-        // Every precision has these by name.
+        // These exist as operators in both precisions.
         Activation::Relu | Activation::Tanh | Activation::Sigmoid | Activation::Identity => {}
     }
 }
@@ -179,7 +180,7 @@ fn exponential(z: &str, alpha: f64, width: f64, s: &mut Steps<'_>) -> String {
     s.of("Add", &[&above, &share])
 }
 
-/// max(z, 0) + ln(1 + e^−|z|): no power overflows.
+/// max(z, 0) + ln(1 + e^−|z|), in which no power overflows.
 fn softplus(z: &str, s: &mut Steps<'_>) -> String {
     let above = s.with("Max", z, 0.0);
     let size = s.of("Abs", &[z]);

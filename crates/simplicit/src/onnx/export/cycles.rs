@@ -1,4 +1,4 @@
-//! Models with cycles: acyclic stages as a straight line of Gemm and activation, every cycle as a Loop.
+//! Models with cycles: acyclic stages as a sequence of Gemm and activation, every cycle as a Loop.
 
 use super::OnnxSettings;
 use super::activation::Precision;
@@ -10,7 +10,7 @@ use crate::model::{ImplicitModel, component_contraction};
 use crate::onnx::proto::{AttributeProto, GraphProto, ValueInfoProto, attribute_type, data_type};
 use crate::{Error, Result};
 
-/// A model without tap blocks, stage by stage; gives the graph's input.
+/// Writes a model without tap blocks, stage by stage; returns the graph's input.
 pub(super) fn write(model: &ImplicitModel, settings: OnnxSettings, writer: &mut Writer) -> Result<ValueInfoProto> {
     let shape = model.shape();
     let mut graph = Graph { model, groups: Vec::new(), writer };
@@ -37,7 +37,7 @@ pub(super) fn write(model: &ImplicitModel, settings: OnnxSettings, writer: &mut 
     Ok(value("u", &[shape.inputs]))
 }
 
-/// States that are one tensor of the graph.
+/// States that form one tensor of the graph.
 struct Group {
     tensor: String,
     units: Vec<usize>,
@@ -68,7 +68,7 @@ impl Graph<'_> {
         })
     }
 
-    /// Σ over everything that is read, plus the bias: the name of a batch × rows tensor.
+    /// Σ over everything that is read, plus the bias; returns the name of a tensor of batch × rows.
     fn pre_activation(
         &mut self,
         name: &str,
@@ -90,7 +90,7 @@ impl Graph<'_> {
             }
         }
         if sources.is_empty() {
-            // Only the bias: the batch still has to come from somewhere.
+            // There is only the bias, but the size of the batch still has to come from some value.
             let zero = format!("{name}_u");
             self.writer.initialisers.push(floats(
                 &zero,
@@ -153,7 +153,7 @@ impl Graph<'_> {
                 format!("its contraction cannot be shown (λ_pf ≤ {:.4}); rescale or train with kappa", contraction.rho),
             ));
         }
-        // The step at which the certificate reaches the tolerance, see the Picard bound.
+        // The step size at which the certificate reaches the tolerance, from the bound on a Picard step.
         let (small, large) =
             contraction.scaling.iter().fold((f64::INFINITY, 0.0f64), |(a, b), s| (a.min(*s), b.max(*s)));
         let step = settings.tolerance * (1.0 - contraction.rho) / contraction.rho.max(1e-3) * small / large;

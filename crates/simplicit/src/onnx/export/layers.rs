@@ -1,5 +1,5 @@
-//! Models without cycles as ONNX: Gemm, Conv, pooling, Add, activations and operators, layer by layer, so that reading the
-//! file back gives the same layers.
+//! Models without cycles as ONNX: Gemm, Conv, pooling, Add, activations and operators, layer by layer, so that the
+//! file, read again, has the same layers.
 
 use super::activation::Precision;
 use super::writer::{Writer, constant_ints, floats, integer, integers, value};
@@ -15,7 +15,7 @@ pub(super) struct Value {
     pub(super) tensor: String,
     /// Its dimensions for a batch of one.
     pub(super) dims: Vec<usize>,
-    /// Which of them is the batch; a constant has none.
+    /// The number of the batch axis; a constant has none.
     pub(super) batch: Option<usize>,
 }
 
@@ -30,8 +30,8 @@ fn dims_of(map: MapShape) -> Vec<usize> {
     vec![1, map.channels, map.height, map.width]
 }
 
-/// Gives the graph's input: `u` (batch × p, or batch × the dimensions in which the first convolution or operator reads
-/// it).
+/// Writes the model; returns the graph's input: `u` (batch × p, or batch × the dimensions in which the first
+/// convolution or operator reads it).
 pub(super) fn write(model: &ImplicitModel, writer: &mut Writer) -> Result<ValueInfoProto> {
     let order = model.layer_order();
     let layers = model.layout().layers();
@@ -61,7 +61,7 @@ pub(super) fn write(model: &ImplicitModel, writer: &mut Writer) -> Result<ValueI
         };
         let x = format!("{name}_x");
         let mut phi = graph.writer.activation(layer.activation, Precision::Single, &z.tensor, &x);
-        // Readers, ours among them, name the layer after this node, or after the sum where there is no activation.
+        // Readers, our own included, name the layer after this node, or after the sum if there is no activation.
         let named =
             if layer.activation == Activation::Identity { graph.writer.nodes.last_mut() } else { phi.last_mut() };
         if let Some(named) = named {
@@ -79,8 +79,8 @@ pub(super) fn write(model: &ImplicitModel, writer: &mut Writer) -> Result<ValueI
 }
 
 impl Writer {
-    /// The same numbers under other dimensions. The batch becomes an axis of size one in front of which there are as many
-    /// numbers as before; an error where there is none.
+    /// The same numbers under other dimensions. The batch becomes an axis of size one in front of which there are as
+    /// many numbers as before; an error if there is no such axis.
     pub(super) fn shaped(&mut self, value: &Value, dims: &[usize]) -> Result<Value> {
         if value.dims == dims {
             return Ok(value.clone());
@@ -120,7 +120,7 @@ impl Writer {
     }
 }
 
-/// Layers that the output depends on.
+/// For every layer, whether the output depends on it.
 fn live_layers(layers: &[Layer], order: &[usize], blocks: &[Vec<TapBlock>], last: &[TapBlock]) -> Vec<bool> {
     let mut live = vec![false; order.len()];
     let mark = |live: &mut Vec<bool>, source: Source| {
@@ -182,7 +182,7 @@ impl Graph<'_> {
         }
     }
 
-    /// The source of a block behind its poolings.
+    /// The source of a block after its poolings.
     fn operand(&mut self, block: &TapBlock) -> Result<Value> {
         let mut value = self.source(block.source)?;
         for map in &block.maps {
@@ -252,7 +252,7 @@ impl Graph<'_> {
                 self.writer.make("Add", &[&sum.tensor, &b], &z, vec![]);
                 Ok(Value { tensor: z, ..sum })
             }
-            // Only the bias: the batch still has to come from somewhere.
+            // There is only the bias, but the size of the batch still has to come from some value.
             (None, rest) => {
                 let p = self.model.shape().inputs;
                 let u = self.writer.shaped(&self.input, &[1, p])?;
@@ -267,8 +267,8 @@ impl Graph<'_> {
         }
     }
 
-    /// A product or a convolution as `term`; `vector` has the units of a result that is no map. A bias of one number per row
-    /// of weights becomes part of it.
+    /// A product or a convolution as `term`; `vector` is the number of units of a result that is not a map. A bias of
+    /// one number per row of weights becomes part of it.
     fn taps(
         &mut self,
         block: &TapBlock,
@@ -285,7 +285,7 @@ impl Graph<'_> {
         let dims = if plain { vec![1, block.input.size()] } else { dims_of(block.input) };
         let operand = self.writer.shaped(&operand, &dims)?;
         let mut inputs = vec![operand.tensor.clone(), weights.clone()];
-        // One bias per row of the block, or it is added below.
+        // A bias with one number per row of the block; any other is added below.
         if let Some(b) = bias.filter(|b| b.len() == block.output.channels) {
             inputs.push(self.writer.store(floats(&format!("{term}_b"), &[b.len()], b)));
             *bias = None;

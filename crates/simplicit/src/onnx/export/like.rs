@@ -1,4 +1,4 @@
-//! A trained model in the file its network came from: the same graph, with new weights.
+//! Writes a trained model into the file that its network came from: the same graph, with new weights.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -20,7 +20,7 @@ use crate::random::Random;
 use crate::states::StateMap;
 use crate::{Error, Result};
 
-/// Behind the names of new weights while the old ones are there.
+/// Suffix of the names of new weights while the old ones are still there.
 const SUFFIX: &str = "_sparse";
 
 /// How far the outputs of what is written may be from the model's, over the largest of them: rounding is some 10⁻⁶. With weights of
@@ -153,7 +153,7 @@ fn distance(a: &Matrix<f32>, b: &Matrix<f32>) -> f32 {
     if a.len() == b.len() { largest } else { f32::INFINITY }
 }
 
-/// The model's weights of every term of the network; nothing where the model has others.
+/// The model's weights of every term of the network; `None` where the model has others.
 fn renewed(
     model: &ImplicitModel,
     network: &crate::network::Network,
@@ -181,7 +181,7 @@ fn renewed(
                     }
                 }
             }
-            // The first map of a sum carries the bias of all.
+            // The first linear map of a sum gets the bias of all of them.
             let own = std::mem::take(&mut bias);
             let own = shared(own, old.rows())?;
             out.insert((layer, k), Renewed { weights, bias: own.filter(|b| b.iter().any(|&v| v != 0.0)) });
@@ -193,7 +193,7 @@ fn renewed(
     Some(out)
 }
 
-/// One number per row from one per row or per unit; nothing where units of a row differ.
+/// One number per row, from one number per row or per unit; `None` where units of a row differ.
 fn shared(bias: Vec<f32>, rows: usize) -> Option<Option<Vec<f32>>> {
     if bias.is_empty() || rows == 0 {
         return Some(None);
@@ -214,7 +214,7 @@ fn is_of(block: &TapBlock, term: &Term, old: &Matrix<f32>) -> bool {
     }
 }
 
-/// The ordinary convolution in the place of a transposed one, if the node is one.
+/// The ordinary convolution that replaces a transposed one, if the node is a transposed convolution.
 fn phases(graph: &GraphProto, origin: &Origin) -> Result<Option<Phases>> {
     match graph.node.get(origin.node).filter(|node| node.op_type == "ConvTranspose") {
         Some(node) => Phases::of(node, &origin.weights).map(Some),
@@ -222,7 +222,8 @@ fn phases(graph: &GraphProto, origin: &Origin) -> Result<Option<Phases>> {
     }
 }
 
-/// Whether it can be written: a 2-D convolution, its channels dealt out to blocks, and a cut.
+/// Whether it can be written: as a 2-D convolution whose channels are rearranged into blocks, with a cut at the
+/// borders.
 fn has_form(phases: &Phases, opset: i64) -> bool {
     phases.blocks().is_some() && (phases.cuts() == [[0, 0]; 2] || opset >= 10)
 }
@@ -266,7 +267,7 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
     node.input[1].clone_from(&weights.name);
     node.input.truncate(2);
     graph.initializer.push(weights);
-    // alpha and beta are in the weights.
+    // The effect of alpha and beta is in the weights.
     node.attribute.retain(|a| !(node.op_type == "Gemm" && matches!(a.name.as_str(), "alpha" | "beta")));
     let place = graph.node.iter().position(|n| n.output.contains(&origin.output))?;
     let mut added = Vec::new();
@@ -301,8 +302,9 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
             added.push(node);
         }
     }
-    // In the place of what computed the value so far: everything it reads stands before it. The places of other origins must
-    // not move, so what is new waits at the end of the list of its own until the graph is tidied.
+    // The node takes the place of the one that computed the value so far, because everything that it reads comes
+    // before that. The places of other origins must not change, so new nodes are collected in a list of their own
+    // until the graph is tidied.
     let old = &mut graph.node[place];
     old.output.iter_mut().filter(|o| **o == origin.output).for_each(|o| *o = String::new());
     graph.node.extend(added);
@@ -329,7 +331,8 @@ fn unscaled(graph: &mut GraphProto, origin: &Origin) -> Option<String> {
     Some(value)
 }
 
-/// A transposed convolution as an ordinary one, whose channels are dealt out to blocks of places, and what is cut off.
+/// A transposed convolution as an ordinary one, followed by nodes that rearrange its channels into blocks of places
+/// and cut off the borders.
 fn dealt_out(graph: &mut GraphProto, mut node: NodeProto, phases: &Phases, name: &str) -> Vec<NodeProto> {
     let (window, blocks, cuts) = (phases.window(), phases.blocks().unwrap_or(1), phases.cuts());
     let output = std::mem::take(&mut node.output);
@@ -383,7 +386,7 @@ fn stored_type(graph: &GraphProto, name: &str) -> Option<i32> {
     None
 }
 
-/// A name that nothing has yet.
+/// A name that is not used yet.
 fn fresh(graph: &GraphProto, name: &str) -> String {
     let initializers = graph.initializer.iter().map(|t| t.name.as_str());
     let computed = graph.node.iter().flat_map(|n| &n.output).map(String::as_str);
@@ -396,7 +399,7 @@ fn fresh(graph: &GraphProto, name: &str) -> String {
     new
 }
 
-/// Drops what nothing reads any more and puts every node behind those it reads.
+/// Removes everything that nothing reads any more, and puts every node after those that it reads.
 fn tidy(graph: &mut GraphProto) {
     let mut producer: HashMap<&str, usize> = HashMap::new();
     for (k, node) in graph.node.iter().enumerate() {
@@ -437,7 +440,7 @@ fn tidy(graph: &mut GraphProto) {
     graph.value_info.clear();
 }
 
-/// Gives new weights the names of those they replace, where nothing else has them.
+/// Gives new weights the names of those that they replace, if nothing else uses these names.
 fn own_names(graph: &mut GraphProto) {
     let mut taken: HashSet<String> = graph.initializer.iter().map(|t| t.name.clone()).collect();
     taken.extend(graph.node.iter().flat_map(|n| n.output.iter().cloned()));
@@ -479,7 +482,7 @@ fn reads(node: &NodeProto) -> impl DoubleEndedIterator<Item = &String> {
     node.input.iter().chain(inner)
 }
 
-/// Weights in files beside the original come into the new file.
+/// Moves weights from files next to the original into the new file.
 fn inline_external(graph: &mut GraphProto, folder: Option<&Path>) -> Result<()> {
     for stored in graph.initializer.iter_mut().filter(|t| tensor::is_external(t)) {
         match external::read(stored, folder.unwrap_or(Path::new("")))? {

@@ -1,8 +1,8 @@
 //! Export to ONNX: a model without cycles layer by layer as Gemm, Conv, pooling, activations and the operators of its
 //! network; cycles as a Loop.
 //!
-//! Initialisers are dense f32, which every runtime reads and which takes 4 bytes per entry of every block, zero or not: the
-//! model file is the small one. The graph takes inputs that are already preprocessed.
+//! Initialisers are dense f32, which every runtime reads and which takes 4 bytes per entry of every block, zero or
+//! not; our own model file is smaller. The graph takes inputs that are already preprocessed.
 
 mod activation;
 mod cycles;
@@ -23,16 +23,16 @@ use crate::model::ImplicitModel;
 use crate::{Error, Result};
 use writer::{Writer, floats, value};
 
-/// Opset 17 and IR 8: read by every runtime since 2022.
+/// Opset 17 and IR 8, which every runtime since 2022 can read.
 const OPSET: i64 = 17;
 const IR_VERSION: i64 = 8;
 
-/// When the Loop of a cycle stops.
+/// The conditions under which the Loop of a cycle stops.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OnnxSettings {
-    /// Certified distance of the states from the equilibrium, absolute.
+    /// The certified absolute distance of the states from the equilibrium.
     pub tolerance: f64,
-    /// Most steps; an ONNX graph cannot say that it ran into this limit.
+    /// The most steps; an ONNX graph cannot report that it reached this limit.
     pub max_iterations: usize,
 }
 
@@ -42,13 +42,13 @@ impl Default for OnnxSettings {
     }
 }
 
-/// Writes [`to_onnx`], whole or not at all.
+/// Writes the bytes of [`to_onnx`] to a file, whole or not at all.
 pub fn export_onnx(model: &ImplicitModel, path: impl AsRef<Path>, settings: OnnxSettings) -> Result<()> {
     write_bytes_atomically(path, &to_onnx(model, settings)?)
 }
 
 /// The bytes of an ONNX file with input `u` (batch × p, preprocessed; batch × channels × height × width where a
-/// convolution reads it so) and output `y` (batch × q).
+/// convolution reads it in that shape) and output `y` (batch × q).
 ///
 /// Cycles run in double precision by plain Picard steps, all samples together, until the slowest is within the
 /// tolerance; a cycle whose contraction cannot be shown is refused.
@@ -64,13 +64,13 @@ pub fn to_onnx(model: &ImplicitModel, settings: OnnxSettings) -> Result<Vec<u8>>
     let input = if model.layers_are_acyclic() {
         layers::write(model, &mut writer)?
     } else {
-        // Residual sums of a model with cycles are entries of A like any other.
+        // Residual sums of a model with cycles become entries of A.
         let plain = model.without_taps().ok_or_else(|| {
             Error::unsupported("export of a cycle through tap blocks", "such a model cannot be run either")
         })?;
         cycles::write(&plain, settings, &mut writer)?
     };
-    // Outputs in the baseline's units, as everywhere.
+    // Outputs are in the baseline's units, as everywhere.
     let factor = model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
     if factor != 1.0
         && let Some(last) = writer.nodes.last_mut()

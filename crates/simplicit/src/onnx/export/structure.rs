@@ -1,5 +1,5 @@
-//! Operators without weights as nodes. Their dimensions are those of a batch of one; the graph has a batch of any size, so it
-//! is followed which axis of a value is the batch, and an operator that sums over it cannot be written.
+//! Operators without weights as nodes. Their dimensions are those of a batch of one; the graph has a batch of any
+//! size. So the batch axis of every value is tracked, and an operator that sums over it cannot be written.
 
 use super::layers::Value;
 use super::writer::{Writer, constant_ints, float, floats, integer, integers};
@@ -8,12 +8,12 @@ use crate::onnx::nodes::{binary_name, reduction_name, unary_name};
 use crate::onnx::proto::data_type;
 use crate::{Error, Result};
 
-/// The axis of the result that is the batch, `Some(None)` where no operand depends on the sample; nothing where the operator
-/// would mix samples.
+/// The axis of the result that is the batch, `Some(None)` where no operand depends on the sample; `None` where the
+/// operator would mix samples.
 fn batch_axis(structure: &Structure, operands: &[Value], dims: &[usize]) -> Option<Option<usize>> {
     let mut sampled = operands.iter().filter_map(|o| o.batch.map(|axis| (axis, o.dims.len())));
     let Some((axis, rank)) = sampled.next() else { return Some(None) };
-    // Operands of several are aligned by their last axes.
+    // Several operands are aligned by their last axes.
     let from_the_right = rank - axis;
     let aligned = || {
         let same = operands.iter().all(|o| o.batch.is_none_or(|axis| o.dims.len() - axis == from_the_right));
@@ -23,7 +23,7 @@ fn batch_axis(structure: &Structure, operands: &[Value], dims: &[usize]) -> Opti
     let found = match structure {
         Structure::Unary(_) => Some(axis),
         Structure::Binary(_) | Structure::Select | Structure::Expand { .. } => aligned(),
-        // The rows of the first may be samples; what is summed over may not.
+        // The rows of the first operand may be samples; the axis that is summed over may not.
         Structure::MatMul => {
             let rows = from_the_right == 2 && operands[1].batch.is_none();
             aligned().filter(|_| from_the_right > 2 || rows)
@@ -43,7 +43,7 @@ fn batch_axis(structure: &Structure, operands: &[Value], dims: &[usize]) -> Opti
         Structure::Pad { padding, .. } => kept(padding.get(axis) == Some(&[0, 0])),
         Structure::Lookup => kept(operands[0].batch.is_none()),
         Structure::Transpose { order } => order.iter().position(|old| *old == axis),
-        // Found by the reshape itself.
+        // The reshape itself finds the axis.
         Structure::Reshape { .. } => Some(axis),
     };
     found.map(Some)
@@ -113,7 +113,8 @@ impl Writer {
                 self.make("Concat", &parts, name, axis(a));
             }
             Structure::Slice { axis: a, start, step, count } => {
-                // Behind the last one that is taken; in front of the first there is no number, but the smallest one.
+                // One after the last index that is taken. Before index 0 there is no such number, so the smallest one
+                // is written.
                 let end = *start as i64 + step * *count as i64;
                 let end = if end < 0 { i64::MIN } else { end };
                 let list = [("start", *start as i64), ("end", end), ("axis", *a as i64), ("step", *step)];
@@ -151,7 +152,7 @@ impl Writer {
     }
 
     fn pool(&mut self, pooling: &Pooling, x: &str, name: &str) -> Result<()> {
-        // What reaches beyond the padding comes from ceil_mode, which counts it in no mean.
+        // The places beyond the padding come from ceil_mode, which no mean counts.
         let beyond = pooling.beyond.iter().any(|b| *b > 0);
         let front = pooling.padding.iter().map(|p| p[0]);
         let behind = pooling.padding.iter().zip(&pooling.beyond).map(|(p, b)| p[1].saturating_sub(*b));
@@ -178,7 +179,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A value that is the same for all samples, once for every sample of the batch along an axis.
+    /// A value that is the same for all samples, repeated along an axis for every sample of the batch.
     fn for_every_sample(&mut self, value: &Value, axis: usize) -> String {
         let name = format!("{}_each{axis}", value.tensor);
         self.make("Shape", &["u"], "batch_shape", vec![integer("start", 0), integer("end", 1)]);

@@ -12,19 +12,19 @@ use crate::onnx::proto::{
 pub(super) struct Writer {
     pub(super) nodes: Vec<NodeProto>,
     pub(super) initialisers: Vec<TensorProto>,
-    /// Names of values that exist.
+    /// Names of the values that have been written.
     made: BTreeSet<String>,
 }
 
 impl Writer {
-    /// Appends a node, unless the value is there already.
+    /// Appends a node, unless its value exists already.
     pub(super) fn make(&mut self, operator: &str, inputs: &[&str], output: &str, attributes: Vec<AttributeProto>) {
         if self.made.insert(output.to_string()) {
             self.nodes.push(node(operator, inputs, output, attributes));
         }
     }
 
-    /// An initialiser, unless there is one of its name.
+    /// Adds an initialiser, unless there is one with its name.
     pub(super) fn store(&mut self, tensor: TensorProto) -> String {
         let name = tensor.name.clone();
         if self.made.insert(name.clone()) {
@@ -88,7 +88,7 @@ pub(super) fn tensor_type(kind: i32, dim: Vec<DimensionProto>) -> Option<TypePro
     })
 }
 
-/// A value of float numbers, a batch of samples of this shape.
+/// The declaration of a value of floats: a batch of samples of this shape.
 pub(super) fn value(name: &str, sample: &[usize]) -> ValueInfoProto {
     batch_of(name, data_type::FLOAT, sample)
 }

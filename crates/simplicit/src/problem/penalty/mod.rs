@@ -1,4 +1,4 @@
-//! Penalties f: what a weight costs.
+//! Penalties f: the cost of a weight.
 //!
 //! A penalty is a function of one weight, convex, even and smallest at f(0) = 0. A row pays Σ_j ω_j·f(x_j) with entry
 //! weights ω_j ≥ 0, so the weights need no place in the trait: prox, conjugate and slopes of ω·f follow from those of f.
@@ -17,12 +17,12 @@ pub use ridge::Ridge;
 
 use crate::linalg::vectorised;
 
-/// A convex, even penalty of one weight with f(0) = 0, twice differentiable but for finitely many points.
+/// A convex, even penalty of one weight with f(0) = 0, twice differentiable except at finitely many points.
 pub trait Penalty: std::fmt::Debug + Send + Sync {
     /// f(x).
     fn value(&self, x: f64) -> f64;
 
-    /// argmin over x of f(x) + (x − v)²/(2τ), τ > 0. Zero must come out as exactly 0.0.
+    /// argmin over x of f(x) + (x − v)²/(2τ), τ > 0. A result of zero must be exactly 0.0.
     fn prox(&self, v: f64, tau: f64) -> f64;
 
     /// f*(g) = sup over x of g·x − f(x); may be `f64::INFINITY`.
@@ -32,11 +32,11 @@ pub trait Penalty: std::fmt::Debug + Send + Sync {
     /// `f64::INFINITY`: the largest slope, beyond which the conjugate is infinite.
     fn slope(&self, x: f64) -> f64;
 
-    /// f″(x) for x > 0; at a kink of f′ either side.
+    /// f″(x) for x > 0; at a kink of f′ the value from either side.
     fn curvature(&self, x: f64) -> f64;
 
-    /// An x ≥ 0 that attains the conjugate at g ≥ 0; infinite where the supremum is not attained.
-    /// The default searches; give the formula where there is one.
+    /// An x ≥ 0 that attains the conjugate at g ≥ 0; infinite where the supremum is not attained. The default
+    /// searches numerically; implement a formula where there is one.
     fn maximiser(&self, g: f64) -> f64 {
         if g <= self.slope(0.0) {
             return 0.0;
@@ -63,7 +63,7 @@ pub trait Penalty: std::fmt::Debug + Send + Sync {
         high
     }
 
-    /// Σ_j prox over a slice: `out_j` = argmin of `weight_j·f(unit_j·x) + (x − v_j)²/(2τ)`. One dynamic call a row.
+    /// Σ_j prox over a slice: `out_j` = argmin of `weight_j·f(unit_j·x) + (x − v_j)²/(2τ)`. One dynamic call per row.
     fn prox_slice(&self, v: &[f64], tau: f64, scale: &EntryScale, out: &mut [f64]) {
         vectorised(
             #[inline(always)]
@@ -140,8 +140,8 @@ mod tests {
                 for v in points().step_by(7) {
                     let objective = |x: f64| f.value(x) + (x - v).powi(2) / (2.0 * tau);
                     let x = f.prox(v, tau);
-                    // The minimiser lies between 0 and v; a fine grid there must not beat it, and the grid's best
-                    // must be near it, so a prox that is merely feasible fails too.
+                    // The minimiser lies between 0 and v. A fine grid there must not be better, and the best point of
+                    // the grid must be near the minimiser, so that a prox that is merely feasible fails too.
                     let best = (0..=4000).map(|k| objective(v * f64::from(k) / 4000.0)).fold(f64::INFINITY, f64::min);
                     assert!(objective(x) <= best + 1e-12, "{f:?} v {v} tau {tau}");
                     assert!(best - objective(x) <= 1e-6 * (1.0 + v * v / tau), "{f:?} v {v} tau {tau}");

@@ -26,7 +26,8 @@ impl Perspective {
         Ok(Self { alpha, mu })
     }
 
-    /// The paper's form: one α, with μ = α (its text loses the term Σt; without it the optimum is plain ridge).
+    /// The paper's form: one α, with μ = α (the paper's text omits the term Σt, without which the optimum would be
+    /// plain ridge).
     pub fn paper(alpha: f64) -> Result<Self> {
         Self::new(alpha, alpha)
     }

@@ -1,4 +1,4 @@
-//! What a proof consists of, and the checker that verifies it from the row's statistics alone.
+//! The parts of a proof, and the checker that verifies it from the row's statistics alone.
 //!
 //! The checker shares no arithmetic with the search: sums are intervals whose ends are rounded outwards after every
 //! operation, and G − diag(δ) ⪰ 0 is shown by a plain Cholesky factorisation with its rounding bounded.
@@ -18,35 +18,35 @@ pub struct Certificate {
     pub cases: Vec<Case>,
 }
 
-/// One case: some entries are held in or out, by the case above it.
+/// One case, in which the cases above it have fixed some entries as in or out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Case {
-    /// The evidence; without any the case has the bound of the case above it.
+    /// The evidence; a case without evidence has the bound of the case above it.
     pub evidence: Option<Evidence>,
-    /// How it goes on.
+    /// How the case continues.
     pub then: Then,
 }
 
-/// What the bound of a case follows from.
+/// The data from which the bound of a case follows.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evidence {
-    /// Which of the certificate's diagonals.
+    /// The number of the diagonal in the certificate.
     pub diagonal: usize,
     /// The point y of the dual bound, an entry per feature.
     pub point: Vec<f64>,
-    /// Entries that are held in (true) or out from here on: the same evidence shows the opposite to be no better than
-    /// the bound of the whole proof.
+    /// Entries that are fixed as in (true) or out from here on: the same evidence shows that with the opposite choice
+    /// nothing is better than the bound of the whole proof.
     pub fixed: Vec<(usize, bool)>,
 }
 
-/// How a case goes on.
+/// How a case continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// Its bound is what the proof has for it.
+    /// It ends here; its bound is that of its evidence.
     Ends,
-    /// Two cases cover it.
+    /// Two cases together cover it.
     Splits {
-        /// The entry that is out in one and in in the other.
+        /// The entry that one case holds out and the other holds in.
         entry: usize,
         /// The case without it.
         without: usize,
@@ -55,7 +55,7 @@ pub enum Then {
     },
 }
 
-/// Where an entry stands in a case.
+/// The state of an entry in a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     /// May be zero or not.
@@ -67,7 +67,7 @@ pub(super) enum Place {
 }
 
 impl PricedRow {
-    /// Where entries stand before anything is decided: those without a price are in, forbidden ones are out.
+    /// The states of all entries before any choice: those without a price are in, forbidden ones are out.
     pub(super) fn places(&self) -> Vec<Place> {
         let place = |p: &f64| match *p {
             0.0 => Place::In,
@@ -79,7 +79,8 @@ impl PricedRow {
 }
 
 impl Certificate {
-    /// The lower bound that this certificate proves for the row, in the row's units. An error says where it is no proof.
+    /// The lower bound that this certificate proves for the row, in the row's units. An error says where the proof is
+    /// wrong.
     pub fn check(&self, row: &PricedRow) -> Result<f64> {
         let bad = |what: &str, got: String| Error::shape(format!("certificate: {what}"), "a proof", got);
         let mut domains = Vec::with_capacity(self.diagonals.len());
@@ -144,7 +145,7 @@ impl Certificate {
 
 /// The dual bound of a case at one point: a sum, and what each open entry takes from it.
 pub(super) struct Terms {
-    /// Everything but the open entries.
+    /// The sum of everything except the open entries.
     base: Interval,
     /// g²/2δ − p of every open entry, `None` elsewhere.
     excess: Vec<Option<Interval>>,
@@ -157,7 +158,7 @@ impl Terms {
         let mut base = Interval::of(row.energy).half();
         let mut excess = vec![None; places.len()];
         for &j in &set {
-            // (Qy)_j; the problem is the upper triangle of G.
+            // (Qy)_j; the upper triangle of G defines the problem.
             let mut qy = Interval::product(-delta[j], point[j]);
             for &k in &set {
                 if point[k] != 0.0 {
@@ -182,7 +183,8 @@ impl Terms {
         self.sum(None)
     }
 
-    /// The lower bound of the case with open entry j on the other side: out if it is fixed in, in if it is fixed out.
+    /// The lower bound of the case with open entry j in the opposite state: out if it is fixed as in, in if it is
+    /// fixed as out.
     fn bound_without(&self, j: usize, fixed_in: bool) -> f64 {
         self.sum(Some((j, fixed_in)))
     }
@@ -192,7 +194,8 @@ impl Terms {
         for (j, excess) in self.excess.iter().enumerate() {
             let Some(excess) = excess else { continue };
             sum = match other {
-                // Out: the entry is zero and takes nothing. In: it pays its price whatever its pull.
+                // Out: the entry is zero and its excess is not subtracted. In: it pays its price, however strong its
+                // pull.
                 Some((k, true)) if k == j => sum,
                 Some((k, false)) if k == j => sum.minus(*excess),
                 _ => sum.minus(excess.at_least_zero()),
@@ -202,7 +205,7 @@ impl Terms {
     }
 }
 
-/// Whether G − diag(δ) ⪰ 0 on a set, by a plain Cholesky factorisation of it less a shift that exceeds its rounding.
+/// Whether G − diag(δ) ⪰ 0 on a set, by a plain Cholesky factorisation of it minus a shift that exceeds the rounding.
 fn is_below(row: &PricedRow, set: &[usize], delta: &[f64]) -> bool {
     let n = set.len();
     let trace: f64 = set.iter().map(|&j| row.entry(j, j).abs()).sum();

@@ -7,13 +7,13 @@ const POWER_STEPS: usize = 60;
 /// Shares of an estimated largest multiple that are tried, one after the other.
 const SHARES: [f64; 7] = [0.999, 0.99, 0.97, 0.9, 0.75, 0.5, 0.1];
 
-/// Whether G − diag(δ) is certainly positive semidefinite on `set`: a floating-point Cholesky factorisation of it less a
-/// shift that exceeds all its rounding runs to its end. (Rump: completed for A − cI with c ≥ γ/(1−γ)·tr A, γ = (n+1)u/(1−(n+1)u),
-/// proves A ⪰ 0, whatever the order of the sums.)
+/// Whether G − diag(δ) is certainly positive semidefinite on `set`: a floating-point Cholesky factorisation of it,
+/// minus a shift that exceeds all of its rounding, completes. (Rump: completed for A − cI with c ≥ γ/(1−γ)·tr A, γ =
+/// (n+1)u/(1−(n+1)u), proves A ⪰ 0, whatever the order of the sums.)
 pub(super) fn is_certain(gram: &Matrix, set: &[usize], delta: &[f64], factor: &mut Cholesky) -> bool {
     let n = set.len();
     let trace: f64 = set.iter().map(|&j| gram[(j, j)]).sum();
-    // Four times what the theorem asks, which also covers the subtraction on the diagonal.
+    // Four times the shift that the theorem requires, which also covers the subtraction on the diagonal.
     let shift = 4.0 * (n as f64 + 4.0) * f64::EPSILON * trace;
     factor.factor(n, |a| {
         for (r, &i) in set.iter().enumerate() {
@@ -26,8 +26,8 @@ pub(super) fn is_certain(gram: &Matrix, set: &[usize], delta: &[f64], factor: &m
     })
 }
 
-/// The largest multiples of 1/(G⁻¹)_jj and of G_jj that fit below G, each slightly smaller than it might be. None where
-/// G is not numerically positive definite.
+/// The largest multiples of 1/(G⁻¹)_jj and of G_jj that fit below G, each slightly smaller than the largest possible
+/// one. Empty if G is not numerically positive definite.
 pub(super) fn scaled(gram: &Matrix, factor: &mut Cholesky) -> Vec<Vec<f64>> {
     let n = gram.rows();
     let filled = factor.factor(n, |a| a.copy_from_slice(gram.as_slice()));
@@ -71,8 +71,8 @@ pub(super) fn scaled(gram: &Matrix, factor: &mut Cholesky) -> Vec<Vec<f64>> {
     out
 }
 
-/// Moves δ towards the maximum of Σ gain_j·δ_j below G: damped Newton steps on
-/// Σ gain_j·δ_j + τ·log det(G − diag δ) + τ·Σ log δ_j, which stay inside. False if rounding stopped it.
+/// Moves δ towards the maximum of Σ gain_j·δ_j below G: damped Newton steps on Σ gain_j·δ_j + τ·log det(G − diag δ) +
+/// τ·Σ log δ_j, which stay inside the feasible set. False if rounding ended the steps.
 pub(super) fn improve(
     gram: &Matrix,
     delta: &mut [f64],
@@ -108,7 +108,7 @@ pub(super) fn improve(
             return false;
         }
         let Some(length) = longest(gram, delta, &step, factor) else { return false };
-        // The barrier's maximum along a step that meets the boundary lies well inside.
+        // On a step that reaches the boundary, the maximum of the barrier lies well inside.
         let length = if length < 1.0 { 0.5 * length } else { 1.0 };
         delta.iter_mut().zip(&step).for_each(|(d, s)| *d += length * s);
         if decrement < 1e-2 {
@@ -118,7 +118,7 @@ pub(super) fn improve(
     true
 }
 
-/// The longest of some shares of a step that stays inside.
+/// The longest step, among some shares of it, that stays inside.
 fn longest(gram: &Matrix, delta: &[f64], step: &[f64], factor: &mut Cholesky) -> Option<f64> {
     let n = delta.len();
     [1.0, 0.5, 0.25, 0.1, 0.03, 0.01].into_iter().find(|length| {

@@ -1,11 +1,12 @@
-//! Good answers for the search to beat: single entries leave and enter a support while that lowers the cost.
+//! Finds good answers that the search must improve on: single entries leave and enter a support while that lowers the
+//! cost.
 
 use super::PricedRow;
 use crate::linalg::{Cholesky, Matrix, dot};
 
-/// Entries outside with the largest residuals that are looked at more closely.
+/// Number of entries outside the support, those with the largest residuals, that are examined more closely.
 const CANDIDATES: usize = 8;
-/// A move must gain this share of the cost.
+/// A move must gain at least this share of the cost.
 const WORTH: f64 = 1e-9;
 
 /// The best weights on a set and their cost; `None` where the set's Gram matrix cannot be factored.
@@ -36,7 +37,7 @@ fn inverse(row: &PricedRow, set: &[usize]) -> Option<(Matrix, Vec<f64>)> {
     Some((factor.inverse(), x))
 }
 
-/// From a set to one that no single move among the likeliest improves.
+/// Improves a set until no single move among the likeliest helps.
 pub(super) fn settle(row: &PricedRow, mut set: Vec<usize>) -> Option<(f64, Vec<f64>)> {
     let d = row.features();
     for _ in 0..2 * d {

@@ -1,6 +1,6 @@
 //! Numbers known to lie between two floating-point numbers; every operation rounds its ends outwards.
 
-/// [low, high].
+/// The interval [low, high].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Interval {
     low: f64,
@@ -8,7 +8,7 @@ pub(super) struct Interval {
 }
 
 impl Interval {
-    /// The nearest numbers outside; a rounded result lies between its neighbours.
+    /// The neighbouring numbers outside the interval; the exact result lies between the neighbours of a rounded one.
     fn outward(low: f64, high: f64) -> Self {
         Self { low: low.next_down(), high: high.next_up() }
     }
@@ -42,7 +42,7 @@ impl Interval {
         Self::outward(a.min(b), a.max(b))
     }
 
-    /// Divided by a positive number.
+    /// The interval divided by a positive number.
     pub(super) fn over(self, divisor: f64) -> Self {
         Self::outward(self.low / divisor, self.high / divisor)
     }

@@ -1,4 +1,4 @@
-//! What can be proven about one row with a price on every non-zero:
+//! Proofs about one row with a price on every non-zero:
 //!
 //! <div><math display="block"><mrow>
 //! <munder><mo>min</mo><mi>w</mi></munder><mspace width="1em"/><mfrac><mn>1</mn><mn>2</mn></mfrac>
@@ -10,7 +10,7 @@
 //!
 //! with G (d × d, positive definite), h and p of d entries. [`PricedRow::bound`] is the value of a convex relaxation;
 //! [`PricedRow::prove`] splits the problem into cases, entries held in or out, until no case can be better than the
-//! answer or the time is over. What it returns holds because [`Certificate::check`] says so, which shares no code with the
+//! answer or the time is over. Its result is verified by [`Certificate::check`], which shares no code with the
 //! search.
 
 mod certificate;
@@ -36,23 +36,25 @@ use interval::Interval;
 /// One row's problem: G, h, e and the price of every entry (0: none, ∞: the entry is forbidden).
 #[derive(Debug, Clone)]
 pub struct PricedRow {
-    /// Exactly symmetric.
+    /// The matrix G, exactly symmetric.
     gram: Arc<Matrix>,
     cross: Vec<f64>,
     energy: f64,
     prices: Vec<f64>,
 }
 
-/// How long to search, and when an answer counts as proven.
+/// How long the search may take, and when an answer counts as proven.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ProveSettings {
     /// Seconds for the row, on one thread.
     pub seconds: f64,
-    /// An answer is proven optimal if no weights cost less than 1 − this share of its cost. Default 1e-6.
+    /// An answer counts as proven optimal if no weights cost less than (1 − this number) times its cost. Default
+    /// 1e-6.
     pub tolerance: f64,
-    /// Rows with more open entries than this get the bound of the whole problem, improved, and no cases. Default 256.
+    /// Rows with more open entries than this get only an improved bound of the whole problem, without cases. Default
+    /// 256.
     pub largest: usize,
-    /// Cases at most, for memory's sake. Default 100,000.
+    /// The most cases, to limit memory. Default 100,000.
     pub cases: usize,
 }
 
@@ -62,31 +64,31 @@ impl Default for ProveSettings {
     }
 }
 
-/// What the search has shown.
+/// The result of the search for one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// No weights cost less than the answer, up to the tolerance.
     Optimal,
     /// The search knows weights that cost less than the answer.
     Beaten,
-    /// Neither, when the time was over: the optimum lies between bound and value.
+    /// Neither was shown before the time was over: the optimum lies between bound and value.
     Open,
 }
 
 /// The outcome of a search.
 #[derive(Debug, Clone)]
 pub struct Proof {
-    /// The cost of the answer that was asked about.
+    /// The cost of the answer that was given.
     pub value: f64,
-    /// No weights cost less than this: what the certificate proves.
+    /// The lower bound that the certificate proves: no weights cost less than this.
     pub bound: f64,
-    /// The cost of the best weights that the search knows.
+    /// The cost of the best weights that the search has found.
     pub best: f64,
-    /// Those weights.
+    /// The best weights that the search has found.
     pub weights: Vec<f64>,
-    /// What has been shown.
+    /// Whether the answer is optimal.
     pub verdict: Verdict,
-    /// The evidence, checked.
+    /// The evidence, which has been checked.
     pub certificate: Certificate,
 }
 
@@ -103,7 +105,7 @@ pub(in crate::solver) fn distance(value: f64, bound: f64) -> f64 {
 }
 
 impl PricedRow {
-    /// A row from its statistics. Of G the upper triangle counts; it must be finite, with a positive diagonal.
+    /// A row from its statistics. Only the upper triangle of G is read; it must be finite, with a positive diagonal.
     pub fn new(gram: Matrix, cross: Vec<f64>, energy: f64, prices: Vec<f64>) -> Result<Self> {
         let d = cross.len();
         if (gram.rows(), gram.cols()) != (d, d) {
@@ -128,17 +130,17 @@ impl PricedRow {
         Ok(Self { gram: Arc::new(symmetric(gram)), cross, energy, prices })
     }
 
-    /// The same over a matrix that many rows share, exactly symmetric.
+    /// The same with a matrix that many rows share; it must be exactly symmetric.
     pub(super) fn over(gram: Arc<Matrix>, cross: Vec<f64>, energy: f64, prices: Vec<f64>) -> Self {
         Self { gram, cross, energy, prices }
     }
 
-    /// d.
+    /// The number of entries d.
     pub fn features(&self) -> usize {
         self.cross.len()
     }
 
-    /// G_ij, by its upper triangle.
+    /// G_ij, read from its upper triangle.
     fn entry(&self, i: usize, j: usize) -> f64 {
         self.gram[(i.min(j), i.max(j))]
     }
@@ -179,8 +181,8 @@ impl PricedRow {
         Ok(Proof { value, bound, best, weights, verdict: verdict(value, bound, best, settings.tolerance), certificate })
     }
 
-    /// Searches for the best weights and for a proof that they are: [`PricedRow::prove`] of what the search itself finds, so
-    /// the verdict is never [`Verdict::Beaten`].
+    /// Searches for the best weights and for a proof that they are: as [`PricedRow::prove`] for the answer that the
+    /// search itself finds, so the verdict is never [`Verdict::Beaten`].
     pub fn solve(&self, settings: &ProveSettings, cancel: &Cancel) -> Result<Proof> {
         let free: Vec<usize> = (0..self.features()).filter(|&j| self.prices[j] == 0.0).collect();
         let start = incumbent::settle(self, free).map_or_else(|| vec![0.0; self.features()], |(_, weights)| weights);
@@ -204,7 +206,7 @@ fn verdict(value: f64, bound: f64, best: f64, tolerance: f64) -> Verdict {
     }
 }
 
-/// The upper triangle on both sides.
+/// Copies the upper triangle to the lower one.
 pub(super) fn symmetric(mut gram: Matrix) -> Matrix {
     for i in 0..gram.rows() {
         for j in 0..i {

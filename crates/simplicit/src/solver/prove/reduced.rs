@@ -1,4 +1,5 @@
-//! A case over its open entries alone: those that are in are minimised over, those that are out are left out.
+//! A case in its open entries alone: it is minimised over the entries that are in, and those that are out are left
+//! out.
 
 use super::PricedRow;
 use super::certificate::Place;
@@ -36,7 +37,7 @@ impl Reduced {
             return None;
         }
         if k > 0 {
-            // L⁻¹(G_IR | h_I): the Schur complement is a product of it with itself.
+            // L⁻¹(G_IR | h_I): the Schur complement is the product of its transpose with itself.
             let mut beside = Matrix::from_fn(k, r, |i, j| row.gram[(inside[i], open[j])]);
             factor.solve_lower(beside.as_mut_slice(), r);
             let mut target: Vec<f64> = inside.iter().map(|&j| row.cross[j]).collect();
@@ -51,7 +52,7 @@ impl Reduced {
         Some(Self { open, inside, gram, cross, constant, prices, factor })
     }
 
-    /// The point over all entries that has x on the open ones and the minimum over those that are in.
+    /// The point over all entries with x on the open ones, and the minimiser on those that are in.
     pub(super) fn lift(&self, row: &PricedRow, x: &[f64]) -> Vec<f64> {
         let mut out = vec![0.0; row.features()];
         let mut rest: Vec<f64> = self.inside.iter().map(|&i| row.cross[i]).collect();

@@ -1,17 +1,17 @@
 //! The convex relaxation of a priced row, for one diagonal δ with G − diag(δ) ⪰ 0.
 //!
-//! The part ½δ_j·x² of the quadratic joins the price: the convex envelope of ½δx² + p·[x ≠ 0] is
-//! φ(x) = √(2δp)·|x| up to the break √(2p/δ) and ½δx² + p beyond it. With Q = G − diag(δ),
+//! The part ½δ_j·x² of the quadratic is combined with the price: the convex envelope of ½δx² + p·[x ≠ 0] is φ(x) =
+//! √(2δp)·|x| up to the break √(2p/δ) and ½δx² + p beyond it. With Q = G − diag(δ),
 //!
 //! min ½xᵀQx − hᵀx + c + Σφ_j(x_j)  ≥  c − ½yᵀQy − Σφ_j*(h_j − (Qy)_j)  for every y,  φ*(g) = max(0, g²/2δ − p).
 //!
-//! Coordinate descent finds the pieces, Newton's method on the pieces found finds the digits.
+//! Coordinate descent finds the pieces; Newton's method on these pieces finds the remaining digits.
 
 use crate::linalg::{Cholesky, Matrix, axpy, dot};
 
-/// Sweeps over the non-zero entries after every sweep over all.
+/// Sweeps over the non-zero entries after every sweep over all entries.
 const ACTIVE_SWEEPS: usize = 2;
-/// Rounds of sweeps and a Newton step, at most.
+/// The most rounds of sweeps with a Newton step.
 const MAX_ROUNDS: usize = 120;
 /// Keeps the Newton system definite where Q is singular, relative to the diagonal.
 const LEVEL: f64 = 1e-10;
@@ -30,18 +30,18 @@ pub(super) struct Relaxation<'a> {
 pub(super) struct Stop {
     /// Gap relative to the value.
     pub(super) tolerance: f64,
-    /// A lower bound from here on is all that is asked for.
+    /// The search for a bound ends when it reaches this number.
     pub(super) enough: f64,
 }
 
-/// What is known after the solve.
+/// The results of the solve.
 #[derive(Clone, Copy)]
 pub(super) struct Solved {
     /// A lower bound, up to rounding; `x` is the point y that gives it.
     pub(super) dual: f64,
 }
 
-/// Memory for solves of one size after the other.
+/// Memory that solves of different sizes use one after the other.
 pub(super) struct Room {
     factor: Cholesky,
     gx: Vec<f64>,
@@ -95,7 +95,8 @@ impl Relaxation<'_> {
         self.cross[j] - gx[j] + self.delta[j] * x[j]
     }
 
-    /// g_j²/2δ_j − p_j: how much the bound gains if j is fixed out (positive), or fixed in (minus it, if negative).
+    /// g_j²/2δ_j − p_j: how much the bound gains if j is fixed as out (if positive) or, with the opposite sign, as in
+    /// (if negative).
     pub(super) fn excess(&self, j: usize, x: &[f64], gx: &[f64]) -> f64 {
         let g = self.pull(j, x, gx);
         0.5 * g * g / self.delta[j] - self.prices[j]
@@ -122,7 +123,7 @@ impl Relaxation<'_> {
         self.constant - self.quadratic(x, gx) - conjugates
     }
 
-    /// Minimises over entry j with the others held; whether it moved.
+    /// Minimises over entry j with the others fixed; returns whether it moved.
     fn visit(&self, j: usize, x: &mut [f64], gx: &mut [f64]) -> bool {
         let line = self.gram.row(j);
         let curvature = line[j] - self.delta[j];
@@ -143,7 +144,7 @@ impl Relaxation<'_> {
         true
     }
 
-    /// Improves x until a stop; leaves in x the point with the best bound.
+    /// Improves x until a stop; x is then the point with the best bound.
     pub(super) fn solve(&self, x: &mut [f64], stop: Stop, room: &mut Room) -> Solved {
         let d = x.len();
         let Room { factor, gx, active, step, trial, trial_gx, best } = room;
@@ -175,7 +176,8 @@ impl Relaxation<'_> {
             if bound >= stop.enough || primal - bound <= stop.tolerance * primal.abs() {
                 break;
             }
-            // The optimum lies between bound and primal: far below what is enough, digits do not help.
+            // The optimum lies between bound and primal; if both are far below the bound that is needed, further
+            // digits do not help.
             if stop.enough.is_finite() && primal < stop.enough && primal - bound <= 0.02 * (stop.enough - primal) {
                 break;
             }
@@ -203,9 +205,10 @@ impl Relaxation<'_> {
         })
     }
 
-    /// The entry to split at: of those that pay a part of their price, the one whose two parts raise the bound most, by the
-    /// product of what each gains. To second order, with the other entries moving along on their pieces and s the curvature
-    /// that is left to x_j, holding it out gains ½s·x_j², and holding it in ½(k − δ|x_j|)²·s/(δ(s + δ)), k the kink.
+    /// The entry to split at: of those that pay a part of their price, the one whose two parts raise the bound most,
+    /// by the product of what each gains. To second order, where the other entries follow on their pieces and s is
+    /// the curvature that remains for x_j, fixing it as out gains ½s·x_j², and fixing it as in gains ½(k −
+    /// δ|x_j|)²·s/(δ(s + δ)), where k is the kink.
     pub(super) fn split_at(&self, x: &[f64], allowed: impl Fn(usize) -> bool, room: &mut Room) -> Option<usize> {
         let Room { factor, active, .. } = room;
         active.clear();
@@ -224,7 +227,7 @@ impl Relaxation<'_> {
         best.map(|(_, j)| j)
     }
 
-    /// A step to the minimum over the non-zero entries on their present pieces, as far as it descends.
+    /// A step to the minimum over the non-zero entries on their present pieces, as far as it lowers the cost.
     #[allow(clippy::too_many_arguments)]
     fn newton(
         &self,
@@ -257,7 +260,7 @@ impl Relaxation<'_> {
         let before = self.primal(x, gx);
         for share in [1.0, 0.5, 0.2, 0.05] {
             if share < 1.0 {
-                // The last trial was further along the same line.
+                // The last trial was further along the same line, so it is continued from there.
                 continue_line(trial, x, share);
                 continue_line(trial_gx, gx, share);
             }

@@ -1,4 +1,4 @@
-//! Branch and bound: the case with the lowest bound is split first, its parts start from its point and its diagonal.
+//! Branch and bound: the case with the lowest bound is split first; its parts start from its point and its diagonal.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,41 +13,41 @@ use crate::Result;
 use crate::linalg::{Cholesky, Matrix, dot};
 use crate::parallel::Cancel;
 
-/// Rounds of improving the diagonal of the whole problem, and what each leaves of the barrier.
+/// Rounds that improve the diagonal of the whole problem, and the factor of the barrier from each to the next.
 const ROOT_ROUNDS: usize = 14;
 const BARRIER: f64 = 0.4;
-/// Barrier of a case's diagonal, as a share of what the diagonal gains per entry.
+/// The barrier of a case's diagonal, as a share of the gain per entry.
 const CASE_BARRIER: f64 = 0.01;
 /// Steps on the diagonal of a case.
 const CASE_STEPS: usize = 2;
-/// The diagonal on entries that are in, where it serves only to absorb rounding, relative to 1/(G⁻¹)_jj and less.
+/// The diagonal on entries that are in, where it only absorbs rounding, as a share of 1/(G⁻¹)_jj.
 const INSIDE: f64 = 1e-3;
-/// Every so many cases a support is rounded from the relaxation.
+/// In every case whose number is a multiple of this, a support is rounded from the relaxation.
 const ROUNDING: usize = 16;
-/// Up to so many open entries both scaled diagonals are tried for a bound alone.
+/// With up to this many open entries, a bound alone tries both scaled diagonals.
 const FEW: usize = 200;
 /// Relative gap of a relaxation.
 const TOLERANCE: f64 = 1e-4;
 
-/// What a search leaves behind.
+/// The results of a search.
 pub(super) struct Found {
     pub(super) best: f64,
     pub(super) weights: Vec<f64>,
     pub(super) certificate: Certificate,
 }
 
-/// A case that waits.
+/// A case that waits to be bounded.
 struct Waiting {
     bound: f64,
     case: usize,
     places: Vec<Place>,
     point: Arc<Vec<f64>>,
     delta: Arc<Vec<f64>>,
-    /// Index of that diagonal in the certificate.
+    /// The number of its diagonal in the certificate.
     diagonal: usize,
 }
 
-/// Lowest bound first, then in the order of the cases.
+/// The order of the cases: the lowest bound first, then the earliest case.
 struct Order(f64, usize);
 
 impl PartialEq for Order {
@@ -67,7 +67,7 @@ impl Ord for Order {
     }
 }
 
-/// The certificate of a single case: the better of the two scaled diagonals.
+/// A certificate of a single case, with the better of the two scaled diagonals.
 pub(super) fn root(row: &PricedRow) -> Certificate {
     let mut search = Search::new(row);
     let places = row.places();
@@ -82,8 +82,8 @@ pub(super) fn root(row: &PricedRow) -> Certificate {
     search.certificate
 }
 
-/// The scaled diagonals of a matrix that many rows share, verified once. They serve every row whose entries without a
-/// price are the same, whatever it forbids.
+/// The scaled diagonals of a matrix that many rows share, verified once. They are valid for every row with the same
+/// entries without a price, whichever entries it forbids.
 pub struct Shared {
     gram: Arc<Matrix>,
     inside: Vec<usize>,
@@ -91,7 +91,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// For this row and those like it.
+    /// The diagonals for this row and all rows like it.
     pub fn new(row: &PricedRow) -> Self {
         let mut search = Search::new(row);
         let place = |p: &f64| if *p == 0.0 { Place::In } else { Place::Open };
@@ -105,19 +105,19 @@ impl Shared {
         Self { gram: row.gram.clone(), inside: inside(row), diagonals }
     }
 
-    /// Whether these diagonals are a row's.
+    /// Whether these diagonals are valid for a row.
     pub fn serves(&self, row: &PricedRow) -> bool {
         Arc::ptr_eq(&self.gram, &row.gram) && self.inside == inside(row)
     }
 
-    /// A row's lower bound, rounded downwards; −∞ where there is none. The relaxation starts from an `answer`, which saves
-    /// most of its rounds, and is solved as far as it matters beside the answer's `value`: up to that value, or to a small
-    /// part of the distance from it.
+    /// A row's lower bound, rounded downwards; −∞ where there is none. The relaxation starts from an `answer`, which
+    /// saves most of its rounds, and is solved only as accurately as the answer's `value` requires: up to that value,
+    /// or to a small part of the distance from it.
     pub fn bound(&self, row: &PricedRow, answer: &[f64], value: f64) -> f64 {
         let places = row.places();
         let Some(reduced) = Reduced::new(row, &places) else { return f64::NEG_INFINITY };
         let mut search = Search::new(row);
-        // The second rarely wins on many entries, and costs as much as the first.
+        // With many entries the second diagonal is rarely better, and it costs as much as the first.
         let few = if reduced.open.len() > FEW { 1 } else { self.diagonals.len() };
         let bound = |delta: &Arc<Vec<f64>>| {
             let start = reduced.open.iter().map(|&j| answer[j]).collect();
@@ -132,7 +132,7 @@ fn inside(row: &PricedRow) -> Vec<usize> {
     (0..row.features()).filter(|&j| row.prices[j] == 0.0).collect()
 }
 
-/// See [`PricedRow::prove`].
+/// Implements [`PricedRow::prove`].
 pub(super) fn search(
     row: &PricedRow,
     answer: &[f64],
@@ -182,7 +182,7 @@ pub(super) fn search(
     Ok(search.found())
 }
 
-/// The whole problem's first bound.
+/// The first bound of the whole problem.
 struct Start {
     bound: f64,
     point: Vec<f64>,
@@ -215,12 +215,13 @@ impl<'a> Search<'a> {
         Found { best: self.best.0, weights: self.best.1, certificate: self.certificate }
     }
 
-    /// A case with this bound holds nothing better than the best, with room for the checker's rounding.
+    /// A case with at least this bound contains nothing better than the best answer; this includes a margin for the
+    /// checker's rounding.
     fn enough(&self) -> f64 {
         self.best.0 - 0.5 * self.tolerance * self.best.0.abs()
     }
 
-    /// Takes a support that the relaxation suggests, if single moves make it the best so far.
+    /// Tries a support that the relaxation suggests, and keeps it if single moves make it the best so far.
     fn try_support(&mut self, reduced: &Reduced, relaxation: &Relaxation, x: &[f64]) {
         let likely = (0..x.len()).filter(|&j| relaxation.share(j, x[j]) > 0.5).map(|j| reduced.open[j]);
         let set: Vec<usize> = likely.chain(reduced.inside.iter().copied()).collect();
@@ -232,7 +233,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// δ over all entries: slightly smaller than on the open ones, small on those that are in. Verified.
+    /// δ over all entries: slightly smaller on the open ones, small on those that are in. It is verified.
     fn whole(&mut self, reduced: &Reduced, delta: &[f64]) -> Option<Arc<Vec<f64>>> {
         let smallest = delta.iter().copied().fold(f64::INFINITY, f64::min);
         let smallest = if smallest.is_finite() { smallest } else { f64::EPSILON.sqrt() };
@@ -274,7 +275,7 @@ impl<'a> Search<'a> {
         (solved.dual, x)
     }
 
-    /// A better diagonal for the whole problem, as long as it gains and time is left.
+    /// Improves the diagonal for the whole problem, as long as that raises the bound and time is left.
     fn improve_root(&mut self, places: &[Place], mut best: Start, deadline: Instant, cancel: &Cancel) -> Result<Start> {
         let Some(reduced) = Reduced::new(self.row, places).filter(|r| !r.open.is_empty()) else { return Ok(best) };
         let of = |full: &[f64]| reduced.open.iter().map(|&j| full[j]).collect::<Vec<f64>>();
@@ -307,7 +308,7 @@ impl<'a> Search<'a> {
         Ok(best)
     }
 
-    /// Bounds a case and writes it down; the cases it splits into, if it must.
+    /// Bounds a case and records it; returns the cases that it is split into, if any.
     fn case(&mut self, case: Waiting, taken: usize, last: bool) -> Vec<Waiting> {
         let Waiting { case: at, mut places, point, mut delta, mut diagonal, bound: above, .. } = case;
         let Some(reduced) = Reduced::new(self.row, &places) else { return Vec::new() };
@@ -370,7 +371,7 @@ impl<'a> Search<'a> {
                 waits(first + 1, other);
                 then = Then::Splits { entry, without: first, with: first + 1 };
             } else {
-                // Everything is fixed: one more case, whose bound is its value.
+                // Every entry is fixed, so one more case is needed, whose bound is its value.
                 let mut other = places.clone();
                 if let Some((j, _)) = evidence.fixed.pop() {
                     places[j] = Place::Out;
@@ -391,7 +392,8 @@ fn relaxation<'b>(reduced: &'b Reduced, delta: &'b [f64]) -> Relaxation<'b> {
     Relaxation { gram, cross, constant: *constant, delta, prices }
 }
 
-/// ∂bound/∂δ_j = ½x_j²(1/t_j − 1), with a floor: entries at zero gain as soon as they leave it.
+/// ∂bound/∂δ_j = ½x_j²(1/t_j − 1), but at least a small number, because entries at zero gain as soon as they leave
+/// it.
 fn gains(relaxation: &Relaxation, x: &[f64]) -> Vec<f64> {
     let gain = |j: usize| {
         let share = relaxation.share(j, x[j]);

@@ -3,7 +3,7 @@ use crate::linalg::gemm;
 use crate::parallel::Cancel;
 use crate::random::Random;
 
-/// A row whose features are alike, as neighbouring taps are.
+/// A row with similar features, as neighbouring taps are.
 fn row(seed: u64, d: usize, samples: usize, price: f64, ridge: f64) -> PricedRow {
     let mut random = Random::new(seed);
     let raw = Matrix::from_fn(samples, d, |_, _| random.normal());
@@ -20,14 +20,14 @@ fn row(seed: u64, d: usize, samples: usize, price: f64, ridge: f64) -> PricedRow
     let energy = target.iter().map(|z| z * z).sum::<f64>() / m;
     let mut prices = vec![price * energy; d];
     if d > 4 {
-        // One entry for free, as a constant is, and one that is forbidden.
+        // One entry is free, as a constant is, and one is forbidden.
         prices[d - 1] = 0.0;
         prices[2] = f64::INFINITY;
     }
     PricedRow::new(Matrix::from_vec(d, d, gram).unwrap(), cross, energy, prices).unwrap()
 }
 
-/// The best of all supports.
+/// The best answer over all supports.
 fn brute_force(row: &PricedRow) -> (f64, Vec<f64>) {
     let d = row.features();
     let allowed = |set: usize| (0..d).all(|j| set >> j & 1 == 0 || row.prices[j].is_finite());
@@ -69,7 +69,7 @@ fn a_search_proves_what_all_supports_show() {
             let alone = row.solve(&settings, &Cancel::new()).unwrap();
             assert_eq!(alone.verdict, Verdict::Optimal, "seed {seed}");
             assert!((alone.value - best).abs() <= 1e-9 * best && alone.value == alone.best, "{} {best}", alone.value);
-            // Asked about a worse answer it finds the best.
+            // Given a worse answer, the search finds the best one.
             let (_, all) = incumbent::on_support(&row, &[0, 1, 3]).unwrap();
             let proof = row.prove(&all, &settings, &Cancel::new()).unwrap();
             if proof.value > best * (1.0 + 1e-5) {
@@ -94,7 +94,7 @@ fn the_checker_refuses_what_proves_nothing() {
     };
     // A larger diagonal is not below G.
     assert!(broken(&|c| c.diagonals[0] = Arc::new(c.diagonals[0].iter().map(|d| 1.5 * d).collect())).is_err());
-    // A missing, a repeated and a foreign case.
+    // A case is missing, a case is used twice, a case does not exist.
     assert!(broken(&|c| c.cases.truncate(c.cases.len() - 1)).is_err());
     let split = good.cases.iter().position(|c| matches!(c.then, Then::Splits { .. })).unwrap();
     assert!(
@@ -112,7 +112,7 @@ fn the_checker_refuses_what_proves_nothing() {
         }
     };
     assert!(broken(&other).unwrap() < proof.bound);
-    // Another row's certificate says something about that row only.
+    // The certificate of another row proves nothing about this row.
     let another = self::row(4, 12, 60, 0.01, 1e-5);
     let (best, _) = brute_force(&another);
     if let Ok(bound) = good.check(&another) {

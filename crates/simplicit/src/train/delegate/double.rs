@@ -10,14 +10,14 @@ use crate::states::{StateSlice, StateSource};
 use crate::statistics::{BLOCK, Statistics, Tree};
 use crate::train::{Delegate, Keep, Key, RowsTask, Shard, StatisticsTask, Step, SumsTask, TrainSettings, WalkTask};
 
-/// Shards of two blocks, tasks through bytes, rows in reverse order: as another machine would.
+/// A delegate that works as another machine would: shards of two blocks, tasks sent as bytes, rows in reverse order.
 pub(super) struct Elsewhere<'a> {
     source: &'a dyn StateSource,
     pub(super) network: Option<Network>,
     settings: TrainSettings,
     pub(super) walks: Mutex<Vec<(WalkTask, Vec<Step>)>>,
     pub(super) shards: Mutex<Vec<Shard>>,
-    /// Which sums it was asked for.
+    /// The kinds of sums that it was asked for.
     pub(super) asked: Mutex<Vec<&'static str>>,
 }
 
@@ -82,7 +82,7 @@ impl Delegate for Elsewhere<'_> {
         Ok(walks.len() - 1)
     }
 
-    /// Two shards; every other time they are lost and made again from all steps so far.
+    /// Uses two shards; every other time they are lost and made again from all steps so far.
     fn walk(&self, walk: usize, steps: &[Step], group: usize, shape: (usize, usize)) -> Result<Statistics> {
         let (task, log) = &mut self.walks.lock().unwrap()[walk];
         log.extend(steps.iter().cloned());
@@ -111,7 +111,7 @@ impl Delegate for Elsewhere<'_> {
         self.shards.lock().unwrap().clear();
     }
 
-    /// Two pieces to a shard, the last shard first.
+    /// Two pieces per shard; the last shard comes first.
     fn sums(&self, task: &SumsTask, take: &mut dyn FnMut(usize, Vec<f64>) -> Result<()>) -> Result<()> {
         let task = SumsTask::from_bytes(&task.to_bytes())?;
         self.asked.lock().unwrap().push(task.kind());

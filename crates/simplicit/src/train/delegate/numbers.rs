@@ -17,7 +17,7 @@ pub fn from_bytes(bytes: &[u8]) -> Result<Vec<f64>> {
     }
 }
 
-/// What is left to read.
+/// The numbers that are left to read.
 pub(in crate::train) struct Numbers<'a>(pub(in crate::train) &'a [[u8; 8]]);
 
 impl Numbers<'_> {
@@ -27,12 +27,12 @@ impl Numbers<'_> {
         Some(f64::from_le_bytes(*first))
     }
 
-    /// A number of things; there cannot be more of them than numbers.
+    /// A number of things that follow; there cannot be more of them than numbers are left.
     pub(in crate::train) fn count(&mut self) -> Option<usize> {
         self.next().filter(|v| *v >= 0.0 && v.fract() == 0.0 && *v < 9e15).map(|v| v as usize)
     }
 
-    /// `Some(None)`: there is none.
+    /// A list of numbers, or `Some(None)` if there is none.
     #[allow(clippy::option_option)]
     pub(in crate::train) fn list(&mut self) -> Option<Option<Vec<f64>>> {
         let length = self.next()?;

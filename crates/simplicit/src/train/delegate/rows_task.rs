@@ -12,18 +12,19 @@ use crate::{Error, Result};
 #[derive(Debug, Clone)]
 pub struct RowsTask {
     pub(in crate::train) strength: f64,
-    /// How hard cardinality tries; it depends on what the features are and on what the rows are for.
+    /// The effort for cardinality rows; it depends on what the features are and on what the rows are used for.
     pub(in crate::train) cardinality: CardinalitySettings,
     pub(in crate::train) problems: Vec<RowProblem>,
-    /// A row of weights per problem, whose distance from a lower bound is asked for.
+    /// A row of weights per problem, if their distances from a lower bound are asked for.
     pub(in crate::train) answers: Option<Vec<Vec<f64>>>,
     /// Number of inverses that the blocks of its group share and that can be sent to a worker; 0 in a task that was read from bytes.
     pub(in crate::train) inverses: usize,
 }
 
 impl RowsTask {
-    /// Consecutive blocks of one group, by block. A solved row is its d weights, its gap (NaN: none) and whether it ended at
-    /// a limit (0 or 1); a bounded row its value, its bound and whether it is proven.
+    /// Runs consecutive blocks of one group; the results are in the order of the blocks. A solved row is its d
+    /// weights, its gap (NaN: none) and whether it ended at a limit (0 or 1); a bounded row its value, its bound and
+    /// whether it is proven.
     pub fn run_all(
         tasks: &[Self],
         design: &Design,
@@ -55,8 +56,9 @@ impl RowsTask {
             let expected = format!("{} rows of {} weights", problems.len(), design.features());
             return Err(Error::shape("answers to bound", expected, "others"));
         }
-        let told = &mut |_| {};
-        let bounds = solve::bound_here(design, &settings, first.strength, &problems, &answers, threads, cancel, told)?;
+        let silent = &mut |_| {};
+        let bounds =
+            solve::bound_here(design, &settings, first.strength, &problems, &answers, threads, cancel, silent)?;
         let mut bounds = bounds.into_iter();
         let numbers = |count: usize| {
             let rows = bounds.by_ref().take(count);
@@ -65,7 +67,7 @@ impl RowsTask {
         Ok(blocks.iter().map(|block| block.len()).map(numbers).collect())
     }
 
-    /// Inverses that all blocks of its group need, and that one process can make for others.
+    /// Number of inverses that all blocks of its group need and that one process can make for others.
     pub fn inverses(&self) -> usize {
         self.inverses
     }
@@ -82,13 +84,13 @@ impl RowsTask {
         kept.to_bytes(design.quadratic(), self.rho(number)?, threads)
     }
 
-    /// Hands a design what [`RowsTask::inverse`] said in another process.
+    /// Gives a design the result of [`RowsTask::inverse`] in another process.
     pub fn know(&self, design: &Design, number: usize, inverse: &[u8]) -> Result<()> {
         let kept = design.inverses().ok_or_else(|| Error::shape("design", "one that keeps its inverses", "another"))?;
         kept.know(self.rho(number)?, design.quadratic().features(), inverse)
     }
 
-    /// Numbers in the result, for d features.
+    /// Number of numbers in the result, for d features.
     pub fn length(&self, features: usize) -> usize {
         self.problems.len() * if self.answers.is_some() { BOUND_NUMBERS } else { features + ROW_EXTRAS }
     }

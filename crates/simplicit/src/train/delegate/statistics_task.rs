@@ -10,15 +10,15 @@ use crate::train::TrainInput;
 use crate::train::search::stages::OwnStates;
 use crate::{Error, Result};
 
-/// Which statistics: some columns of [X; U; 1] against others and then some rows of [Z; Y], at the baseline's states or
-/// at a model's own.
+/// The statistics to compute: some columns of [X; U; 1] against other columns and then some rows of [Z; Y], at the
+/// baseline's states or at a model's own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StatisticsTask {
     pub(in crate::train) rows: Vec<usize>,
     pub(in crate::train) columns: Vec<usize>,
-    /// Columns that stand before the rows among the targets.
+    /// Columns that come before the rows among the targets.
     pub(in crate::train) beside: Vec<usize>,
-    /// The model of the stage before, whose states stand in the place of the samples' own.
+    /// The model of the stage before, whose states replace the samples' own.
     pub(in crate::train) stage: Option<ImplicitModel>,
     /// The model whose states are the features.
     pub(in crate::train) model: Option<ImplicitModel>,
@@ -38,18 +38,18 @@ impl StatisticsTask {
         Self { rows, columns, beside, stage, model, samples: input.source.samples() }
     }
 
-    /// Over the first so many samples of the run; others are held out.
+    /// How many of the run's first samples the statistics are over; the others are held out.
     pub fn samples(&self) -> usize {
         self.samples
     }
 
-    /// Features d and targets r of the result.
+    /// Number of features d and of targets r of the result.
     pub fn shape(&self) -> (usize, usize) {
         (self.columns.len(), self.beside.len() + self.rows.len())
     }
 
-    /// Over all samples of `source`, which may be a shard of [`BLOCK`](crate::statistics::BLOCK)·2ᵏ samples: shards are
-    /// summed by [`Tree`](crate::statistics::Tree).
+    /// Computes the statistics over all samples of `source`, which may be a shard of
+    /// [`BLOCK`](crate::statistics::BLOCK)·2ᵏ samples: shards are summed by [`Tree`](crate::statistics::Tree).
     pub fn run(
         &self,
         source: &dyn StateSource,
@@ -63,7 +63,7 @@ impl StatisticsTask {
         let shape = source.shape();
         let (n, constant) = (shape.states, shape.states + shape.inputs);
         let features_of = self.model.as_ref().map(equilibrium).transpose()?;
-        // Tasks come from other processes too: nothing in them is trusted.
+        // Tasks also come from other processes, so nothing in them is trusted.
         if self.rows.iter().any(|&i| i >= n + shape.outputs)
             || self.columns.iter().chain(&self.beside).any(|&j| j > constant)
         {

@@ -1,4 +1,4 @@
-//! Trainings with a delegate have the bits of those without, and what does not fit is refused.
+//! Training with a delegate gives the same bits as without, and tasks that do not fit are refused.
 
 use super::double::Elsewhere;
 use crate::arrays::Array;
@@ -90,7 +90,7 @@ fn convolutional() -> Network {
 #[test]
 fn feature_maps_that_walk_elsewhere_have_the_same_bits() {
     let (network, mut random) = (convolutional(), Random::new(6));
-    // Two whole shards and a part of one; positions that fill no block of samples.
+    // Two whole shards and a part of one, with positions that do not fill a block of samples.
     let u = Matrix::from_fn(4 * WalkTask::PIECE + 300, 72, |_, _| random.normal() as f32);
     let baseline = ImplicitModel::from_network(&network).unwrap();
     let source = Collected::new(&network, &u).unwrap();
@@ -99,7 +99,7 @@ fn feature_maps_that_walk_elsewhere_have_the_same_bits() {
     for (target_sparsity, objective, model) in [
         (Some(0.5), Objective::Cardinality, ModelSettings::default()),
         (None, convex, ModelSettings::default()),
-        // Two stages: the outputs to match are not those of the model that is walked through.
+        // Two stages: the outputs to match differ from those of the model that is walked through.
         (Some(0.75), Objective::Cardinality, staged),
     ] {
         let positions = 5;
@@ -157,7 +157,7 @@ fn the_error_of_the_outputs_has_the_same_bits_elsewhere() {
     assert_eq!(here.model.to_bytes(), elsewhere.model.to_bytes());
     assert_eq!(here.output_error.to_bits(), elsewhere.output_error.to_bits());
     assert_eq!(*there.asked.lock().unwrap().last().unwrap(), "errors");
-    // From scratch: the outputs of both networks.
+    // Computed from the definition: the outputs of both networks.
     let y = Equilibrium::new(&here.model, EquilibriumSettings::default()).unwrap().run(&u).unwrap().y;
     let right = network.states(&u).unwrap().y;
     let square = |(a, b): (&f32, &f64)| (f64::from(*a) - b).powi(2);

@@ -1,5 +1,5 @@
-//! The walk's values on a GPU: layers of all samples in chunks, computed and gathered there. What the device has no room for
-//! waits in the host's memory, and in a file beyond that.
+//! The walk's values on a GPU: layers of all samples in chunks, computed and gathered there. Layers for which the
+//! device has no room are kept in the host's memory, and beyond that in a file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,25 +12,25 @@ use crate::memory::{Pile, Room};
 use crate::network::Source;
 use crate::states::StateSource;
 
-/// Floats of the largest layer that a chunk has, about, and the most samples.
+/// About how many floats the largest layer of a chunk has, and the most samples of a chunk.
 const CHUNK_FLOATS: usize = 1 << 26;
 const CHUNK_SAMPLES: usize = 512;
 
-/// Where a walk runs on a GPU, and in which chunks.
+/// The GPU that a walk runs on, and the size of its chunks.
 #[derive(Clone)]
 pub(in crate::train) struct Gpu {
     pub(in crate::train) cuda: &'static Cuda,
-    /// Samples of a chunk, whole blocks of the host's.
+    /// Number of samples of a chunk: whole blocks of the host's.
     chunk: usize,
-    /// What layers may take of the device.
+    /// Memory of the device that layers may take.
     device: Arc<Room>,
-    /// What they may take of the host beyond it.
+    /// Memory of the host that layers may take beyond it.
     host: Arc<Room>,
 }
 
 impl Gpu {
-    /// For layers of up to so many values a sample; `block` samples are the host's unit. Half of the device is for layers,
-    /// the rest for the work on them.
+    /// For layers of up to `widest` values per sample; the host works in blocks of `block` samples. Half of the
+    /// device's memory is for layers, the rest for the work on them.
     pub(in crate::train) fn new(cuda: &'static Cuda, widest: usize, block: usize, host: &Arc<Room>) -> Result<Self> {
         let (free, _) = cuda.memory()?;
         let chunk = (CHUNK_FLOATS / widest.max(1)).clamp(1, CHUNK_SAMPLES).next_multiple_of(block);
@@ -44,7 +44,7 @@ impl Gpu {
     }
 }
 
-/// A layer of all samples, a chunk after the other.
+/// The values of a layer for all samples, chunk by chunk.
 pub(in crate::train) struct Chunks {
     gpu: Gpu,
     parts: Vec<Part>,
@@ -54,7 +54,7 @@ pub(in crate::train) struct Chunks {
 
 enum Part {
     Here(Values),
-    /// Samples one a row, by their number in the pile, and positions a channel.
+    /// Samples in rows: their number in the pile, and positions per channel.
     Spilled(usize, usize),
 }
 
@@ -63,7 +63,7 @@ impl Chunks {
         Self { gpu: gpu.clone(), parts: Vec::new(), spilled: Pile::new(&gpu.host), booked: 0 }
     }
 
-    /// The next chunk.
+    /// Adds the next chunk.
     pub(in crate::train) fn push(&mut self, session: &Session, values: Values) -> Result<()> {
         if self.gpu.device.take(values.bytes()) {
             self.booked += values.bytes();
@@ -76,7 +76,7 @@ impl Chunks {
         Ok(())
     }
 
-    /// A chunk by its number.
+    /// A chunk, by its number.
     pub(in crate::train) fn get(&self, session: &Session, number: usize) -> Result<Operand<'_>> {
         match self.parts.get(number) {
             Some(Part::Here(values)) => Ok(Operand::There(values)),
@@ -88,7 +88,7 @@ impl Chunks {
         }
     }
 
-    /// The same as blocks of the host's, of so many rows each.
+    /// The same values as blocks of the host's, with this many rows each.
     pub(in crate::train) fn to_pile(&self, rows: usize, room: &Arc<Room>) -> Result<Pile> {
         let mut pile = Pile::new(room);
         let session = self.gpu.cuda.session()?;
@@ -109,7 +109,7 @@ impl Drop for Chunks {
     }
 }
 
-/// Some samples' inputs, one a row: from where they lie on this GPU, or from the host.
+/// Inputs of some samples, one per row: read on this GPU if they are there, otherwise from the host.
 pub(in crate::train) fn inputs_of(session: &Session, samples: &dyn StateSource, range: Range<usize>) -> Result<Values> {
     if let Some((there, first)) = samples.device_inputs()
         && let Some(values) = there.on(session, first + range.start..first + range.end)

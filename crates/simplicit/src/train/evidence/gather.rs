@@ -10,8 +10,9 @@ use crate::train::plan::{Group, Place};
 use crate::train::rows::build::Build;
 use crate::train::{Key, Progress, Run, TrainInput, TrainSettings};
 
-/// Statistics of a group whose rows have no shared weights, from the source's own states or those of the model built so
-/// far. One pass for the states alone: inputs, constant and targets are the same for every model and gathered once.
+/// Statistics of a group whose rows have no shared weights, from the source's own states or those of the model built
+/// so far. A model's own pass is only for its states: inputs, constant and targets are the same for every model and
+/// are gathered once.
 pub(in crate::train) fn gather(
     input: &TrainInput,
     settings: &TrainSettings,
@@ -49,7 +50,7 @@ pub(in crate::train) fn gather(
     pass(&task, input, &group.name, None, run)?.followed_by(&fixed)
 }
 
-/// One pass over the samples, here or elsewhere; kept under `key` where there is one.
+/// One pass over the samples, in this process or elsewhere; the result is kept under `key` if one is given.
 fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&Key>, run: &mut Run) -> Result<Statistics> {
     let (d, r) = task.shape();
     if let Some(key) = key
@@ -62,7 +63,7 @@ fn pass(task: &StatisticsTask, input: &TrainInput, name: &str, key: Option<&Key>
     let statistics = match run.keep.delegate() {
         Some(elsewhere) => elsewhere.statistics(task)?,
         None => {
-            // The source has the states of the stage before, and keeps them.
+            // The source already has the states of the stage before, and keeps them.
             let here = StatisticsTask { stage: None, ..task.clone() };
             here.run(input.source, run.threads, run.cancel, |done| {
                 (run.progress)(Progress::Samples { group: name.to_string(), done, total });

@@ -15,13 +15,13 @@ use crate::train::evidence::sums_task::SumsTask;
 use crate::train::{Forget, Run};
 use crate::{Error, Result};
 
-/// Samples in a block of the expectation, at most, and states in one: gradients of feature maps are large.
+/// The most samples in a block of the expectation, and the most states in one: gradients of feature maps are large.
 const BLOCK: usize = 256;
 const BLOCK_STATES: usize = 1 << 22;
 
-/// λ_i = E[(∂ log p(y|u)/∂z_i)²] over the inputs and over y from the network's own softmax, estimated with `draws` random
-/// mixtures of the classes a sample: the Fisher diagonal, which needs no labels. One number per row of
-/// [the network's model](ImplicitModel::from_network) (last layer first; summed over the positions of a channel), then one
+/// λ_i = E[(∂ log p(y|u)/∂z_i)²] over the inputs and over y from the network's own softmax, estimated with `draws`
+/// random mixtures of the classes per sample: the Fisher diagonal, which needs no labels. One number per row of [the
+/// network's model](ImplicitModel::from_network) (last layer first; summed over the positions of a channel), then one
 /// per output, where the expectation over y is p(1 − p).
 pub fn importance(
     network: &Network,
@@ -35,8 +35,8 @@ pub fn importance(
     importance_on(Device::Cpu, network, inputs, draws, seed, &run)
 }
 
-/// [`importance`] on a device, or by a run's delegate: the same draws, and on a GPU the same numbers within the rounding of
-/// single precision. The inputs are the first ones of the run.
+/// [`importance`] on a device, or by a run's delegate. The draws are the same, and on a GPU the numbers agree within
+/// the rounding of single precision. The inputs are the first ones of the run.
 pub fn importance_on(
     device: Device,
     network: &Network,
@@ -83,7 +83,7 @@ fn averaged(mut sums: Vec<f64>, count: usize) -> Vec<f64> {
     sums
 }
 
-/// Adds the sums of a block, which may come from another process, to the total.
+/// Adds the sums of a block, which may come from another process, to the total; these must be valid.
 pub(super) fn add_block(total: &mut [f64], sum: &[f64], what: &str) -> Result<()> {
     if total.len() != sum.len() {
         return Err(Error::shape(what, total.len(), sum.len()));
@@ -92,25 +92,25 @@ pub(super) fn add_block(total: &mut [f64], sum: &[f64], what: &str) -> Result<()
     Ok(())
 }
 
-/// Samples in a block, a power of two: a shard of another process is a whole number of blocks.
+/// Number of samples in a block, a power of two: a shard of another process is a whole number of blocks.
 pub(super) fn block_size(model: &ImplicitModel) -> usize {
     block_samples(model.shape().states)
 }
 
-/// The same for models of so many states.
+/// The same for models with this many states.
 pub(in crate::train) fn block_samples(states: usize) -> usize {
     1 << (BLOCK_STATES / states.max(1)).clamp(1, BLOCK).ilog2()
 }
 
-/// The draws of a block depend on its number alone, not on who computes it.
+/// The random stream of a block depends on its number alone, not on the process that computes it.
 fn stream(seed: u64, block: usize) -> Random {
     Random::new(seed ^ (block as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
 }
 
-/// What blocks of samples add to the row weights of a network's model.
+/// Computes the contribution of a block of samples to the row weights of a network's model.
 pub(super) struct OwnWeights {
     gradient: InputGradient,
-    /// The units of every row: a channel has its positions, a unit itself, an operator's layer no rows.
+    /// The units of every row: a channel has its positions, a dense row its unit; an operator's layer has no rows.
     units: Vec<Range<usize>>,
     draws: usize,
     seed: u64,
@@ -124,7 +124,7 @@ impl OwnWeights {
             let (first, each) = (layout.range(k).start, layer.size / layer.rows().max(1));
             units.extend((0..layer.rows()).map(|i| first + i * each..first + (i + 1) * each));
         }
-        // Nobody sees how far the gradients are from exact.
+        // The errors of the gradients are not used, so they are not bounded.
         let settings = EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() };
         Ok(Self { gradient: InputGradient::new(model, settings)?, units, draws, seed })
     }
@@ -151,8 +151,8 @@ impl OwnWeights {
     }
 }
 
-/// Adds p(1 − p) of every output and sample, once a draw. One output is no distribution over classes but a number, whose error
-/// counts as it is.
+/// Adds p(1 − p) of every output and sample, once per draw. A single output is not a distribution over classes but a
+/// number, whose error has weight one.
 fn add_outputs(sums: &mut [f64], probabilities: &Matrix<f32>, draws: usize) {
     if probabilities.cols() == 1 {
         sums.iter_mut().for_each(|sum| *sum += (draws * probabilities.rows()) as f64);
@@ -201,7 +201,7 @@ fn sums_on_gpu(
     Ok(total)
 }
 
-/// Adds Σ v² of every row times a factor. A row has one channel or several.
+/// Adds Σ v² of every row, times a factor. A row has one channel or several.
 pub(super) fn add_squares(rows: &mut [f64], session: &Session, values: &Values, factor: f64) -> Result<()> {
     if rows.is_empty() {
         return Ok(());
@@ -252,17 +252,18 @@ pub(in crate::train) fn drawn(probabilities: &Matrix<f32>, scale: f32, random: &
     out
 }
 
-/// Random words that the draw of one sample takes.
+/// Number of random words that the draw for one sample takes.
 pub(in crate::train) fn words_of(outputs: usize) -> usize {
     outputs.div_ceil(64)
 }
 
-/// Replaces probabilities p by Σ_y ±√p_y (e_y − p), a random sign for every class: its covariance is diag(p) − ppᵀ, that of
-/// the gradient e_y − p for one y drawn from p. Drawing y would see the other classes hardly ever where one is nearly
-/// certain, as on images that a network was trained on, and the weights of rows would come from a few samples.
+/// Replaces probabilities p by Σ_y ±√p_y (e_y − p), a random sign for every class: its covariance is diag(p) − ppᵀ,
+/// that of the gradient e_y − p for one y drawn from p. If y itself were drawn, the other classes would hardly ever
+/// occur where one is nearly certain, as on images that a network was trained on, and the row weights would come from
+/// a few samples.
 fn mix_classes(row: &mut [f32], scale: f32, random: &mut Random) {
     if let [only] = row {
-        // One output has no classes: a number of variance one, as for the mean of a normal distribution.
+        // A single output has no classes: it is a number with variance one, as for the mean of a normal distribution.
         *only = if random.bits() & 1 == 0 { scale } else { -scale };
         return;
     }
@@ -340,7 +341,8 @@ mod tests {
     }
     #[test]
     fn nearly_certain_samples_count_as_much_as_they_say() {
-        // Two draws a sample are within a tenth of Σ_y p_y (aᵀ(e_y − p))², though one class in two thousand is drawn otherwise.
+        // Two draws per sample give Σ_y p_y (aᵀ(e_y − p))² within a tenth, though one class occurs only once in two
+        // thousand samples.
         let p = [0.9995_f32, 0.0003, 0.0002];
         let a = [0.3, -1.0, 2.0];
         let dot = |v: &[f32]| v.iter().zip(a).map(|(v, a)| f64::from(*v) * a).sum::<f64>();

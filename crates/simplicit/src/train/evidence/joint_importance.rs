@@ -1,12 +1,13 @@
-//! Row weights for errors that come together.
+//! Row weights that account for errors that add up.
 //!
-//! The Fisher diagonal counts the error at every position of every channel as if it were alone. Errors of pruned taps are
-//! not: they keep their sign over an image, and whatever averages over a map adds them up. On ResNet-20 the diagonal
-//! sees a fifth of what the errors before the global average do, and a search that trusts it prunes there too much.
+//! The Fisher diagonal counts the error at every position of every channel as if it were alone. Errors of pruned taps
+//! are not independent: they keep their sign over an image, and an average over a map adds them up. On ResNet-20 the
+//! diagonal accounts for a fifth of the effect of the errors before the global average, and a search that relies on
+//! it prunes too much there.
 //!
-//! A rough model has errors of the right kind. For every layer, R = E(Σ g·e)² / Σ_i λ_i·E(e_i²), with g = ∂ log p(y|u)/∂z
-//! at the baseline and e the layer's errors on the baseline's states, is what the diagonal misses; the layer's weights
-//! are multiplied by it.
+//! A rough model has errors of the right kind. For every layer, R = E(Σ g·e)² / Σ_i λ_i·E(e_i²), with g = ∂ log
+//! p(y|u)/∂z at the baseline and e the layer's errors on the baseline's states, is the factor that the diagonal
+//! misses; the layer's weights are multiplied by it.
 
 use std::ops::Range;
 
@@ -27,21 +28,22 @@ use crate::train::{Run, TrainInput};
 
 /// Draws from the baseline's softmax per sample.
 const DRAWS: usize = 2;
-/// Bytes for every state of a sample in work: values before and after activations, those of every layer on its own, errors
-/// and cotangents.
+/// Bytes for every state of a sample in work: values before and after activations, those of every layer on its own,
+/// errors and cotangents.
 pub(in crate::train) const BYTES_PER_STATE: usize = 20;
-/// States of the samples that a thread looks at together, at most: a block of 32 images may have hundreds of millions.
+/// The most states of the samples that a thread works on together, because a block of 32 images may have hundreds of
+/// millions.
 const TOGETHER: usize = 1 << 24;
-/// A ratio beyond this, either way, says more about the samples than about the layer.
+/// A larger ratio, or a smaller one than its inverse, depends more on the samples than on the layer.
 const TRUSTED: f64 = 64.0;
 
-/// Samples that a thread looks at together, of so many states each.
+/// Number of samples that a thread works on together, if each has `states` states.
 pub(in crate::train) fn samples_together(states: usize) -> usize {
     (TOGETHER / states.max(1)).clamp(1, SAMPLES)
 }
 
-/// `weights` (per row of the layout, then per output) with every layer multiplied by what errors like those of `rough`
-/// do beyond the diagonal.
+/// `weights` (per row of the layout, then per output) with every layer multiplied by the ratio that errors like those
+/// of `rough` give.
 pub(in crate::train) fn joint_importance(
     input: &TrainInput,
     baseline: &ImplicitModel,
@@ -90,7 +92,7 @@ fn targets_and_rows(baseline: &ImplicitModel) -> (Vec<Target>, Vec<Range<usize>>
     (targets, (0..layers).map(|k| layout.row_range(k)).chain([outputs]).collect())
 }
 
-/// What blocks of samples add to E(Σ g·e)² of every target and to Σ e² of every row.
+/// Computes the contribution of a block of samples to E(Σ g·e)² of every target and to Σ e² of every row.
 pub(super) struct Together<'a> {
     baseline: &'a ImplicitModel,
     gradient: InputGradient,
@@ -108,8 +110,8 @@ impl<'a> Together<'a> {
         Ok(Self { baseline, gradient: InputGradient::new(baseline, settings)?, targets, rows, sums })
     }
 
-    /// The sums over block number `block`: of the targets, then of the rows. The block is looked at in parts that memory has room
-    /// for; draws and the order of sums are those of the whole.
+    /// The sums over block number `block`: of the targets, then of the rows. The block is processed in parts that
+    /// memory has room for; draws and the order of sums are those of the whole block.
     pub(super) fn block(&self, u: &Matrix<f32>, block: usize) -> Result<Vec<f64>> {
         self.block_in_parts(u, block, samples_together(self.baseline.layout().size()))
     }
@@ -118,7 +120,7 @@ impl<'a> Together<'a> {
         let Self { baseline, targets, rows, .. } = self;
         let mut out = vec![0.0; targets.len() + rows.last().map_or(0, |r| r.end)];
         let (together, squares) = out.split_at_mut(targets.len());
-        // A stream for every draw, at its first sample.
+        // A random stream for every draw, placed at its first sample.
         let mut random = Random::new(block as u64);
         let each = u.rows() * words_of(baseline.shape().outputs);
         let mut streams: Vec<Random> = (0..DRAWS)
@@ -196,7 +198,7 @@ impl<'a> Together<'a> {
     }
 }
 
-/// Row weights times the ratio of their layer.
+/// The row weights, multiplied by the ratio of their layer.
 fn multiplied(weights: &[f64], rows: &[Range<usize>], together: &[f64], squares: &[f64]) -> Vec<f64> {
     let mut out = weights.to_vec();
     for (&together, rows) in together.iter().zip(rows) {
@@ -222,7 +224,7 @@ fn on_gpu(
     let samples = input.source.samples();
     let mut together = vec![0.0; targets.len()];
     let mut squares = vec![0.0; rows.last().map_or(0, |r| r.end)];
-    // Pre-activations, values, errors and cotangents of all layers stay.
+    // Pre-activations, values, errors and cotangents of all layers are kept.
     let size = (baseline_on.at_once(6)? / SAMPLES).max(1) * SAMPLES;
     for first in (0..samples).step_by(size) {
         run.cancel.check()?;
@@ -310,7 +312,7 @@ mod tests {
         };
         let got = joint(1);
         assert_eq!(got, joint(2));
-        // However few samples are looked at together.
+        // The sums do not depend on how many samples are processed together.
         let sums = Together::new(&baseline, &rough).unwrap();
         let whole = sums.block(&Matrix::from_fn(SAMPLES, 72, |s, j| u[(s, j)]), 1).unwrap();
         for size in [1, 5, 16] {
@@ -339,7 +341,7 @@ mod tests {
         }
         let alone: f64 = (0..5).map(|i| weights[i] * f64::from(shift[i]).powi(2)).sum::<f64>() * u.rows() as f64;
         let ratio = together / alone;
-        // Nine positions with errors of one sign: the diagonal sees much less.
+        // Errors of one sign at nine positions: the diagonal accounts for much less.
         assert!(ratio > 2.0, "{ratio}");
         for i in 0..5 {
             assert!((got[i] / weights[i] / ratio - 1.0).abs() < 1e-3, "{} {ratio}", got[i] / weights[i]);

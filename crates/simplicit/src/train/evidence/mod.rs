@@ -1,4 +1,5 @@
-//! What is known about a group before its rows are solved: walks over the samples, statistics, weights of rows.
+//! Data about a group that are needed before its rows are solved: walks over the samples, statistics, weights of
+//! rows.
 
 pub(super) mod device_walk;
 pub(super) mod gather;

@@ -4,10 +4,10 @@ use crate::random::Random;
 use crate::train::TrainSettings;
 use crate::train::plan::Group;
 
-/// Samples per feature that positions are added for where a few per image would not give as many.
+/// Positions are added until there are this many samples per feature, if a few positions per image would give fewer.
 const SAMPLES_PER_FEATURE: usize = 20;
 
-/// The chosen positions of a map: as many of every sample, drawn without replacement, the same for any
+/// The chosen positions of a map: the same number for every sample, drawn without replacement, independent of the
 /// number of threads.
 pub(super) struct Chosen {
     pub(super) positions: usize,
@@ -15,7 +15,7 @@ pub(super) struct Chosen {
     seed: u64,
 }
 
-/// Positions of all samples together that a group's statistics are made from.
+/// Number of positions of all samples together from which a group's statistics are made.
 pub(in crate::train) fn samples_of(group: &Group, settings: &TrainSettings, samples: usize) -> usize {
     samples * per_sample(group, settings, samples)
 }
@@ -31,7 +31,7 @@ impl Chosen {
         Self { positions: group.positions, per_sample: per_sample(group, settings, samples), seed: stream.bits() }
     }
 
-    /// Of consecutive samples, as places in a chunk of them: sample · positions + position.
+    /// The chosen positions of consecutive samples, as places in a chunk of these: sample · positions + position.
     pub(super) fn places(&self, samples: std::ops::Range<usize>) -> Vec<i32> {
         let of =
             |(k, sample): (usize, usize)| self.of(sample).into_iter().map(move |at| (k * self.positions + at) as i32);

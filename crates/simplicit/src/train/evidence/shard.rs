@@ -1,5 +1,5 @@
-//! The walk of a network with feature maps over samples that several processes share: each holds some of them, with the
-//! states of the layers that are still to be read.
+//! The walk of a network with feature maps over samples that several processes share: each holds some of them, with
+//! the states of the layers that will still be read.
 //!
 //! The driver sends every shard the same steps: enter the layer of a group, and leave it with the rows that were
 //! solved. Statistics are computed between the two and change nothing. A shard's state follows from its inputs and the steps
@@ -25,22 +25,22 @@ use crate::train::rows::build::{Build, Row};
 use crate::train::{ModelSettings, Run, TrainInput, TrainSettings};
 use crate::{Error, Result};
 
-/// What a shard starts from, besides its inputs and the settings.
+/// The data that a shard starts from, besides its inputs and the settings.
 #[derive(Debug, Clone)]
 pub struct WalkTask {
     pub(in crate::train) model: ImplicitModel,
     pub(in crate::train) samples: usize,
     pub(in crate::train) cascade: bool,
-    /// The outputs to match, one sample a row, where they are not the model's own: in a search in stages they are the
-    /// network's, and the model is that of the stage before.
+    /// The outputs to match, one sample per row, if they differ from the model's own: in a search in stages they are
+    /// the network's outputs, and the model is that of the stage before.
     pub(in crate::train) outputs: Option<Matrix<f32>>,
 }
 
 impl WalkTask {
-    /// Images in a piece: a shard has 2ᵏ pieces, the last one what is left.
+    /// Number of images in a piece: a shard has 2ᵏ pieces, and the last shard has the rest.
     pub const PIECE: usize = PIECE;
 
-    /// Over the first so many samples of the run; others are held out.
+    /// How many of the run's first samples the walk is over; the others are held out.
     pub fn samples(&self) -> usize {
         self.samples
     }
@@ -81,12 +81,13 @@ impl WalkTask {
     }
 }
 
-/// What all shards do between two groups.
+/// A step that all shards do between two groups.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Step {
     /// Run the baseline through the layer of the group with this number, and keep its targets.
     Enter(usize),
-    /// The group is solved; these are its rows, (feature, weight) each. None without a cascade, which does not read them.
+    /// The group is solved; these are its rows as lists of (feature, weight). Empty without a cascade, which does not
+    /// need them.
     Leave(usize, Vec<Vec<(usize, f32)>>),
 }
 
@@ -131,7 +132,7 @@ impl Step {
     }
 }
 
-/// Some of the samples on their way through the layers.
+/// Some of the samples, and the layers that the walk over them has reached.
 pub struct Shard {
     task: WalkTask,
     settings: TrainSettings,
@@ -140,13 +141,13 @@ pub struct Shard {
     first: usize,
     room: Arc<Room>,
     rows: Vec<Row>,
-    /// `None` only while a call is at work.
+    /// The state of the walk; `None` only during a call.
     at: Option<Paused>,
 }
 
 impl Shard {
-    /// The inputs are the samples from number `first` on, which is a multiple of [`WalkTask::PIECE`]. Their layers may take
-    /// `share` of half of the memory that is free now, and lie in a file beyond.
+    /// The inputs are the samples from number `first` on, which is a multiple of [`WalkTask::PIECE`]. Their layers
+    /// may take `share` of half of the memory that is free now; the rest is kept in a file.
     pub fn new(
         task: WalkTask,
         settings: &TrainSettings,
@@ -177,7 +178,7 @@ impl Shard {
         Ok(Self { task, settings, plan, inputs, first, room, rows, at: Some(at) })
     }
 
-    /// Does a step.
+    /// Does one step.
     pub fn step(&mut self, step: Step, threads: Threads, cancel: &Cancel) -> Result<()> {
         let (Step::Enter(number) | Step::Leave(number, _)) = step;
         if let Step::Leave(_, rows) = step {
@@ -213,7 +214,7 @@ impl Shard {
         let source = Samples { task: &self.task, inputs: &self.inputs, first: self.first };
         let input = input(&source);
         let walks = Walks::new(&input, &self.settings, &self.plan, &self.room)?;
-        // Taken by a call that panicked and never put it back.
+        // A call that panicked has taken the state and never put it back.
         let lost = || Error::unsupported("a walk that broke off in the middle of a step", "begin it again");
         let mut walks = walks.among(self.first, self.task.samples).resume(self.at.take().ok_or_else(lost)?);
         let mut built = Build::new(&self.plan);
@@ -280,7 +281,7 @@ fn rows(of: &Matrix<f32>, range: std::ops::Range<usize>) -> Result<Matrix<f32>> 
     Matrix::from_vec(range.len(), cols, values[range.start * cols..range.end * cols].to_vec())
 }
 
-/// Who walks for a pass over all groups: this process, or others.
+/// The walkers for a pass over all groups: this process, or other processes.
 pub(in crate::train) enum Walkers<'a> {
     Here(Box<Walks<'a>>),
     Elsewhere(Elsewhere<'a>),
@@ -290,10 +291,10 @@ pub(in crate::train) enum Walkers<'a> {
 pub(in crate::train) struct Elsewhere<'a> {
     delegate: &'a dyn Delegate,
     walk: usize,
-    /// The group at hand.
+    /// The number of the present group.
     group: usize,
     cascade: bool,
-    /// Steps that the shards do not know yet.
+    /// Steps that have not been sent to the shards yet.
     steps: Vec<Step>,
 }
 
@@ -304,7 +305,7 @@ impl Drop for Elsewhere<'_> {
 }
 
 impl<'a> Walkers<'a> {
-    /// At the first layer.
+    /// A walk that starts at the first layer.
     pub(in crate::train) fn new(
         input: &'a TrainInput<'a>,
         settings: &TrainSettings,
@@ -331,7 +332,7 @@ impl<'a> Walkers<'a> {
         Ok(Self::Elsewhere(Elsewhere { delegate, walk, group: 0, cascade: task.cascade, steps: Vec::new() }))
     }
 
-    /// See [`Walks::enter`].
+    /// Does the work of [`Walks::enter`].
     pub(in crate::train) fn enter(&mut self, settings: &TrainSettings, group: &Group, run: &Run) -> Result<()> {
         match self {
             Self::Here(walks) => walks.enter(settings, group, run),
@@ -342,7 +343,7 @@ impl<'a> Walkers<'a> {
         }
     }
 
-    /// See [`Walks::statistics`].
+    /// Does the work of [`Walks::statistics`].
     pub(in crate::train) fn statistics(
         &mut self,
         settings: &TrainSettings,
@@ -358,7 +359,7 @@ impl<'a> Walkers<'a> {
         }
     }
 
-    /// See [`Walks::leave`].
+    /// Does the work of [`Walks::leave`].
     pub(in crate::train) fn leave(
         &mut self,
         settings: &TrainSettings,

@@ -13,51 +13,51 @@ use crate::train::evidence::walk::SAMPLES;
 use crate::train::evidence::walks::PIECE;
 use crate::{Error, Result};
 
-/// Which sums.
+/// The sums to compute.
 #[derive(Debug, Clone)]
 pub enum SumsTask {
-    /// Of [`importance`](crate::train::importance()), which needs the network.
+    /// The sums of [`importance`](crate::train::importance()), which needs the network.
     Own {
-        /// Over the first so many samples of the run.
+        /// How many of the run's first samples to use.
         samples: usize,
         /// Samples in a block, a power of two.
         size: usize,
-        /// From the softmax, per sample.
+        /// Number of draws from the softmax, per sample.
         draws: usize,
-        /// Of the draws.
+        /// Seed of the draws.
         seed: u64,
         /// Whether the network has feature maps, whose samples are cut into pieces.
         maps: bool,
     },
-    /// Of what the errors of a rough model do together.
+    /// The sums of the joint effect of the errors of a rough model.
     Joint {
-        /// Over the first so many samples of the run.
+        /// How many of the run's first samples to use.
         samples: usize,
-        /// Whose outputs are to stay.
+        /// The model whose outputs should stay.
         baseline: Box<ImplicitModel>,
-        /// Whose errors are looked at.
+        /// The model whose errors are examined.
         rough: Box<ImplicitModel>,
     },
-    /// Of the error of outputs on the samples, for a baseline with feature maps.
+    /// The sums of the error of the outputs on the samples, for a baseline with feature maps.
     Errors {
-        /// Over the first so many samples of the run.
+        /// How many of the run's first samples to use.
         samples: usize,
-        /// Whose outputs are the right ones.
+        /// The model with the correct outputs.
         baseline: Box<ImplicitModel>,
-        /// Whose outputs are looked at.
+        /// The model whose outputs are compared with them.
         model: Box<ImplicitModel>,
     },
 }
 
 impl SumsTask {
-    /// Over the first so many samples of the run.
+    /// How many of the run's first samples the sums are over.
     pub fn samples(&self) -> usize {
         match self {
             Self::Own { samples, .. } | Self::Joint { samples, .. } | Self::Errors { samples, .. } => *samples,
         }
     }
 
-    /// Which sums, in a word.
+    /// The kind of sums, as a word.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Own { .. } | Self::Joint { .. } => "weights",
@@ -65,7 +65,7 @@ impl SumsTask {
         }
     }
 
-    /// Samples in a block. A shard is a whole number of blocks, the last one what is left.
+    /// Number of samples in a block. A shard is a whole number of blocks, except that the last one has the rest.
     pub fn size(&self) -> usize {
         match self {
             Self::Own { size, .. } => *size,
@@ -74,7 +74,8 @@ impl SumsTask {
         }
     }
 
-    /// Samples that shards of the same training are made of: those of a walk, or blocks of statistics.
+    /// Number of samples of which shards of the same training are multiples: that of a walk, or of blocks of
+    /// statistics.
     pub fn unit(&self) -> usize {
         let maps = match self {
             Self::Own { maps, .. } => *maps,
@@ -83,7 +84,7 @@ impl SumsTask {
         if maps { PIECE } else { BLOCK }
     }
 
-    /// The sums of every block of some inputs, the samples from number `first` on.
+    /// The sums of every block of some inputs; `first` is the number of the first sample.
     pub fn run(
         &self,
         network: Option<&Network>,
@@ -93,7 +94,7 @@ impl SumsTask {
         cancel: &Cancel,
     ) -> Result<Vec<Vec<f64>>> {
         let (size, samples) = (self.size(), inputs.rows());
-        // Tasks come from other processes: nothing in them is trusted.
+        // Tasks come from other processes, so nothing in them is trusted.
         if size == 0 || !PIECE.is_multiple_of(size) || !first.is_multiple_of(size) {
             return Err(Error::shape("sums task", format!("blocks that divide {PIECE} samples"), size));
         }

@@ -1,8 +1,8 @@
 //! States of a layered model with feature maps, for all samples at once and one layer at a time.
 //!
-//! A cascade that ran every sample through the whole model for every layer would cost the square of the depth. Here each
-//! layer is computed once from the layers it reads, which stay (f32, in blocks of samples, in memory or in a file) until
-//! their last reader is done.
+//! A cascade that ran every sample through the whole model for every layer would cost the square of the depth. Here
+//! each layer is computed only once, from the layers that it reads. These are kept (in f32, in blocks of samples, in
+//! memory or in a file) until their last reader is done.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::train::evidence::device_walk::{self, Chunks, Gpu};
 /// Samples in a block; fixed, so that sums do not depend on threads.
 pub(in crate::train) const SAMPLES: usize = 32;
 
-/// Values of some layers for all samples; inputs are read where they came from.
+/// The values of some layers for all samples; inputs are read from their source.
 pub(in crate::train) struct Walk<'a> {
     source: &'a dyn StateSource,
     values: Layers,
@@ -34,7 +34,7 @@ pub(in crate::train) enum Layers {
 }
 
 impl<'a> Walk<'a> {
-    /// At the inputs.
+    /// A walk at the inputs, without values.
     pub(in crate::train) fn new(source: &'a dyn StateSource, layers: usize, gpu: Option<&Gpu>) -> Self {
         let values = match gpu {
             None => Layers::Host((0..layers).map(|_| None).collect()),
@@ -43,12 +43,12 @@ impl<'a> Walk<'a> {
         Self { source, values }
     }
 
-    /// With these values.
+    /// A walk that continues with these values.
     pub(in crate::train) fn at(source: &'a dyn StateSource, values: Layers) -> Self {
         Self { source, values }
     }
 
-    /// The values that are there, without their samples.
+    /// The values of all layers that are kept, without the samples.
     pub(in crate::train) fn into_values(self) -> Layers {
         self.values
     }
@@ -66,7 +66,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Goes on on the CPU.
+    /// Continues on the CPU.
     pub(in crate::train) fn continue_on_host(&mut self, room: &Arc<Room>) -> Result<()> {
         if let Layers::Device(_, layers) = &self.values {
             let piles = layers.iter().map(|layer| layer.as_ref().map(|l| l.to_pile(SAMPLES, room)).transpose());
@@ -112,8 +112,8 @@ impl<'a> Walk<'a> {
         Reader { walk: self, samples, found: Vec::new() }
     }
 
-    /// Pre-activations of all samples, a block at a time: `work` gets them with the number of the block on any thread,
-    /// `take` what it makes of them in order.
+    /// Pre-activations of all samples, a block at a time: `work` receives them with the number of the block, on any
+    /// thread; `take` receives its results in order.
     pub(in crate::train) fn sums<T: Send>(
         &self,
         sum: &LayerSum,
@@ -175,14 +175,14 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Adds a layer of the host's.
+    /// Adds a layer that is kept on the host.
     pub(in crate::train) fn put(&mut self, layer: usize, values: Pile) {
         if let Layers::Host(layers) = &mut self.values {
             layers[layer] = Some(values);
         }
     }
 
-    /// Adds a layer of the device's.
+    /// Adds a layer that is kept on the device.
     pub(in crate::train) fn put_chunks(&mut self, layer: usize, values: Chunks) {
         if let Layers::Device(_, layers) = &mut self.values {
             layers[layer] = Some(values);
@@ -202,7 +202,7 @@ impl<'a> Walk<'a> {
 pub(in crate::train) struct Reader<'a> {
     walk: &'a Walk<'a>,
     samples: Range<usize>,
-    /// What was read last of every source: its first sample, and the values.
+    /// The last read values of every source, with the number of their first sample.
     found: Vec<(Source, usize, Block<'a>)>,
 }
 
@@ -226,20 +226,21 @@ impl Reader<'_> {
     }
 }
 
-/// φ on a block.
+/// Applies φ to a block.
 pub(in crate::train) fn activated(mut z: Matrix<f32>, activation: Activation) -> Matrix<f32> {
     activation.apply_slice(z.as_mut_slice());
     z
 }
 
-/// The operand of a term: the source's values of one sample behind its poolings. `room` is used where there are any.
+/// The operand of a term: the source's values of one sample after its poolings. `room` is memory for these, if there
+/// are any.
 pub(in crate::train) fn operand<'a>(x: &'a [f32], maps: &[FixedMap], room: &'a mut Vec<f32>) -> &'a [f32] {
     if maps.is_empty() {
         return x;
     }
     *room = x.to_vec();
     for map in maps {
-        // Shapes were checked with the model.
+        // The shapes were checked with the model.
         let mut out = vec![0.0; map.output().map_or(0, |shape| shape.size())];
         map.apply(room, &mut out);
         *room = out;

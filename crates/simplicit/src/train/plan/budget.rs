@@ -1,4 +1,4 @@
-//! What training holds in memory, and how much a budget leaves to the layers of all samples.
+//! The memory that training needs, and how much of a budget is left for the layers of all samples.
 
 use std::sync::Arc;
 
@@ -17,32 +17,33 @@ use crate::train::rows::group::{ROW_BYTES, SURVEY_STRATA, has_bounds, inverse_by
 use crate::train::{Progress, Run, TrainInput, TrainSettings, layout};
 use crate::{Error, Result};
 
-/// Blocks of a layer that a thread has in work: what comes in, what goes out, and what waits to be put away.
+/// Blocks of a layer that a thread has in work: its input, its output, and those that wait to be stored.
 const WALKING: usize = 6;
-/// Samples that a thread measures at once, and values that it has of each: what comes in and what goes out.
+/// Samples that a thread measures at once, and values that it holds of each: input and output.
 const MEASURED: usize = 256;
 const MEASURED_VALUES: usize = 3;
-/// Bytes of a non-zero as a row has it on the way, and as a model has it.
+/// Bytes of a non-zero in a row that is being solved, and in a model.
 const ROW_ENTRY: u64 = 16;
 const MODEL_ENTRY: u64 = 12;
 
-/// Bytes of every weight of models that are ready to run, forwards and back: the blocks and their kernels, of the baseline and of a
-/// rough model beside it; and of every weight of the largest layer while it is laid out.
+/// Bytes of every weight of models that are ready to run, forwards and back: the blocks and their kernels, of the
+/// baseline and of a rough model that runs with it; and of every weight of the largest layer while it is laid out.
 const PREPARED: u64 = 32;
 const PREPARING: u64 = 40;
-/// Bytes of a state while row weights are computed: before and after its activation, its cotangent and a copy.
+/// Bytes of a state while row weights are computed: its values before and after the activation, its cotangent and a
+/// copy.
 const WEIGHED_STATE: u64 = 16;
 
-/// What a plan takes, in bytes, on top of what the process holds already.
+/// The memory that a plan needs, in bytes, in addition to what the process holds already.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::train) struct Needs {
-    /// The largest group: its statistics, inverses and rows. There is no doing without.
+    /// Bytes of the largest group: its statistics, inverses and rows. These must be in memory.
     pub(in crate::train) group: u64,
-    /// Layers of all samples at the widest place of the walk. They may lie in a file.
+    /// Bytes of the layers of all samples at the widest place of the walk. These may be in a file.
     pub(in crate::train) layers: u64,
 }
 
-/// An error where the budget of the settings does not even leave what the largest group takes.
+/// An error if the budget of the settings is too small even for the largest group.
 pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<()> {
     let Some(budget) = settings.work.memory else { return Ok(()) };
     let plan = connections::plan(input, settings)?;
@@ -55,8 +56,8 @@ pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings, thre
     Err(Error::setting("memory", expected, memory::words(budget)))
 }
 
-/// The account for everything that may be kept or given up: what the budget leaves beside what the process holds
-/// and what the largest group takes.
+/// The memory for everything that may be kept or given up: the budget minus what the process holds and what the
+/// largest group needs.
 pub(in crate::train) fn room(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Arc<Room> {
     let needs = needs(plan, input, settings, run.threads);
     let used = memory::used().unwrap_or(0);
@@ -69,7 +70,7 @@ pub(in crate::train) fn room(plan: &Plan, input: &TrainInput, settings: &TrainSe
 
 pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Needs {
     let threads = threads.get() as u64;
-    // The best model so far and the one in the making.
+    // The best model so far and the one that is being built.
     let models = if settings.target_sparsity.is_some() { 2 } else { 1 };
     let (mut largest, mut evidence, mut weights, mut widest_layer) = (0, 0, 0, 0);
     for group in plan.groups().filter(|group| group.is_measured()) {
@@ -83,7 +84,7 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     }
     let left = settings.target_sparsity.map_or(1.0, |target| (1.0 - target).clamp(0.0, 1.0));
     let stored = (weights as f64 * left) as u64 * (ROW_ENTRY + models * MODEL_ENTRY);
-    // Row weights, and the models that run for them.
+    // Row weights, and the models that are run to compute them.
     let laying = PREPARING * widest_layer;
     let prepared = PREPARED * weights + laying;
     let states = layout(input).size();
@@ -92,11 +93,11 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     if !plan.has_taps() {
         return Needs { group: (largest + evidence + stored).max(weighing), layers: 0 };
     }
-    // Blocks of samples on their way through a layer; those that go through the whole model, to measure it; and those whose
-    // errors are looked at together.
+    // Blocks of samples that pass through a layer; those that pass through the whole model, to measure it; and those
+    // whose errors are examined together.
     let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
     let samples = input.source.samples();
-    // Threads at work, each with a block of at most so many samples.
+    // Number of samples in work at the same time, if each thread has a block of at most this many.
     let at_once = |block: usize| threads.min(samples.div_ceil(block) as u64) * block.min(samples) as u64;
     let walking = 4 * at_once(walk::SAMPLES) * (WALKING * widest) as u64;
     let measuring = 4 * at_once(MEASURED) * (MEASURED_VALUES * widest) as u64;
@@ -107,7 +108,7 @@ pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainS
     Needs { group, layers: layer_bytes(plan, input, settings) }
 }
 
-/// Gathering, solving and bounding one group, whichever takes most.
+/// Bytes to gather, solve and bound one group, whichever step needs most.
 fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSettings, threads: u64) -> u64 {
     let samples = samples_of(group, settings, images);
     let (d, r, m) = (group.features() as u64, group.rows.len() as u64, samples as u64);
@@ -116,7 +117,7 @@ fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSetting
     let looks = PRICES * SURVEY_STRATA.min(group.rows.len());
     let together = part(group.rows.len()).max(if taps { part(looks) } else { 0 });
     let cut = together < r;
-    // Rows in work; and h of all of them, twice where features of states and of inputs are put together.
+    // Rows in work, and h of all of them; twice that where features of states and of inputs are joined.
     let rows = ROW_BYTES * together * d + if taps { 8 } else { 16 } * r * d;
     if few {
         let kept = if cut { 8 * settings.rows.cardinality.rungs as u64 } else { 0 };
@@ -129,14 +130,14 @@ fn group_bytes(group: &Group, images: usize, taps: bool, settings: &TrainSetting
         let sums = u64::from(blocks.ilog2() + 1) + (3 * threads).min(blocks as u64);
         sums * 8 * (d * d + d * r) + threads * 8 * BLOCK as u64 * (2 * d + r)
     };
-    // G, its normalised copy, an inverse in the making; then a factor for every thread that moves entries.
+    // G, its normalised copy, and an inverse that is being made; then a factor for every thread that moves entries.
     let kept = if cut { inverse_bytes(settings, group.features()) } else { 0 };
     let solve = (24 * d * d).max(16 * d * d + 4 * threads * d * d) + kept;
     let bound = if has_bounds(settings, group.features()) { 172 * d * d } else { 0 };
     rows + gather.max(solve).max(bound)
 }
 
-/// The most that the layers of baseline and model take together on the way.
+/// The most bytes that the layers of baseline and model take together during the walk.
 fn layer_bytes(plan: &Plan, input: &TrainInput, settings: &TrainSettings) -> u64 {
     let layers = layout(input).layers();
     let last = last_readers(plan, input);

@@ -1,21 +1,21 @@
-//! Which layers are trained, by name or kind. The others keep the baseline's weights, to the bit.
+//! The choice of layers that are trained, by name or kind. All other layers keep the baseline's weights, to the bit.
 
 use crate::model::{ImplicitModel, OUTPUT, TapWeights, Target};
 use crate::problem::Connectivity;
 use crate::train::{TrainInput, TrainSettings};
 use crate::{Error, Result};
 
-/// Names that an error gives as examples.
+/// Number of names that an error gives as examples.
 const EXAMPLES: usize = 8;
 
-/// Layers with weights, from the first to the last and then the outputs, each with its name and kinds.
+/// Layers with weights, from first to last, then the outputs; each with its name and kinds.
 struct Choosable<'a> {
     target: Target,
     name: &'a str,
     kinds: Vec<&'static str>,
 }
 
-/// An error where a choice of layers makes no sense, or leaves more than a target allows.
+/// An error if a choice of layers matches nothing, or leaves more non-zeros than a target allows.
 pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings) -> Result<()> {
     if settings.allowed.include.is_empty() && settings.allowed.exclude.is_empty() {
         return Ok(());
@@ -26,7 +26,7 @@ pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings) -> R
         return Err(Error::setting(what, expected, "another"));
     }
     if let Some(kappa) = settings.allowed.kappa {
-        return Err(Error::setting("kappa", "none with layers that keep their weights, which no ball holds", kappa));
+        return Err(Error::setting("kappa", "none with layers that keep their weights: it cannot limit these", kappa));
     }
     if settings.model.robust_rounds > 0 {
         let expected = "none with layers that keep their weights, which have no price";
@@ -60,7 +60,7 @@ pub(in crate::train) fn kept(input: &TrainInput, settings: &TrainSettings) -> Re
             if !layers.iter().any(|layer| matches(pattern, layer)) {
                 let examples: Vec<&str> = layers.iter().take(EXAMPLES).map(|layer| layer.name).collect();
                 let expected = format!("names or kinds of layers with weights, such as {}", examples.join(", "));
-                return Err(Error::setting(what, expected, format!("{pattern:?}, which none has")));
+                return Err(Error::setting(what, expected, format!("{pattern:?}, which matches no layer")));
             }
         }
     }
@@ -74,7 +74,7 @@ pub(in crate::train) fn kept(input: &TrainInput, settings: &TrainSettings) -> Re
     Ok(layers.iter().filter(|layer| !trained(layer)).map(|layer| layer.target).collect())
 }
 
-/// What a model's file says of them.
+/// Their names in a model's file.
 pub(in crate::train) fn names(baseline: &ImplicitModel, kept: &[Target]) -> Vec<String> {
     let name = |target: &Target| match target {
         Target::Layer(k) => baseline.layout().layers()[*k].name.clone(),
@@ -92,7 +92,7 @@ fn choosable(baseline: &ImplicitModel) -> Vec<Choosable<'_>> {
             Target::Output => (baseline.c(), baseline.d(), 0..baseline.shape().outputs),
         };
         let any = [from_states, from_inputs].iter().any(|m| m.indptr()[rows.end] > m.indptr()[rows.start]);
-        // A dense layer that a model on the way left without a weight is still one.
+        // A dense layer that has lost all of its weights during training is still a dense layer.
         let dense = any || baseline.taps().is_empty() && !layout.has_operators();
         let mut kinds: Vec<&'static str> = dense.then_some("dense").into_iter().collect();
         for block in baseline.taps().iter().filter(|b| b.target == target) {
@@ -113,7 +113,7 @@ fn matches(pattern: &str, layer: &Choosable) -> bool {
 
 /// `*` stands for any characters, `?` for one.
 fn glob(pattern: &[u8], name: &[u8]) -> bool {
-    // Where the last star stood, and how much of the name it has taken.
+    // The place of the last star in the pattern, and how much of the name it has matched.
     let (mut p, mut n, mut star) = (0, 0, None);
     while n < name.len() {
         match pattern.get(p) {

@@ -38,14 +38,14 @@ pub(in crate::train) fn mask(input: &TrainInput, settings: &TrainSettings) -> Re
 /// The baseline, if it is walked through layer by layer.
 pub(in crate::train) fn walked<'a>(input: &TrainInput<'a>, settings: &TrainSettings) -> Option<&'a ImplicitModel> {
     let acyclic = matches!(settings.allowed.connectivity, Connectivity::Baseline | Connectivity::Feedforward);
-    // Residual sums alone do not stand in the way of cycles.
+    // Residual sums alone do not prevent cycles.
     let shared = |b: &&ImplicitModel| {
         b.layout().has_operators() || !b.taps().is_empty() && (acyclic || b.without_taps().is_none())
     };
     input.baseline.filter(shared)
 }
 
-/// What is solved, in which order.
+/// The rows to solve, and their order.
 pub(in crate::train) fn plan(input: &TrainInput, settings: &TrainSettings) -> Result<Plan> {
     let constant = constants(input, settings);
     let mut plan = match walked(input, settings) {
@@ -59,7 +59,7 @@ pub(in crate::train) fn plan(input: &TrainInput, settings: &TrainSettings) -> Re
     Ok(plan)
 }
 
-/// A residual sum of states alone makes ‖A‖∞ ≥ 1.
+/// Refuses a bound on ‖A‖∞ below 1 if a residual sum of states alone makes ‖A‖∞ ≥ 1.
 fn require_no_residual_ball(baseline: &ImplicitModel, settings: &TrainSettings) -> Result<()> {
     let residual = |b: &&TapBlock| {
         !matches!(b.weights, TapWeights::Taps(_))
@@ -97,7 +97,7 @@ fn pattern(baseline: &ImplicitModel) -> Mask {
     Mask::from_pattern(&pattern)
 }
 
-/// Where a layered network of these layers has connections: every layer reads the one before it, the first the inputs,
+/// The connections of a layered network with these layers: every layer reads the one before it, the first the inputs,
 /// the outputs the last.
 fn layered(layout: &Layout, shape: StateShape) -> Mask {
     let n = shape.states;
@@ -106,7 +106,7 @@ fn layered(layout: &Layout, shape: StateShape) -> Mask {
     Mask::from_fn(n + shape.outputs, n + shape.inputs, |i, j| before.get(i).unwrap_or(&reads(0)).contains(&j))
 }
 
-/// Rows with a constant: those of baseline layers with a bias, or all if asked.
+/// The rows that have a constant: those of baseline layers with a bias, or all if the settings ask for it.
 fn constants(input: &TrainInput, settings: &TrainSettings) -> Vec<bool> {
     let layout = layout(input);
     let states = layout.rows();

@@ -1,4 +1,4 @@
-//! What a training would take, before it begins.
+//! Estimates the memory and work of a training before it begins.
 
 use crate::Result;
 use crate::memory;
@@ -10,28 +10,28 @@ use crate::train::plan::work::{self, Kind};
 use crate::train::search::rough::SAMPLES;
 use crate::train::{TrainInput, TrainSettings, check};
 
-/// Prices that a survey looks at.
+/// Number of prices that a survey tries.
 pub(in crate::train) const PRICES: usize = 7;
-/// Whole models on the way to a target after a survey: one, and another one now and then.
+/// Average number of whole models on the way to a target after a survey: one, and sometimes a second one.
 const AFTER_SURVEY: f64 = 1.25;
-/// Whole models on the way to a target where each is cheap and none is surveyed, refits in the output metric included: stages
-/// have some each.
+/// Whole models on the way to a target if each is cheap and there is no survey; refits in the output metric are
+/// included, which every stage has.
 const SEARCHED: f64 = 20.0;
 
 /// Memory and work of a training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
-    /// Bytes with the layers of all samples in memory, those that the process holds already included.
+    /// Bytes of memory if the layers of all samples are kept there; what the process holds already is included.
     pub bytes: u64,
-    /// Bytes with those layers in a file.
+    /// Bytes of memory if those layers are kept in a file.
     pub least_bytes: u64,
-    /// Multiply-adds of single precision, of one model at a given price.
+    /// Multiply-adds in single precision for one model at a given price.
     pub model: f64,
-    /// The same for a model of a given sparsity: surveys and further models on the way.
+    /// The same for a model of a given sparsity, which needs surveys and further models.
     pub target: f64,
 }
 
-/// What training on these samples would take; an error where it would be refused. No sample is read.
+/// What training on these samples would take; an error if it would be refused. No sample is read.
 pub fn estimate(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<Estimate> {
     check::training(input, settings, threads)?;
     let plan = connections::plan(input, settings)?;

@@ -1,4 +1,4 @@
-//! In which order rows are solved, and over which features.
+//! The order in which rows are solved, and their features.
 
 pub(super) mod budget;
 pub(super) mod choice;
@@ -27,7 +27,8 @@ pub(crate) enum Segment {
     Constant,
 }
 
-/// Where a weight of the model is stored. In 32 bits, as the model's own columns are: every stored weight has one on the way.
+/// The place where a weight of the model is stored. It takes 32 bits, as the model's own columns do, because during
+/// training there is one for every stored weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// A column of (A B) or (C D).
@@ -44,22 +45,22 @@ pub(crate) enum Place {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Group {
     pub(crate) name: String,
-    /// What the rows add up to; `None` for all states at once.
+    /// The layer or output that the rows belong to; `None` for all states at once.
     pub(crate) target: Option<Target>,
     pub(crate) rows: Range<usize>,
     /// Number of the first row within its layer.
     pub(crate) first_row: usize,
     /// Whether this is the last group of its layer.
     pub(crate) completes_layer: bool,
-    /// Row of (A B) or (C D) of the first row; rows of maps have none.
+    /// The row of (A B) or (C D) that its first row is; rows of maps have none.
     pub(crate) first_unit: usize,
     /// Every feature that some row of the group may use.
     pub(crate) segments: Vec<Segment>,
     /// Which row may use which feature, the constant included.
     pub(crate) allowed: Mask,
-    /// Samples that one image gives: positions of a map.
+    /// Number of samples that one image gives: the positions of a map.
     pub(crate) positions: usize,
-    /// The rows keep the baseline's weights; nothing is solved.
+    /// Whether the rows keep the baseline's weights, so that nothing is solved.
     pub(crate) kept: bool,
 }
 
@@ -68,12 +69,12 @@ pub(crate) struct Group {
 pub(crate) struct GroupId(usize);
 
 impl Group {
-    /// Which of the groups with rows this is.
+    /// The identity of a group that has rows.
     pub(crate) fn id(&self) -> GroupId {
         GroupId(self.rows.start)
     }
 
-    /// Where every feature's weight is stored, in order.
+    /// The place of every feature's weight, in order.
     pub(crate) fn places(&self) -> Vec<Place> {
         let mut places = Vec::with_capacity(self.allowed.shape().1);
         for segment in &self.segments {
@@ -94,12 +95,13 @@ impl Group {
         self.allowed.shape().1
     }
 
-    /// Whether there are rows to solve: neither an operator, nor a sum of other layers, nor kept.
+    /// Whether there are rows to solve; not so for an operator, a sum of other layers, and layers that keep their
+    /// weights.
     pub(crate) fn is_solved(&self) -> bool {
         self.features() > 0 && !self.kept
     }
 
-    /// Whether statistics are gathered: for rows to solve, and for the error of outputs in any case.
+    /// Whether statistics are gathered: for rows to solve, and always for the outputs, whose error is measured.
     pub(crate) fn is_measured(&self) -> bool {
         self.is_solved() || self.features() > 0 && self.target == Some(Target::Output)
     }
@@ -108,7 +110,7 @@ impl Group {
 /// The groups of state rows in the order they are solved, whether they form cycles, and the output rows, which come last.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Plan {
-    /// Shared weights still without values, poolings and residual sums.
+    /// Shared weights (without values yet), poolings and residual sums.
     pub(crate) blocks: Vec<TapBlock>,
     pub(crate) states: Vec<Group>,
     pub(crate) outputs: Group,
@@ -148,7 +150,7 @@ impl Plan {
         };
         let layers = layout.layers();
         let cyclic = (0..layers.len()).any(|k| {
-            // Layers up to k come later in the network (last layer first).
+            // Layers up to k come later in the network, because the last layer comes first.
             let later = 0..layout.range(k).end;
             layout.range(k).any(|i| later.clone().any(|j| mask.allows(i, j)))
         });
@@ -163,8 +165,8 @@ impl Plan {
         Self { blocks: Vec::new(), states, outputs, cyclic, kept: Vec::new() }
     }
 
-    /// For a baseline with shared weights: layer by layer over the connections it has and, with `feedforward`, over the
-    /// taps of the `reach` maps before each map as well.
+    /// For a baseline with shared weights: layer by layer over its own connections and, with `feedforward`, also over
+    /// the taps of the `reach` maps before each map.
     pub(crate) fn taps(
         baseline: &ImplicitModel,
         connectivity: &Connectivity,
@@ -219,7 +221,7 @@ impl Plan {
         self.states.iter().chain([&self.outputs])
     }
 
-    /// Whether layers are walked through one by one: weights are shared, or operators stand between.
+    /// Whether layers are walked through one by one: because weights are shared, or because operators are in between.
     pub(crate) fn has_taps(&self) -> bool {
         !self.blocks.is_empty() || self.states.iter().any(|g| g.rows.is_empty())
     }
@@ -233,8 +235,8 @@ fn without_weights(block: &TapBlock) -> TapBlock {
     TapBlock { weights, ..block.clone() }
 }
 
-/// Taps from the `reach` maps before the map of layer k, beyond those it reads already: of the same resolution, or of a
-/// finer one by a stride that the network uses.
+/// Taps from the `reach` maps before the map of layer k, in addition to those that it reads already. These maps have
+/// the same resolution, or one that is finer by a stride that the network uses.
 fn skips(baseline: &ImplicitModel, k: usize, reach: usize) -> Vec<TapBlock> {
     let layers = baseline.layout().layers();
     let own: Vec<&TapBlock> = baseline.taps().iter().filter(|b| b.target == Target::Layer(k)).collect();
@@ -283,7 +285,7 @@ fn tap_groups(
     let several = taps.next().is_some();
     let columns = whole.segments.iter().any(|segment| matches!(segment, Segment::Columns(_)));
     match first.map(|block| &blocks[block]) {
-        // Channels share features with those of their own group alone. A sum of several blocks is one group: rows that
+        // Channels share features only with those of their own group. A sum of several blocks is one group: rows that
         // may not use a feature have a mask that forbids it.
         Some(block) if block.groups > 1 && !several && !columns => Ok(split(&whole, block)),
         _ => Ok(vec![whole]),
@@ -297,7 +299,7 @@ fn split(whole: &Group, block: &TapBlock) -> Vec<Group> {
         .map(|g| {
             let first_row = g * each;
             let taps = block.group_columns(first_row);
-            // The constant, where there is one, comes after the taps.
+            // The constant, if there is one, comes after the taps.
             let columns: Vec<usize> = taps.clone().chain(block.columns()..whole.features()).collect();
             let mut segments = whole.segments.clone();
             if let Some(Segment::Taps { first, columns, .. }) = segments.first_mut() {
@@ -344,7 +346,7 @@ fn tap_group(
     units.clone().flat_map(row).for_each(|j| is_read[j] = true);
     let columns: Vec<usize> = (0..is_read.len()).filter(|&j| is_read[j]).collect();
     let mut of_maps = blocks.iter().filter(|b| b.target == target && b.output.positions() > 1);
-    // Outputs may be a map that some layer computed, but have no weights of their own then.
+    // The outputs may be a map that a layer computed, but then they have no weights of their own.
     let handed_on = target == Target::Output
         && columns.is_empty()
         && blocks.iter().all(|b| b.target != target || !matches!(b.weights, TapWeights::Taps(_)));
@@ -368,7 +370,7 @@ fn tap_group(
         .clone()
         .take(rows.len())
         .map(|unit| {
-            // Ascending, as the rows of A and then of B are.
+            // In ascending order, as the rows of A and then of B.
             let used: Vec<usize> = if map.is_some() { Vec::new() } else { row(unit).collect() };
             columns.iter().map(|j| feedforward || used.binary_search(j).is_ok()).collect()
         })

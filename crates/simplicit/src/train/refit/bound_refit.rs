@@ -1,18 +1,19 @@
-//! Refit of all non-zeros so that linear bounds prove more: gradient steps on what they prove of the training samples.
+//! Refits all non-zeros so that linear bounds prove more: gradient steps on the bounds of the training samples.
 //!
 //! For a sample whose class is c by the baseline, let m_j be the linear bound of y_c − y_j over all changes of size ε
-//! ([`certify`]). Steps raise the mean of 1/(1 + Σ_j e^(−s·m_j)), a smooth count of the samples that are proved: one that is far from
-//! proved, or proved with room to spare, hardly counts, the less the larger s. Alone that gives up samples without any change;
-//! so what steps raise has a second term, minus the divergence of the outputs without change from the baseline's.
+//! ([`certify`]). Steps raise the mean of 1/(1 + Σ_j e^(−s·m_j)), a smooth count of the samples that are proved: a
+//! sample that is far from proved, or proved with a large margin, hardly counts, the less the larger s is. This term
+//! alone would sacrifice accuracy without any change. So the objective has a second term: minus the divergence of the
+//! outputs without change from the baseline's.
 //!
-//! A bound costs its intervals and, some ten times cheaper, a substitution of the margins. So intervals are computed once, and
-//! in the passes they follow the weights as plain intervals do, times a factor each ([`Spread`]). The gradient has four parts: with
-//! lines held, each class gives one sample of an outer product ([`Linearised::outer`]); lines move with the clean values; lines move
-//! with the intervals' widths, which magnitudes of weights carry from layer to layer; and the divergence, which shares the adjoint
-//! of the clean values.
+//! A bound needs its intervals and a substitution of the margins, which is about ten times cheaper. So intervals are
+//! computed only once. During the passes they follow the weights as plain intervals do, each with a factor
+//! ([`Spread`]). The gradient has four parts: with lines held, each class gives one sample of an outer product
+//! ([`Linearised::outer`]); lines move with the clean values; lines move with the intervals' widths, which magnitudes
+//! of weights carry from layer to layer; and the divergence, which shares the adjoint of the clean values.
 //!
-//! Every fifth sample is not fitted; the model returned is the one of which most of these are certified, after the steps or
-//! before them. No labels.
+//! Every fifth sample is not fitted. Of the models before and after the steps, the one with more of these certified
+//! is returned. No labels are needed.
 //!
 //! [`certify`]: crate::certify
 
@@ -27,30 +28,31 @@ use crate::random::Random;
 use crate::train::{Progress, Run, TrainInput, Trained};
 use crate::{Error, Result, parallel};
 
-/// Rounds of intervals.
+/// How often intervals are computed.
 const ROUNDS: usize = 1;
-/// Passes over the samples in each, and steps at least in all: few samples have more passes.
+/// Passes over the samples in each round, and the fewest steps in all: few samples have more passes.
 const PASSES: usize = 6;
 const LEAST_STEPS: usize = 225;
-/// Samples of a step.
+/// Number of samples in a step.
 const BATCH: usize = 32;
 /// The first step moves a weight by about this share of the RMS of its layer's weights; steps shrink to nothing.
 const RATE: f64 = 2e-3;
-/// Of the running means of the gradient and of its square.
+/// Factors of the running means of the gradient and of its square.
 const MEANS: (f64, f64) = (0.9, 0.99);
-/// What steps raise.
+/// The objective that steps raise.
 const AIM: Aim = Aim { sharpness: 2.0, keep: 1.0 };
-/// One sample of so many is not fitted.
+/// One sample in this many is not fitted.
 const HELD_OUT: usize = 5;
-/// Multiply-adds of all intervals at most: of more samples than that allows the first are taken. Some half an hour of one core.
+/// The most multiply-adds for all intervals, about half an hour of one core. If there are more samples than that
+/// allows, only the first ones are used.
 const MOST_WORK: u64 = 1 << 46;
 /// Fewer samples than these are not worth a refit.
 const LEAST_SAMPLES: usize = 100;
-/// Samples whose cost is looked at before the rest.
+/// Number of samples whose cost is measured before the rest.
 const PROBES: usize = 8;
 
-/// What steps raise, of one sample: 1/(1 + Σ_j e^(−sharpness·m_j)) − keep·KL(p*‖p), p* and p the baseline's and the model's
-/// probabilities of the classes without any change.
+/// The objective that steps raise, for one sample: 1/(1 + Σ_j e^(−sharpness·m_j)) − keep·KL(p*‖p), where p* and p are
+/// the baseline's and the model's class probabilities without any change.
 #[derive(Debug, Clone, Copy)]
 struct Aim {
     sharpness: f64,
@@ -60,28 +62,28 @@ struct Aim {
 /// How the outputs of samples without any change are compared with the baseline's.
 const CLEAN: Metric = Metric::Softmax { scale: 1.0 };
 
-/// What the refit by linear bounds did.
+/// The results of the refit by linear bounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BoundRefit {
     /// Largest change of an input, in raw·scale units.
     pub epsilon: f64,
-    /// Samples that it looked at, those held out among them.
+    /// Number of samples that were used, those held out included.
     pub samples: usize,
-    /// Share of held-out samples that are certified to keep the baseline's class, before.
+    /// Share of held-out samples that are certified to keep the baseline's class, before the refit.
     pub held_out_before: f64,
-    /// The same of the model returned; never less.
+    /// The same share for the returned model; never less.
     pub held_out_after: f64,
-    /// Rounds that led to it.
+    /// Number of rounds that led to the returned model.
     pub rounds: usize,
 }
 
-/// What bounds are asked for.
+/// The settings of the bounds.
 fn asked(epsilon: f64) -> CertifySettings {
     let work = MOST_WORK / (LEAST_SAMPLES * (ROUNDS + 1)) as u64;
     CertifySettings { epsilon: vec![epsilon], bound: Bound::Linear, work, ..CertifySettings::default() }
 }
 
-/// An error where linear bounds cannot be refitted to.
+/// An error for models and inputs for which there are no linear bounds.
 pub(in crate::train) fn check(model: &ImplicitModel, input: &TrainInput, epsilon: f64) -> Result<()> {
     if !(epsilon > 0.0 && epsilon.is_finite()) {
         return Err(Error::setting("robust-refit", "a positive number such as 1/255", epsilon));
@@ -100,7 +102,7 @@ pub(in crate::train) fn check(model: &ImplicitModel, input: &TrainInput, epsilon
     Ok(())
 }
 
-/// The preprocessing of every value of a sample, of which the number is known and the shape is not.
+/// The preprocessing of every value of a sample; the number of values is known, the shape is not.
 fn per_feature(input: &TrainInput) -> Result<PerFeature> {
     let (inputs, preprocessing) = (input.source.shape().inputs, &input.preprocessing);
     let channels = preprocessing.mean.len().max(preprocessing.std.len()).max(1);
@@ -167,7 +169,7 @@ pub(in crate::train) fn refitted(
     Ok(Trained { model, report })
 }
 
-/// How many samples to take, each of which costs so many multiply-adds.
+/// The number of samples to use, if each costs `each` multiply-adds.
 fn taken(samples: usize, each: u64) -> usize {
     samples.min((MOST_WORK / each.max(1)) as usize).max(samples.min(LEAST_SAMPLES))
 }
@@ -191,13 +193,14 @@ struct Problem<'a> {
 }
 
 impl Problem<'_> {
-    /// A sample and its outputs by the baseline.
+    /// A sample and the baseline's outputs for it.
     fn sample(&self, s: usize) -> Result<(Matrix<f32>, Matrix<f32>)> {
         let (u, y) = self.input.source.ends(s..s + 1)?;
         Ok((u, y.cast()))
     }
 
-    /// How many of the samples to take, and the multiply-adds of their intervals in all rounds, by the mean of the first.
+    /// The number of samples to use, and the multiply-adds of their intervals in all rounds, estimated from the first
+    /// samples.
     fn affordable(&self, model: &ImplicitModel, samples: usize, run: &Run) -> Result<(usize, u64)> {
         let probes: Vec<usize> = (0..samples.min(PROBES)).collect();
         let found = self.spreads(model, &probes, run)?;
@@ -227,7 +230,7 @@ impl Problem<'_> {
         Ok(proved.iter().filter(|p| **p).count() as f64 / samples.len().max(1) as f64)
     }
 
-    /// The gradient of what steps raise, summed over some samples: one number per non-zero.
+    /// The gradient of the objective, summed over some samples: one number per non-zero.
     fn gradient(
         &self,
         model: &ImplicitModel,
@@ -260,7 +263,7 @@ fn largest(y: &Matrix<f32>) -> usize {
     (0..y.cols()).fold(0, |best, j| if y[(0, j)] > y[(0, best)] { j } else { best })
 }
 
-/// What steps raise, of a sample with its outputs by the baseline, and its gradient.
+/// The objective for a sample with the baseline's outputs, and its gradient.
 fn ascent(
     certifier: &Certifier,
     support: &Linearised,
@@ -289,8 +292,9 @@ fn ascent(
     }
     let (none, no_outputs) = (Matrix::zeros(0, 0), Matrix::zeros(1, found.v.cols()));
     let mut gradient = support.outer(&found.r, &found.v, &Samples { u: &found.u, x: &found.x, gates: &none });
-    // An end is z − below·R or z + above·R, R = |W|h over the half-widths h of what the unit reads; h is half of the upper end of
-    // an unstable unit and half of the width of an active one. (Of a ReLU; widths behind other activations are taken to move so, too.)
+    // An end is z − below·R or z + above·R, R = |W|h over the half-widths h of what the unit reads; h is half of the
+    // upper end of an unstable unit and half of the width of an active one. (This is for a ReLU; widths after other
+    // activations are assumed to change in the same way.)
     let (mut own, mut gains) = (Matrix::<f32>::zeros(1, states), Matrix::<f32>::zeros(1, states));
     for i in 0..states {
         let ((low, high), below, above) = (found.ends[i], spread.below[i], spread.above[i]);
@@ -326,7 +330,7 @@ mod tests {
     use crate::certify::tests::{SMALL, random_model};
     use crate::layout::{Activation, Layer, Layout};
 
-    /// Of many samples so many are taken as half an hour of one core allows, and never fewer than a hundred.
+    /// Of many samples as many are used as half an hour of one core allows, but at least a hundred.
     #[test]
     fn samples_are_limited_by_their_cost() {
         for each in [1, 1_000_000, 10_000_000_000, 1_000_000_000_000] {
@@ -340,7 +344,7 @@ mod tests {
         }
     }
 
-    /// The gradient is the one that differences show, with lines and intervals that follow the weights.
+    /// The gradient agrees with differences, where lines and intervals follow the weights.
     #[test]
     fn the_gradient_is_that_of_the_bound() {
         let mut r = Random::new(47);
@@ -375,7 +379,7 @@ mod tests {
                     at(&w).0
                 };
                 let (up, down) = ((moved(2e-3) - value) / 2e-3, (value - moved(-2e-3)) / 2e-3);
-                // A line that changes its branch in between has no derivative there.
+                // A line that changes its branch within the step has no derivative there.
                 if (up - down).abs() > 0.05 * (0.02 + up.abs()) {
                     continue;
                 }

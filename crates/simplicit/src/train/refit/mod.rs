@@ -1,4 +1,5 @@
-//! Weights on a support that is found: the model linearised in its weights, and the refits in the output metric and by linear bounds.
+//! Refits the weights on a known support: the model linearised in its weights, and the refits in the output metric
+//! and by linear bounds.
 
 pub(super) mod bound_refit;
 pub(super) mod linearised;

@@ -1,9 +1,9 @@
-//! How far a model's outputs are from the baseline's: value, gradient and curvature in the outputs.
+//! The distance of a model's outputs from the baseline's: value, gradient and curvature in the outputs.
 
 use crate::evaluate::{log_sum_exp, row_divergence};
 use crate::linalg::Matrix;
 
-/// How outputs are compared.
+/// The ways to compare outputs.
 #[derive(Clone, Copy)]
 pub(in crate::train) enum Metric {
     /// KL divergence of softmax distributions of `scale` × outputs.

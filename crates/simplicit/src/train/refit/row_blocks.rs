@@ -7,17 +7,17 @@ use crate::linalg::{Cholesky, axpy, dot};
 use crate::problem::penalty::soft;
 use crate::train::refit::linearised::Linearised;
 
-/// The residual at which conjugate gradients end, relative to the right-hand side.
+/// Conjugate gradients end at this residual, relative to the right-hand side.
 const RESIDUAL: f64 = 0.03;
 
-/// Rows' own normal matrices on their supports.
+/// The normal matrices of rows, each on the row's support.
 pub(in crate::train) struct Preconditioner {
-    /// First entry and factor of every chunk.
+    /// The first entry and the factor of every chunk.
     pub(in crate::train) chunks: Vec<(usize, Cholesky)>,
     pub(in crate::train) held: Vec<HeldRow>,
 }
 
-/// A row that its ball holds: its entries, the signs σ of its A part, P·σ and σᵀPσ.
+/// A row that the ball holds: its entries, the signs σ of its A part, P·σ and σᵀPσ.
 pub(in crate::train) struct HeldRow {
     span: Range<usize>,
     signs: Vec<f64>,
@@ -45,7 +45,7 @@ impl Preconditioner {
         out
     }
 
-    /// Rows at the ball whose own step would leave it move along it.
+    /// Finds the rows on the boundary of the ball whose step would leave it; they move along the boundary.
     pub(in crate::train) fn hold(&mut self, support: &Linearised, w: &[f64], kappa: f64, descent: &[f64]) {
         let step = self.apply_chunks(descent);
         for span in rows_of(support) {
@@ -68,7 +68,7 @@ impl Preconditioner {
     }
 }
 
-/// The entries of every row that reads states of the model into states.
+/// The entries of every row between states of the model.
 fn rows_of(support: &Linearised) -> Vec<Range<usize>> {
     let rows = support.entries().chunk_by(|a, b| a.row == b.row);
     let mut first = 0;
@@ -89,7 +89,7 @@ pub(in crate::train) fn into_ball(w: &mut [f64], support: &Linearised, kappa: f6
             continue;
         }
         sizes.sort_by(|a, b| b.total_cmp(a));
-        // A share inside, so that what is stored holds too.
+        // A little inside the ball, so that the stored weights satisfy the bound too.
         let radius = kappa * (1.0 - 1e-12);
         let (mut sum, mut threshold) = (0.0, 0.0);
         for (k, size) in sizes.iter().enumerate() {
@@ -105,7 +105,7 @@ pub(in crate::train) fn into_ball(w: &mut [f64], support: &Linearised, kappa: f6
     }
 }
 
-/// Moves `x` towards H⁻¹b for the product v ↦ Hv, `r` being the residual b − Hx, before and after.
+/// Moves `x` towards H⁻¹b for the product v ↦ Hv, where `r` is the residual b − Hx, before and after.
 pub(in crate::train) fn conjugate_gradients(
     x: &mut [f64],
     r: &mut [f64],

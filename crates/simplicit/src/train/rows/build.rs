@@ -1,4 +1,4 @@
-//! Rows as they are stored, and the model they make.
+//! Rows in the form in which they are stored, and the model that they form.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,28 +14,29 @@ use crate::train::plan::choice;
 use crate::train::plan::{Group, GroupId, Place, Plan};
 use crate::train::{TrainInput, TrainSettings, layout, metadata};
 
-/// What is known about one row of the model.
+/// Report about one row of the model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RowReport {
-    /// `z[i]` or `y[i]`; a row of states is a unit or, in a feature map, a channel.
+    /// The row's name, `z[i]` or `y[i]`; a row of states is a unit or, in a feature map, a channel.
     pub name: String,
-    /// Stored non-zeros, the bias included.
+    /// Number of stored non-zeros, the bias included.
     pub nonzeros: usize,
-    /// Certified gap of the row's last convex solve, relative to its objective; none for cardinality.
+    /// Certified gap of the row's last convex solve, relative to its objective; `None` for cardinality.
     pub relative_gap: Option<f64>,
-    /// That solve ended at a limit.
+    /// Whether that solve ended at a limit.
     pub at_limit: bool,
-    /// ‖z − Ũᵀw‖ / ‖z‖ with the stored weights: on the features they were fitted to, or after a refit in the output
-    /// metric at the model's own states. 0, as is the target's size, in layers that were left out.
+    /// ‖z − Ũᵀw‖ / ‖z‖ with the stored weights: on the features that they were fitted to or, after a refit in the
+    /// output metric, at the model's own states. In layers that were left out it is 0, and so is the size of the
+    /// target.
     pub relative_residual: f64,
     /// Root mean square of the target z.
     pub target_rms: f64,
-    /// (value − bound)/value of a cardinality row: its weights before rounding and before a refit in the output metric,
-    /// against a certified lower bound of the problem that they answer.
+    /// (value − bound)/value of a cardinality row: it compares its weights, before rounding and before a refit in the
+    /// output metric, with a certified lower bound of the problem that they solve.
     pub bound_distance: Option<f64>,
-    /// Those weights are proven optimal: no others cost less, up to a millionth.
+    /// Whether those weights are proven optimal: no others cost less, up to a millionth.
     pub proven: bool,
-    /// A GPU solved it.
+    /// Whether a GPU solved it.
     pub on_gpu: bool,
 }
 
@@ -49,11 +50,11 @@ pub(in crate::train) struct Row {
 #[derive(Debug, Clone)]
 pub(in crate::train) struct Evidence {
     pub(in crate::train) statistics: Arc<Statistics>,
-    /// Per row, over the group's features.
+    /// For every row its weights over the group's features.
     pub(in crate::train) weights: Vec<Vec<f64>>,
 }
 
-/// Rows stored so far; every report with the row's (residual energy, energy).
+/// The rows stored so far; each report comes with the row's residual energy and energy.
 #[derive(Clone)]
 pub(in crate::train) struct Build<'a> {
     plan: &'a Plan,
@@ -63,19 +64,19 @@ pub(in crate::train) struct Build<'a> {
 }
 
 impl<'a> Build<'a> {
-    /// Nothing yet.
+    /// A build without rows.
     pub(in crate::train) fn new(plan: &'a Plan) -> Self {
         let rows = plan.outputs.rows.end;
         Self { plan, rows: vec![Row::default(); rows], reports: vec![None; rows], evidence: BTreeMap::new() }
     }
 
-    /// The model of the rows so far; those still missing are zero.
+    /// The model of the rows so far; rows that are still missing are zero.
     pub(in crate::train) fn model(&self, input: &TrainInput, settings: &TrainSettings) -> Result<ImplicitModel> {
         let shape = input.source.shape();
         let layout = layout(input);
         let (n, p) = (shape.states, shape.inputs);
         let (top, bottom) = self.rows.split_at(layout.rows());
-        // A and B have a row per unit; rows of maps have no columns there.
+        // A and B have a row per unit; rows of maps have no entries there.
         let none = Row::default();
         let units: Vec<&Row> = (0..layout.layers().len())
             .flat_map(|k| {
@@ -109,12 +110,12 @@ impl<'a> Build<'a> {
         })
     }
 
-    /// Stored non-zeros of a group.
+    /// Number of stored non-zeros of a group.
     pub(in crate::train) fn nonzeros(&self, group: &Group) -> usize {
         self.reports[group.rows.clone()].iter().flatten().map(|(report, _)| report.nonzeros).sum()
     }
 
-    /// Notes that a group has nothing to solve; `kept` are the rows it has nevertheless.
+    /// Notes that a group has nothing to solve; `kept` are the rows that it has nevertheless.
     pub(in crate::train) fn skip(&mut self, group: &Group, kept: Vec<Vec<(Place, f32)>>) {
         let kept = kept.into_iter().chain(std::iter::repeat(Vec::new()));
         for (i, entries) in group.rows.clone().zip(kept) {
@@ -193,7 +194,7 @@ impl<'a> Build<'a> {
         self.plan.blocks.iter().enumerate().filter(|(_, block)| wanted(block)).filter_map(weighted).collect()
     }
 
-    /// RMS of the outputs' mismatch over their RMS.
+    /// RMS of the mismatch of the outputs divided by the RMS of the outputs.
     pub(in crate::train) fn output_error(&self) -> f64 {
         let (mut residual, mut energy) = (0.0, 0.0);
         for (_, (r, e)) in self.reports[self.plan.outputs.rows.clone()].iter().flatten() {

@@ -1,4 +1,5 @@
-//! The rows of one group, from statistics to stored weights: the same steps wherever the statistics were gathered.
+//! The rows of one group, from statistics to stored weights: the steps are the same wherever the statistics were
+//! gathered.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,24 +19,27 @@ use crate::train::rows::solve::{Solved, bound, cardinality, solve};
 use crate::train::search::survey;
 use crate::train::{Bounds, Objective, RowSettings, Run, TrainSettings};
 
-/// Features up to which rows are bounded.
+/// The most features with which rows are bounded by default.
 const SAMPLED_BOUNDS: usize = 2048;
-/// What bounds of a group may take by default, in multiply-adds of solving its rows once. Training solves them about three
-/// times, and a multiply-add of a bound takes several times as long, in double precision and one row at a time.
+/// The most work on a group's bounds by default, as a multiple of the multiply-adds of solving its rows once.
+/// Training solves rows about three times, and a multiply-add of a bound takes several times as long, because it is
+/// in double precision and one row at a time.
 const SOLVES: f64 = 0.5;
-/// Multiply-adds that all bounds of a network may take beside that: a few seconds.
+/// Multiply-adds that all bounds of a network may take in addition: a few seconds.
 const PURSE: f64 = 4e10;
-/// About how many times faster a GPU solves rows than the CPU bounds them: where a GPU solved the group, bounds may take this
-/// many times less.
+/// About how many times faster a GPU solves rows than the CPU bounds them: if a GPU solved the group, bounds may take
+/// only this fraction of the work.
 const GPU_SPEED: f64 = 128.0;
-/// Rows of a group that are bounded where a sample is asked for.
+/// Number of rows of a group that are bounded if a sample is asked for.
 const BOUND_STRATA: usize = 8;
-/// Rows of a group that a survey looks at.
+/// Number of rows of a group that a survey solves.
 pub(in crate::train) const SURVEY_STRATA: usize = 32;
-/// Factor on the first ρ of cardinality over taps. Neighbouring taps are much alike, and a small ρ wanders off among
-/// them: on ResNet-20 at half of its weights, ρ = 0.05 left twice the divergence that larger ones do.
+/// Factor on the first ρ of cardinality over taps. Neighbouring taps are very similar, and with a small ρ the
+/// splitting drifts among them: on ResNet-20 at half of its weights, ρ = 0.05 left twice the divergence of larger
+/// values.
 const TAP_RHO: f64 = 3.0;
-/// Row weights below this share of the largest count as this share: such a unit hardly matters, but must stay solvable.
+/// A row weight below this share of the largest counts as this share: such a unit hardly matters, but its row must
+/// stay solvable.
 const LEAST_IMPORTANCE: f64 = 1e-10;
 
 /// Rows that share their statistics.
@@ -44,18 +48,18 @@ pub(in crate::train) struct Rows<'a> {
     pub(in crate::train) name: &'a str,
     pub(in crate::train) statistics: &'a Statistics,
     pub(in crate::train) design: &'a Design<'a>,
-    /// One per row, or of some rows.
+    /// The problems of all rows, or of some rows.
     pub(in crate::train) problems: &'a [RowProblem],
 }
 
-/// A row as it is stored.
+/// A row in the form in which it is stored.
 pub(in crate::train) struct Stored {
-    /// (feature, weight), zeros left out.
+    /// Pairs (feature, weight) without zeros.
     pub(in crate::train) entries: Vec<(usize, f32)>,
-    /// Before rounding, over all features.
+    /// Its weights before rounding, over all features.
     pub(in crate::train) weights: Vec<f64>,
     pub(in crate::train) report: RowReport,
-    /// Energy of the mismatch with the stored weights, and of the target.
+    /// Energy of the mismatch with the stored weights, and energy of the target.
     pub(in crate::train) residual: f64,
     pub(in crate::train) energy: f64,
 }
@@ -82,7 +86,7 @@ impl<'a> Rows<'a> {
         self.stored(solved, name_of, run.threads)
     }
 
-    /// All rows with the weights that they start from.
+    /// Takes all rows with the weights that they start from.
     pub(in crate::train) fn as_they_are(
         &self,
         name_of: impl Fn(usize) -> String,
@@ -95,14 +99,14 @@ impl<'a> Rows<'a> {
 
     fn stored(&self, solved: Vec<Solved>, name_of: impl Fn(usize) -> String, threads: Threads) -> Result<Vec<Stored>> {
         let Rows { statistics, design, problems, .. } = *self;
-        // Residuals over many features are a matrix each: on all threads.
+        // With many features, the residuals take a matrix each, so all threads are used.
         let rounded = parallel::map(threads, solved.len(), |k| {
             let problem = &problems[k];
-            // What a ball bounds is rounded toward zero, so that the stored row keeps it.
+            // Weights that a ball limits are rounded toward zero, so that the stored row satisfies the limit.
             let bounded = |j: usize| problem.ball.as_ref().is_some_and(|ball| ball.weights[j] != 0.0);
             let round = |(j, w): (usize, &f64)| (j, if bounded(j) { toward_zero(*w) } else { *w as f32 });
             let rounded = || solved[k].weights.iter().enumerate().map(round).filter(|(_, w)| *w != 0.0);
-            // They stay until the model is there: not a byte more than they need.
+            // The entries are kept until the model is finished, so they take no more memory than they need.
             let mut entries: Vec<(usize, f32)> = Vec::with_capacity(rounded().count());
             entries.extend(rounded());
             let exact: Vec<(usize, f64)> = entries.iter().map(|&(j, w)| (j, f64::from(w))).collect();
@@ -128,8 +132,8 @@ impl<'a> Rows<'a> {
         Ok(solved.into_iter().zip(problems).zip(rounded).map(stored).collect())
     }
 
-    /// Lower bounds (or proofs) of so many rows, by row; `answers` has one row of weights per problem, `number` is the
-    /// group's place in the plan.
+    /// Lower bounds (or proofs) of `count` rows, by row; `answers` has one row of weights per problem, and `number`
+    /// is the group's place in the plan.
     pub(in crate::train) fn bounds(
         &self,
         settings: &TrainSettings,
@@ -150,8 +154,8 @@ impl<'a> Rows<'a> {
         Ok(rows.into_iter().zip(bounds).collect())
     }
 
-    /// Expected non-zeros of the group at every price, by the splitting alone. The problems are those of the rows that
-    /// [`surveyed`] draws, at strength 1; each stands for so many rows.
+    /// Expected non-zeros of the group at every price, by the splitting alone. The problems are those of the rows
+    /// that [`surveyed`] draws, at strength 1; each stands for several rows.
     pub(in crate::train) fn survey(
         &self,
         settings: &TrainSettings,
@@ -180,7 +184,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The rows that a survey of group `number` looks at, and how many each stands for.
+/// The rows that a survey of group `number` solves, and how many rows each of them stands for.
 pub(in crate::train) fn surveyed(
     settings: &TrainSettings,
     number: usize,
@@ -190,14 +194,15 @@ pub(in crate::train) fn surveyed(
     survey::drawn(design, problems, SURVEY_STRATA, drawing(settings, number))
 }
 
-/// Weights of the rows that are solved together here, unless a block has more.
+/// The most weights of the rows that are solved together in this process, unless a single block has more.
 const TOGETHER: usize = 1 << 22;
-/// The same where other processes solve them, a block each at a time.
+/// The same if other processes solve them, one block each at a time.
 const TOGETHER_ELSEWHERE: usize = 1 << 24;
 /// Bytes of every weight of rows that are being solved: problems, their copies for the solver in both precisions, answers.
 pub(in crate::train) const ROW_BYTES: u64 = 100;
 
-/// Rows of a group in the parts that are solved one after the other: whole blocks, so that parts change no bit.
+/// Ranges of a group's rows that are solved one after the other. Each is a number of whole blocks, so that the
+/// division changes no bit.
 pub(in crate::train) fn parts(
     settings: &TrainSettings,
     statistics: &Statistics,
@@ -209,13 +214,14 @@ pub(in crate::train) fn parts(
     (0..rows).step_by(each).map(|first| first..rows.min(first + each)).collect()
 }
 
-/// Where these parts keep the inverses that they share; one part has no use for that.
+/// Where these parts keep the inverses that they share; `None` for a single part, which does not need it.
 pub(in crate::train) fn shared_inverses(parts: &[Range<usize>]) -> Option<Arc<Inverses>> {
     (parts.len() > 1).then(Arc::default)
 }
 
-/// Rows of a part, a power of two of blocks; all rows where keeping the inverses for the parts takes more than all rows do, and
-/// where a GPU solves them, which makes its inverses for every call. It depends on sizes, the device and on who solves rows.
+/// Rows of a part, a power of two of blocks; all rows if the inverses that the parts share take more memory than all
+/// rows do, and if a GPU solves them, because it makes its inverses for every call. The number depends on sizes, on
+/// the device and on whether other processes solve rows.
 pub(in crate::train) fn part_rows(
     settings: &TrainSettings,
     few: bool,
@@ -234,12 +240,12 @@ pub(in crate::train) fn part_rows(
     if !few && (elsewhere || saved <= inverse_bytes(settings, d) || on_gpu()) { all } else { part }
 }
 
-/// Bytes of all inverses of d features.
+/// Bytes of all inverses for d features.
 pub(in crate::train) fn inverse_bytes(settings: &TrainSettings, features: usize) -> u64 {
     4 * (settings.rows.cardinality.ladder().schedule().len() * features * features) as u64
 }
 
-/// Whether rows of so many features get bounds, some or all of them.
+/// Whether rows with this many features get bounds, some or all of them.
 pub(in crate::train) fn has_bounds(settings: &TrainSettings, features: usize) -> bool {
     matches!(settings.objective, Objective::Cardinality)
         && match settings.rows.bounds {
@@ -249,8 +255,8 @@ pub(in crate::train) fn has_bounds(settings: &TrainSettings, features: usize) ->
         }
 }
 
-/// How many rows get a bound, group after group of a network. Where nothing is said it is what costs less than training does:
-/// operations are counted and time is not measured, so the choice is the same on every machine.
+/// How many rows get a bound, group after group of a network. By default as many as cost less than training does.
+/// Operations are counted instead of measuring time, so the choice is the same on every machine.
 pub(in crate::train) struct Allowance<'a> {
     settings: &'a TrainSettings,
     purse: f64,
@@ -261,7 +267,7 @@ impl<'a> Allowance<'a> {
         Self { settings, purse: PURSE }
     }
 
-    /// Rows of this group; `on_gpu` says whether a GPU solved it.
+    /// Number of rows of this group that get a bound; `on_gpu` says whether a GPU solved it.
     pub(in crate::train) fn rows(&mut self, group: &Rows, answers: &[Vec<f64>], on_gpu: bool) -> usize {
         let features = group.statistics.features();
         match self.settings.rows.bounds {
@@ -272,7 +278,7 @@ impl<'a> Allowance<'a> {
         }
     }
 
-    /// `kept` are the samples where they are so few that they stand in the place of their products.
+    /// `kept` is the number of samples if there are so few that they are kept instead of their products.
     fn affordable(&mut self, features: usize, kept: Option<usize>, answers: &[Vec<f64>], on_gpu: bool) -> usize {
         let rows = answers.len();
         let nonzeros = answers.iter().flatten().filter(|w| **w != 0.0).count() as f64 / rows.max(1) as f64;
@@ -287,7 +293,7 @@ impl<'a> Allowance<'a> {
     }
 }
 
-/// The seed of what is drawn from a group.
+/// The seed of the random choices for a group.
 fn drawing(settings: &TrainSettings, group: usize) -> u64 {
     settings.work.seed ^ (group as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -299,8 +305,8 @@ pub(in crate::train) fn for_taps(settings: &TrainSettings) -> TrainSettings {
     tuned
 }
 
-/// A row's problem with its mismatch weighed by λ and the row's own weight out of all (or, without weights, by the size of
-/// its target), in the units that go with it.
+/// A row's problem with its mismatch weighted by λ and the row's own weight relative to all (or, without weights, by
+/// the size of its target), and with the matching units.
 pub(in crate::train) fn weighed(
     row: usize,
     lambda: f64,
@@ -325,7 +331,7 @@ pub(in crate::train) fn weighed(
     problem
 }
 
-/// What the settings multiply every entry's penalty with: cardinality has its price beside the problem.
+/// The factor on the penalty of every entry; cardinality has its price outside of the problem.
 pub(in crate::train) fn entry_price(settings: &TrainSettings, strength: f64) -> f64 {
     match settings.objective {
         Objective::Convex(_) => strength,
@@ -356,7 +362,7 @@ mod tests {
                     assert!(part == rows || part == block || part * features <= most, "{part} of {rows} x {features}");
                     assert!(part == rows || 2 * part * features > most, "{part} of {rows} x {features} is too few");
                 }
-                // Six inverses in single precision are held for several parts, and must be worth it.
+                // Six inverses in single precision are kept for several parts, which must be worth it.
                 let part = part_rows(&settings, false, features, rows, false);
                 let saved = 100 * (rows - part) * features;
                 assert!(part == rows || saved > 24 * features * features, "{part} of {rows} x {features}");
@@ -367,7 +373,8 @@ mod tests {
         assert_eq!(part_rows(&settings, false, 9217, 512, false), 512, "not enough rows for their inverses");
     }
 
-    /// A bound takes no longer than training unless asked: multiply-adds of bounds and of solving, counted here again.
+    /// By default bounds take no longer than training; the multiply-adds of bounds and of solving are counted
+    /// independently here.
     #[test]
     fn bounds_cost_half_of_solving_and_what_is_in_the_purse() {
         let settings = TrainSettings::default();
@@ -395,7 +402,7 @@ mod tests {
                     let purse = allowed - spent;
                     let of = format!("{features} {kept:?} {rows} {nonzeros}: {chosen}");
                     assert!(chosen == 0 || bounds(chosen) <= (own + purse) * (1.0 + 1e-9), "{of}");
-                    // The number is the largest that the allowance permits, or all rows.
+                    // The number is the largest that is allowed, or all rows.
                     assert!(chosen == rows || bounds(chosen + 1) >= (own + purse) * (1.0 - 1e-9), "{of}");
                     if chosen > 0 {
                         spent += bounds(chosen);

@@ -1,5 +1,5 @@
-//! Rows by a method of your own, in the library's walk: plan, cascade, statistics, counting and the search for a target
-//! stay what they are. See `docs/add-a-row-method.md`.
+//! Rows by a method of the user's own, within the library's training: plan, cascade, statistics, counting and the
+//! search for a target stay the same. See `docs/add-a-row-method.md`.
 
 use std::fmt::Debug;
 
@@ -11,23 +11,24 @@ use crate::train::rows::solve::Solved;
 use crate::train::{Progress, Run};
 use crate::{Error, Result};
 
-/// Rounding that a row may exceed its ball by: it is rounded toward zero when it is stored.
+/// A row may exceed its ball by this much, as rounding; it is rounded toward zero when it is stored.
 const SLACK: f64 = 1e-9;
 
 /// Rows that share their features: the units of a layer, the channels of a feature map, the outputs.
 #[derive(Clone, Copy)]
 pub struct RowGroup<'a> {
-    /// The layer's name, or `outputs`, or `states` for all of them at once.
+    /// The name of the layer, or `outputs`, or `states` for all states at once.
     pub name: &'a str,
-    /// Of the group's features against its targets, which are residuals where the baseline has residual sums.
+    /// Statistics of the group's features and targets. Targets are residuals if the baseline has residual sums.
     pub statistics: &'a Statistics,
     /// The statistics in the form that the row solver and the refit take.
     pub design: &'a Design<'a>,
-    /// One per row, over the group's features. `start` is the baseline's row; an entry weight of infinity forbids the
-    /// connection, one of zero marks the constant, which is not penalised; `fit` is the row's weight in the output.
+    /// The problem of every row, over the group's features. `start` is the baseline's row; an entry weight of
+    /// infinity forbids the connection, one of zero marks the constant, which is not penalised; `fit` is the row's
+    /// weight in the output.
     pub problems: &'a [RowProblem],
-    /// What [`TrainSettings::strength`](crate::train::TrainSettings::strength) or the search for a target asks for: more of it
-    /// should leave fewer weights.
+    /// What [`TrainSettings::strength`](crate::train::TrainSettings::strength) or the search for a target asks for; a
+    /// larger strength should leave fewer weights.
     pub strength: f64,
     /// Threads to use.
     pub threads: Threads,
@@ -41,7 +42,7 @@ pub trait RowMethod: Debug + Send + Sync {
     fn rows(&self, group: &RowGroup) -> Result<Vec<Vec<f64>>>;
 }
 
-/// A method's rows, checked: a model keeps its promises whatever method found its rows.
+/// A method's rows after a check, because a model must satisfy its constraints whatever method found its rows.
 pub(in crate::train) fn rows(method: &dyn RowMethod, group: &RowGroup, run: &mut Run) -> Result<Vec<Solved>> {
     let (total, d) = (group.problems.len(), group.design.features());
     let rows = method.rows(group)?;

@@ -1,8 +1,9 @@
-//! Prices of weights: all alike, or by what each adds to the certificate of the last model.
+//! Prices of weights: all equal, or by what each weight adds to the certificate of the last model.
 //!
 //! The global certificate |C_i − C_j|(I−|A|)⁻¹|B| + |D_i − D_j| grows by rows_i·columns_j for a unit of |w_ij|
 //! ([`certify::sensitivity`]). With these numbers as entry weights the penalty of the next model is the certificate
-//! itself, linearised at the last one; repeated, it settles. The weight of a tap has the sum over the positions that use it.
+//! itself, linearised at the last one; repeated rounds converge. The price of a tap is the sum over the positions
+//! that use it.
 
 use crate::Result;
 use crate::arrays::Preprocessing;
@@ -12,22 +13,23 @@ use crate::model::{ImplicitModel, TapWeights};
 use crate::problem::{RowProblem, Units};
 use crate::solver::Design;
 
-/// Entry weights on top of the penalty's own units.
+/// Entry weights that multiply the penalty's own units.
 #[derive(Debug, Default)]
 pub(in crate::train) struct CertificatePrices {
     round: usize,
     prices: Option<(Sensitivity, f64)>,
-    /// Σ |w|·unit over the rows of the last model, gathered while they are stored: prices keep this sum.
+    /// Σ |w|·unit over the rows of the last model, added up while they are stored; new prices keep this sum.
     spent: f64,
 }
 
 impl CertificatePrices {
-    /// How often prices have been taken from a model.
+    /// Number of times that prices have been taken from a model.
     pub(in crate::train) fn round(&self) -> usize {
         self.round
     }
 
-    /// The factor on the penalty of unit i (outputs behind the states), column j; `unit` is what the penalty multiplies the weight with.
+    /// The factor on the penalty of unit i (outputs behind the states), column j; `unit` is the factor by which the
+    /// penalty multiplies the weight.
     pub(in crate::train) fn factor(&self, i: usize, j: usize, unit: f64) -> f64 {
         match &self.prices {
             Some((price, norm)) if unit > 0.0 => norm * price.rows[i] * price.columns[j] / unit,
@@ -35,13 +37,13 @@ impl CertificatePrices {
         }
     }
 
-    /// The same of a tap: row o of tap block k.
+    /// The same factor for a tap: row o of tap block k.
     pub(in crate::train) fn tap_factor(&self, k: usize, o: usize, column: usize, unit: f64) -> f64 {
         let Some((price, norm)) = self.prices.as_ref().filter(|_| unit > 0.0) else { return 1.0 };
         price.taps.get(k).filter(|p| o < p.rows()).map_or(1.0, |p| norm * p[(o, column)] / unit)
     }
 
-    /// Starts the sum of a new model.
+    /// Begins the sum for a new model.
     pub(in crate::train) fn begin(&mut self) {
         self.spent = 0.0;
     }
@@ -51,12 +53,12 @@ impl CertificatePrices {
         self.spent
     }
 
-    /// Takes the sum back to an earlier value, because the rows stored since then are solved again.
+    /// Sets the sum back to an earlier value, because the rows stored since then are solved again.
     pub(in crate::train) fn back_to(&mut self, spent: f64) {
         self.spent = spent;
     }
 
-    /// Row `problem` was stored with these weights; the constant is free.
+    /// Adds row `problem`, which was stored with these weights; the constant is free.
     pub(in crate::train) fn note(&mut self, design: &Design, problem: &RowProblem, weights: &[f64]) {
         let free = |c: usize| problem.weights.as_ref().is_some_and(|w| w[c] == 0.0);
         for (c, w) in weights.iter().enumerate().filter(|(c, _)| !free(*c)) {
@@ -88,7 +90,7 @@ impl CertificatePrices {
                 }
             }
         }
-        // A unit that nothing reads, or that reads nothing, must still have a price.
+        // A unit that nothing reads, or that reads nothing, must still have a positive price.
         let taps = price.taps.iter_mut().map(Matrix::as_mut_slice);
         for prices in [&mut price.rows[..], &mut price.columns[..]].into_iter().chain(taps) {
             let least = 1e-3 * prices.iter().sum::<f64>() / prices.len().max(1) as f64;
@@ -102,7 +104,7 @@ impl CertificatePrices {
     }
 }
 
-/// What the penalty multiplies the weight of column c with.
+/// The factor by which the penalty multiplies the weight of column c.
 pub(in crate::train) fn unit(design: &Design, problem: &RowProblem, c: usize) -> f64 {
     match problem.units {
         Units::Rms { factor } => design.rms(c) * factor,

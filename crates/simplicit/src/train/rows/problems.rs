@@ -1,4 +1,4 @@
-//! The rows of a group as problems over its design.
+//! The rows of a group, as problems over its design.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::train::rows::group::{entry_price, weighed};
 use crate::train::rows::prices::{self, CertificatePrices};
 use crate::train::{TrainInput, TrainSettings};
 
-/// The rows of a group, each made when it is asked for: a group may have hundreds of millions of weights.
+/// The rows of a group. Each is made when it is needed, because a group may have hundreds of millions of weights.
 pub(in crate::train) struct GroupProblems<'a, 'd> {
     plan: &'a Plan,
     input: &'a TrainInput<'a>,
@@ -26,7 +26,7 @@ pub(in crate::train) struct GroupProblems<'a, 'd> {
     lambda: f64,
     /// The largest row weight of the model.
     largest: Option<f64>,
-    /// What the settings multiply every entry's penalty with.
+    /// The factor from the settings on every entry's penalty.
     factor: f64,
 }
 
@@ -50,7 +50,7 @@ impl<'a, 'd> GroupProblems<'a, 'd> {
         Self { plan, input, settings, group, design, prices, places, lambda, largest, factor }
     }
 
-    /// Row k without entry weights, ball and start: target, weight and units.
+    /// Row k without entry weights, ball and start: only target, weight and units.
     pub(in crate::train) fn bare(&self, k: usize) -> RowProblem {
         let weights = self.input.importance.zip(self.largest);
         let importance = weights.map(|(weights, largest)| (weights[self.group.rows.start + k], largest));
@@ -114,7 +114,7 @@ fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Optio
     let baseline = input.baseline?;
     let outputs = group.target == Some(Target::Output);
     let (from_states, from_inputs) = if outputs { (baseline.c(), baseline.d()) } else { (baseline.a(), baseline.b()) };
-    // One row of each, found once: a group has far more features than a row has non-zeros.
+    // One row of each is looked up only once, because a group has far more features than a row has non-zeros.
     let columns = group.positions == 1;
     let mut known: Vec<(usize, f32)> = Vec::new();
     if columns {
@@ -130,7 +130,8 @@ fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Optio
             _ => Vec::new(),
         })
         .collect();
-    // Places come nearly always in the order of the columns, so that the next entry is the one looked for, or behind it.
+    // The places are nearly always in the order of the columns, so that the next entry is the wanted one or comes
+    // after it.
     let (mut next_known, mut next_taps) = (0, vec![0; taps.len()]);
     let weight = |&place: &Place| match place {
         Place::Column(j) => find(&known, j as usize, &mut next_known),
@@ -144,7 +145,7 @@ fn start(input: &TrainInput, group: &Group, places: &[Place], k: usize) -> Optio
     Some(places.iter().map(weight).collect())
 }
 
-/// The value of column j in a row of ascending columns; `next` is the entry behind the one found last.
+/// The value of column j in a row with ascending columns; `next` is the entry after the one found last.
 fn find(row: &[(usize, f32)], j: usize, next: &mut usize) -> f64 {
     let is_behind = |at: usize| at.checked_sub(1).is_none_or(|before| row[before].0 < j);
     let at = match row.get(*next) {

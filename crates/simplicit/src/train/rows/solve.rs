@@ -15,7 +15,8 @@ use crate::{Error, Result};
 
 /// ε of the reweighting ω = 2ε/(|w̃| + ε), in unit-RMS coordinates.
 const REWEIGHT: f64 = 0.02;
-/// Numbers of a solved row besides its weights: its gap (zero for cardinality, whose rows have none) and whether it ended at a limit.
+/// Numbers of a solved row besides its weights: its gap (zero for cardinality, whose rows have none) and 1 if it
+/// ended at a limit.
 pub(in crate::train) const ROW_EXTRAS: usize = 2;
 /// Numbers of a row's bound: its value, the bound, and whether it is proven.
 pub(in crate::train) const BOUND_NUMBERS: usize = 3;
@@ -28,7 +29,7 @@ pub(in crate::train) struct Solved {
     pub(in crate::train) on_gpu: bool,
 }
 
-/// The lower bound of some cardinality rows of a group, or a proof where the settings ask for one.
+/// The lower bounds of some cardinality rows of a group, or proofs if the settings ask for them.
 pub(in crate::train) fn bound(
     rows: &Rows,
     settings: &TrainSettings,
@@ -39,9 +40,9 @@ pub(in crate::train) fn bound(
 ) -> Result<Vec<CardinalityBound>> {
     let Rows { name, statistics, design, .. } = *rows;
     let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
-    let mut told = |done: usize| (run.progress)(Progress::Rows { group: format!("bounds of {name}"), done, total });
+    let mut report = |done: usize| (run.progress)(Progress::Rows { group: format!("bounds of {name}"), done, total });
     let Some(elsewhere) = keep.delegate() else {
-        return bound_here(design, settings, strength, problems, answers, threads, cancel, &mut told);
+        return bound_here(design, settings, strength, problems, answers, threads, cancel, &mut report);
     };
     let task = |(problem, answer): (&RowProblem, &Vec<f64>)| RowsTask {
         strength,
@@ -57,7 +58,7 @@ pub(in crate::train) fn bound(
             return Err(Error::shape("bound of a row", BOUND_NUMBERS, numbers.len()));
         };
         out.push(CardinalityBound { value, bound, proven: proven != 0.0 });
-        told(out.len());
+        report(out.len());
         Ok(())
     })?;
     Ok(out)
@@ -72,14 +73,15 @@ pub(in crate::train) fn bound_here(
     answers: &[Vec<f64>],
     threads: Threads,
     cancel: &Cancel,
-    told: &mut dyn FnMut(usize),
+    report: &mut dyn FnMut(usize),
 ) -> Result<Vec<CardinalityBound>> {
     let prove = settings.rows.prove.map(|seconds| ProveSettings { seconds, ..ProveSettings::default() });
     let how = &settings.rows.cardinality;
-    solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, told)
+    solver::cardinality_bound(design, problems, answers, strength, how, prove.as_ref(), threads, cancel, report)
 }
 
-/// Weights of cardinality rows over a group's statistics that nobody keeps or certifies, in blocks of so many rows.
+/// Weights of cardinality rows over a group's statistics, in blocks of `block` rows; they are neither kept nor
+/// certified.
 pub(in crate::train) fn cardinality(
     rows: &Rows,
     settings: &TrainSettings,
@@ -90,15 +92,15 @@ pub(in crate::train) fn cardinality(
 ) -> Result<Vec<Vec<f64>>> {
     let Rows { name, statistics, design, .. } = *rows;
     let (threads, cancel, keep, total) = (run.threads, run.cancel, run.keep, problems.len());
-    let mut told = |done| (run.progress)(Progress::Rows { group: name.to_string(), done, total });
+    let mut report = |done| (run.progress)(Progress::Rows { group: name.to_string(), done, total });
     let mut solved = match keep.delegate() {
-        None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut told)?.0,
+        None => cardinality_rows(design, settings, strength, problems, block, threads, cancel, &mut report)?.0,
         Some(elsewhere) => {
             let mut out = Vec::with_capacity(total);
             let tasks = row_tasks(statistics, settings, strength, problems.chunks(block));
             elsewhere.rows(statistics, &tasks, &mut |_, rows| {
                 out.extend(rows.chunks_exact(design.features() + ROW_EXTRAS).map(<[f64]>::to_vec));
-                told(out.len());
+                report(out.len());
                 Ok(())
             })?;
             out
@@ -108,14 +110,14 @@ pub(in crate::train) fn cardinality(
     Ok(solved)
 }
 
-/// Blocks of rows for other processes.
+/// Tasks for other processes, one for each block of rows.
 fn row_tasks<'a>(
     statistics: &Statistics,
     settings: &TrainSettings,
     strength: f64,
     blocks: impl Iterator<Item = &'a [RowProblem]>,
 ) -> Vec<RowsTask> {
-    // Over few samples a worker computes the inverse in less time than it takes to send it.
+    // With few samples, a worker computes the inverse in less time than it takes to send it.
     let shared = matches!(settings.objective, Objective::Cardinality) && statistics.few_samples().is_none();
     let inverses = if shared { settings.rows.cardinality.ladder().schedule().len() } else { 0 };
     let task = |block: &[RowProblem]| RowsTask {
@@ -128,7 +130,7 @@ fn row_tasks<'a>(
     blocks.map(task).collect()
 }
 
-/// Rows of a group, all or whole blocks of them, in blocks, each block kept as it comes.
+/// Solves rows of a group, all or whole blocks of them, in blocks; each block is kept as soon as it is solved.
 #[allow(clippy::too_many_arguments)]
 pub(in crate::train) fn solve(
     design: &Design,
@@ -155,17 +157,17 @@ pub(in crate::train) fn solve(
     if whole || keep.delegate().is_some() {
         kept = (0..blocks.len()).map(|b| keep::find(keep, &key.block(b), length(b))).collect::<Result<Vec<_>>>()?;
     }
-    let told = |done: usize| Progress::Rows { group: name.to_string(), done, total };
-    // Rows of cardinality share more than a block: all of them together, unless an earlier run kept them.
+    let event = |done: usize| Progress::Rows { group: name.to_string(), done, total };
+    // Cardinality rows share more than a block, so all of them are solved together, unless an earlier run kept them.
     if whole && keep.delegate().is_none() && kept.iter().any(Option::is_none) {
-        let not_yet = &mut |done: usize| (run.progress)(told(done.min(total.saturating_sub(1))));
+        let not_yet = &mut |done: usize| (run.progress)(event(done.min(total.saturating_sub(1))));
         let (rows, on_gpu) = cardinality_rows(design, settings, strength, problems, size, threads, cancel, not_yet)?;
         if keep.keeps() {
             for (block, rows) in rows.chunks(size).enumerate() {
                 keep::put(keep, &key.block(block), &in_one(rows))?;
             }
         }
-        (run.progress)(told(total));
+        (run.progress)(event(total));
         let row = |weights| Solved { weights, relative_gap: None, at_limit: false, on_gpu };
         return Ok(rows.into_iter().map(row).collect());
     }
@@ -175,13 +177,13 @@ pub(in crate::train) fn solve(
         for row in rows.chunks_exact(d + ROW_EXTRAS) {
             out.push(Solved {
                 weights: row[..d].to_vec(),
-                // Rows of cardinality have none.
+                // Cardinality rows have no gap.
                 relative_gap: (!whole).then_some(row[d]),
                 at_limit: row[d + 1] != 0.0,
                 on_gpu,
             });
         }
-        (run.progress)(told(out.len()));
+        (run.progress)(event(out.len()));
         Ok(())
     };
     if let Some(elsewhere) = keep.delegate() {
@@ -212,8 +214,8 @@ pub(in crate::train) fn solve(
     Ok(out)
 }
 
-/// Multiply-adds of a step of the splitting on a GPU; none for few samples: a GPU has no sample space, and the whole matrix
-/// that it would invert instead costs far more than the samples do on the CPU.
+/// Multiply-adds of a step of the splitting on a GPU; zero for few samples: a GPU cannot compute with the samples
+/// themselves, and the whole matrix that it would invert instead costs far more than the samples do on the CPU.
 fn work(design: &Design, problems: &[RowProblem]) -> f64 {
     let features = design.features();
     if design.has_few_samples() { 0.0 } else { problems.len() as f64 * (features * features) as f64 }
@@ -243,7 +245,8 @@ fn cardinality_rows(
     on_device(settings, work(design, problems), &mut solve)
 }
 
-/// Work for the GPU of the settings, if it is worth it, or else for their backend; and whether the GPU did it.
+/// Runs work on the GPU of the settings if that is worthwhile, otherwise on their backend; also returns whether the
+/// GPU did it.
 pub(in crate::train) fn on_device<T>(
     settings: &TrainSettings,
     work: f64,
@@ -272,7 +275,7 @@ pub(in crate::train) fn solve_blocks(
             Ok(solve_block(design, settings, blocks[block], cancel)?.concat())
         });
     }
-    // All blocks but the last have one size, and share a ladder of inverses.
+    // All blocks except the last have the same size, and share a ladder of inverses.
     let size = blocks.first().map_or(1, |block| block.len()).max(1);
     let problems = blocks.concat();
     let ignored = &mut |_| {};
@@ -302,7 +305,8 @@ fn solve_block(
         let state = |s: &solver::RowSolution| [s.relative_gap, f64::from(u8::from(s.status == Status::Limit))];
         return Ok(rows.into_iter().map(|s| [&s.weights[..], &state(&s)].concat()).collect());
     }
-    // A convex solve does not depend on where it starts, and the splitting phase is no slower from zero.
+    // The result of a convex solve does not depend on the starting point, and the splitting phase is no slower from
+    // zero.
     let mut round: Vec<RowProblem> = problems.iter().map(|p| RowProblem { start: None, ..p.clone() }).collect();
     let mut solutions = solver::solve_rows(design, penalty, &round, &settings.rows.solver, one, cancel, |_| {})?;
     for _ in 1..settings.rows.rounds {
@@ -322,7 +326,7 @@ fn solve_block(
         .collect())
 }
 
-/// ω_j·2ε/(|w̃_j| + ε): entries that are small cost more in the next round.
+/// ω_j·2ε/(|w̃_j| + ε): small entries cost more in the next round.
 fn reweighted(design: &Design, problem: &RowProblem, weights: &[f64]) -> Option<Vec<f64>> {
     let factor = match problem.units {
         Units::Rms { factor } => factor,

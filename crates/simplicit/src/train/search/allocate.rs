@@ -1,11 +1,12 @@
-//! Prices of layers by what their non-zeros are worth to the outputs.
+//! Chooses prices of layers by how much their non-zeros are worth to the outputs.
 //!
-//! One price for all rows is the best allocation if the errors of layers add up, each with the weight that its rows have. They
-//! do not add up. Here the worth is measured, on rough models: the price of one layer at a time is doubled and halved, and the
-//! divergence of the outputs of samples that were not fitted, over the non-zeros that go, is what a non-zero of that
-//! layer is worth. A layer whose non-zeros are worth more than the average gets a lower price by that ratio, the others a
-//! higher one, and the common price keeps the number of non-zeros. If worth is proportional to price this makes all worths
-//! equal, which is the optimum. The new prices stand if the divergence of a rough model with them is smaller.
+//! One price for all rows is the best allocation if the errors of layers add up, each with the weight that its rows
+//! have. They do not add up. Here the worth is measured on rough models: the price of one layer at a time is doubled
+//! and halved. The change of the divergence of the outputs on held-out samples, divided by the number of non-zeros
+//! that are removed, is the worth of a non-zero of that layer. A layer whose non-zeros are worth more than the
+//! average gets a lower price by that ratio, the others a higher one, and the common price keeps the number of
+//! non-zeros. If worth is proportional to price this makes all worths equal, which is the optimum. The new prices are
+//! kept if the divergence of a rough model with them is smaller.
 
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::linalg::Matrix;
@@ -19,45 +20,46 @@ use crate::{Error, Result};
 
 /// Logarithm of the factor by which a layer's price is raised and lowered to measure the worth of its non-zeros.
 const STEP: f64 = std::f64::consts::LN_2;
-/// The largest logarithm of a factor that one round puts on a price.
+/// The largest logarithm of a factor by which one round changes a price.
 const LARGEST: f64 = 1.0;
-/// Layers' worths differ by about this much in their logarithm; a measurement with more noise than that counts little.
+/// The worths of layers differ by about this much in their logarithm; a measurement with more noise than that counts
+/// little.
 const SPREAD: f64 = 0.5;
 /// Shares of the step that are tried.
 const SHARES: [f64; 3] = [1.0, 0.5, 0.25];
-/// Samples that judge at most, and how many run together.
+/// The most samples that judge, and how many of them are run together.
 const JUDGED: usize = 500;
 const BLOCK: usize = 50;
-/// Samples below which nothing can be held out.
+/// With fewer samples than this, none can be held out.
 pub(in crate::train) const LEAST_SAMPLES: usize = 100;
 
-/// What the allocation over layers did to rough models.
+/// The results of the allocation over layers, measured on rough models.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Allocation {
-    /// Divergence of the outputs of samples that were not fitted, with one price for all layers.
+    /// Divergence of the outputs of held-out samples, with one price for all layers.
     pub before: f64,
-    /// The same with the prices found, at the same number of non-zeros; never larger.
+    /// The same divergence with the prices found, at the same number of non-zeros; never larger.
     pub after: f64,
     /// The factor on the price of every layer, by name, in the order of the network.
     pub factors: Vec<(String, f64)>,
 }
 
-/// Samples that rough models fit, out of so many, and those that judge them.
+/// The samples that rough models fit, at most `most` of all, and the samples that judge them.
 pub(in crate::train) fn parts(samples: usize, most: usize) -> (usize, std::ops::Range<usize>) {
     let fitted = most.min(samples * 2 / 3);
     (fitted, fitted..samples.min(fitted + JUDGED))
 }
 
-/// Rough models of a round over so many layers.
+/// Number of rough models in a round over this many layers.
 pub(in crate::train) fn models_of_a_round(layers: usize) -> usize {
     2 * layers + SHARES.len()
 }
 
-/// A rough model at some prices.
+/// A rough model at given prices.
 pub(in crate::train) struct Tried {
     /// Non-zeros of every group.
     pub(in crate::train) counts: Vec<usize>,
-    /// Of every sample that judges.
+    /// The divergence of every sample that judges.
     pub(in crate::train) divergences: Vec<f64>,
 }
 
@@ -71,11 +73,11 @@ impl Tried {
     }
 }
 
-/// What was found, as numbers that can be kept.
+/// The results, as numbers that can be kept.
 pub(in crate::train) struct Exchanged {
-    /// Logarithm of every group's factor.
+    /// Logarithm of the factor of every group.
     factors: Vec<f64>,
-    /// What groups kept with them, at this common price.
+    /// The non-zeros that groups kept with these factors, at this common price.
     counts: Vec<usize>,
     common: f64,
     before: f64,
@@ -83,7 +85,7 @@ pub(in crate::train) struct Exchanged {
 }
 
 impl Exchanged {
-    /// How many numbers there are for so many groups.
+    /// How many numbers the results are for this many groups.
     pub(in crate::train) fn length(groups: usize) -> usize {
         2 * groups + 3
     }
@@ -102,7 +104,7 @@ impl Exchanged {
         Ok(Self { factors: factors.to_vec(), counts, common, before, after })
     }
 
-    /// Prices that start from what was found, and the report.
+    /// Prices that start from these results, and the report.
     pub(in crate::train) fn applied(
         self,
         steering: &Steering,
@@ -116,8 +118,8 @@ impl Exchanged {
     }
 }
 
-/// Rounds of exchanges between layers, each given by its groups. `tried` fits a rough model at held prices; its second argument
-/// says that the next ones differ from it in one layer alone.
+/// Rounds of exchanges between layers, each given by its groups. `tried` fits a rough model at held prices; its
+/// second argument says that the next models differ from it only in one layer.
 pub(in crate::train) fn exchange(
     start: &Steering,
     layers: &[(String, Vec<usize>)],
@@ -152,7 +154,7 @@ pub(in crate::train) fn exchange(
             let next = steering.allotted(factors);
             let next = next.held(next.common());
             let model = tried(&next, true)?;
-            // At the same number of non-zeros.
+            // The divergence, corrected to the same number of non-zeros.
             let divergence = model.divergence() + average * (model.total() - now.total());
             if best.as_ref().is_none_or(|(so_far, _, _)| divergence < *so_far) {
                 best = Some((divergence, next, model));
@@ -168,11 +170,11 @@ pub(in crate::train) fn exchange(
     Ok(Exchanged { factors: at.factors().to_vec(), common: at.common(), counts: now.counts, before, after })
 }
 
-/// What the non-zeros of a layer are worth.
+/// How much the non-zeros of a layer are worth.
 struct Worth {
-    /// Non-zeros that a higher price removes.
+    /// Number of non-zeros that a higher price removes.
     gone: f64,
-    /// What that adds to the divergence, and the standard error of this.
+    /// How much that adds to the divergence, and the standard error of this number.
     lost: f64,
     error: f64,
 }
@@ -198,10 +200,10 @@ impl Worth {
     }
 }
 
-/// Samples that rough models were not fitted to, with the baseline's outputs.
+/// Held-out samples of rough models, with the baseline's outputs.
 pub(in crate::train) struct Judge<'a> {
     samples: StateSlice<'a>,
-    /// In blocks.
+    /// The outputs, in blocks of samples.
     outputs: Vec<Matrix<f32>>,
     metric: Metric,
 }
@@ -252,8 +254,8 @@ mod tests {
     use super::*;
     use crate::train::search::survey::Survey;
 
-    /// Layers whose error grows as the square of what is gone, each with a weight of its own that their common price does not
-    /// know, and which make each other worse. The best allocation is known from the weights.
+    /// Layers whose error grows as the square of the removed non-zeros, each with a weight that the common price does
+    /// not take into account, and whose errors amplify each other. The best allocation is known from the weights.
     #[test]
     fn non_zeros_go_where_they_are_worth_most() {
         let prices: Vec<f64> = (-4..=4).map(|k| 1e-6 * 3f64.powi(k)).collect();
@@ -262,7 +264,7 @@ mod tests {
         let mut survey = Survey::new(&prices);
         (0..4).for_each(|g| survey.push(prices.iter().map(|p| kept(g, *p)).collect()));
         let start = Steering::new(survey, vec![0.0; 4], 1200.0, 1.0);
-        // The true worth of a non-zero over what the common price takes it for.
+        // The true worth of a non-zero, divided by the worth that the common price assumes.
         let weights = [3.0, 1.0, 0.4, 1.0];
         let error = |g: usize, n: f64| {
             // Worth e^(10·(0.5 − n/top)) at every n: the integral of the price over what is kept.
@@ -281,7 +283,7 @@ mod tests {
                 walk.passed(price, counts[g]);
             }
             let sum: f64 = (0..4).map(|g| error(g, counts[g] as f64)).sum();
-            // Samples differ, and errors of layers make each other worse.
+            // Samples differ, and the errors of layers amplify each other.
             let divergences = (0..40).map(|s| (0.5 + f64::from(s) / 40.0) * sum * (1.0 + 1e3 * sum)).collect();
             Ok(Tried { counts, divergences })
         };
@@ -290,12 +292,12 @@ mod tests {
         assert!(found.after < 0.9 * found.before, "{} from {}", found.after, found.before);
         let total: usize = found.counts.iter().sum();
         assert!((total as f64 - 1200.0).abs() < 12.0, "{total}");
-        // Prices end near where worths are equal: in the inverse ratio of the weights.
+        // The prices end near the point where all worths are equal: in the inverse ratio of the weights.
         let log = |g: usize| found.factors[g] - found.factors[1];
         for g in [0, 2, 3] {
             assert!((log(g) + weights[g].ln()).abs() < 0.35, "{g}: {}", log(g));
         }
-        // What is kept in a checkpoint says the same.
+        // The numbers that a checkpoint keeps give the same result.
         let again = Exchanged::from_numbers(&found.to_numbers()).unwrap();
         assert_eq!(found.to_numbers().len(), Exchanged::length(4));
         let (steering, report) = again.applied(&start, names.clone());
@@ -309,7 +311,7 @@ mod tests {
         let model = |counts: Vec<usize>, divergences: Vec<f64>| Tried { counts, divergences };
         let same = Worth::of(&model(vec![5], vec![0.2, 0.3]), &model(vec![5], vec![0.1, 0.1]));
         assert_eq!(same.log_ratio(1.0), 0.0);
-        // The same mean twice, once with much noise.
+        // The same mean twice, once with little noise and once with much.
         let sure = Worth::of(&model(vec![5], vec![0.3; 4]), &model(vec![6], vec![0.1; 4]));
         let noisy = Worth::of(&model(vec![5], vec![4.3, -3.7, 4.3, -3.7]), &model(vec![6], vec![0.1; 4]));
         assert!((sure.log_ratio(0.1) - 2f64.ln()).abs() < 1e-12);

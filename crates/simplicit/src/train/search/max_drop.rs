@@ -1,8 +1,8 @@
-//! The smallest model whose predictions agree with the baseline's, judged on held-out samples.
+//! Finds the smallest model whose predictions agree with the baseline's, judged on held-out samples.
 //!
-//! Strength rather than target sparsity: every model tried is then one fit, and the sparsity that comes with it is what
-//! is made as large as possible. The share of samples that disagree grows with the strength, nearly always, and is sought
-//! as a target sparsity is.
+//! The search varies the strength and not a target sparsity, so that every model tried is a single fit; its sparsity
+//! is to be as large as possible. The share of samples that disagree nearly always grows with the strength, and the
+//! search for it is that for a target sparsity.
 
 use std::cell::Cell;
 
@@ -17,13 +17,14 @@ use crate::train::search::{Found, reported, seek};
 use crate::train::{Run, TrainInput, TrainSettings, Trained, check};
 use crate::{Error, Result};
 
-/// Accepted distance in sparsity between the model returned and one that drops too much.
+/// The search ends when the sparsities of the model returned and of one that drops too much are this close.
 const CLOSE: f64 = 0.0025;
-/// Held-out samples judged together.
+/// Held-out samples that are judged together.
 const BLOCK: usize = 256;
 
 /// Trains on `input` the sparsest model found whose largest output is the baseline's on all but `max_drop` points
-/// (hundredths) of the held-out samples. If none is found, the model that agrees most; `report.agreement` says how much.
+/// (hundredths) of the held-out samples. If there is none, it returns the model that agrees most; `report.agreement`
+/// is the share that agrees.
 pub fn train_to_max_drop(
     input: &TrainInput,
     held_out: &dyn StateSource,
@@ -47,16 +48,16 @@ pub fn train_to_max_drop(
     let least = 1.0 - max_drop / 100.0;
     let mut fitter = Fitter::new(input, settings, run)?;
     let mut path = Vec::new();
-    // The sparsest model that agrees and the one with the most weights that does not.
+    // The sparsest model that agrees, and the model with the most weights that does not.
     let (good, bad) = (Cell::new(None::<f64>), Cell::new(None::<f64>));
-    // Done when the two are close to each other, or when a model without any weights agrees.
+    // The search ends when the two are close to each other, or when a model without any weights agrees.
     let enough = |_: &Found| match (good.get(), bad.get()) {
         (Some(good), Some(bad)) => bad - good <= CLOSE,
         (Some(good), None) => good >= 1.0,
         _ => false,
     };
     let mut best: Option<(f64, f64, f64, Fitted)> = None;
-    // Half a sample more, so that a model that disagrees on exactly as many samples as allowed counts as good.
+    // Half a sample is added, so that a model counts as good if it disagrees on exactly as many samples as allowed.
     let limit = 1.0 - least + 0.5 / held_out.samples().max(1) as f64;
     seek(&mut Found::default(), limit, settings.strength, enough, |strength| {
         let fitted = fit::fit(&mut fitter, input, settings, strength, false, run)?;
@@ -82,7 +83,7 @@ pub fn train_to_max_drop(
             let fitted = fit::certified(&mut fitter, input, settings, strength, fitted, run)?;
             Ok(fitted.trained(strength, path, Some(agreement)))
         }
-        // At least one model was fitted.
+        // Cannot happen, because at least one model was fitted.
         None => Err(Error::shape("models of a search", "at least one", 0)),
     }
 }

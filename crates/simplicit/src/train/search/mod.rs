@@ -1,5 +1,5 @@
-//! The strength that hits a target sparsity, found by fitting whole models; one price for all rows divides the non-zeros among the
-//! layers.
+//! Finds the strength that gives a target sparsity, by fitting whole models; one price for all rows divides the
+//! non-zeros among the layers.
 
 pub(super) mod allocate;
 pub(super) mod max_drop;
@@ -17,37 +17,37 @@ use crate::train::search::rough::rough;
 use crate::train::search::survey::Steering;
 use crate::train::{AllowedWeights, Progress, Run, TrainInput, TrainSettings, Trained, TriedModel};
 
-/// Accepted distance from the target, half of the 0.2 points promised.
+/// Accepted distance from the target: half of the 0.2 percentage points that are promised.
 pub(in crate::train) const CLOSE: f64 = 0.001;
-/// What is promised.
+/// The distance from the target that is promised.
 pub(in crate::train) const PROMISED: f64 = 0.002;
-/// Accepted distance from the target of a model whose prices are steered; below what is promised.
+/// Accepted distance from the target for a model whose prices are steered; it is below what is promised.
 const STEERED_CLOSE: f64 = 0.0015;
-/// Steered models at most.
+/// The most steered models.
 const MAX_STEERED: usize = 4;
-/// Chance of another whole model after a steered one, for the estimate of what is left.
+/// Probability of another whole model after a steered one, for the estimate of the remaining work.
 const AGAIN: f64 = 0.25;
-/// Accepted distance of a stage that is not the last.
+/// Accepted distance for a stage that is not the last.
 const NEAR: f64 = 0.02;
-/// Whole models fitted at most in one search.
+/// The most whole models in one search.
 const MAX_MODELS: usize = 24;
-/// First factor between two strengths while the target is not yet between two models.
+/// First factor between two strengths, as long as the target does not lie between two models.
 const STRIDE: f64 = 4.0;
 
-/// Slopes (sparsity per unit of log strength) that are believed.
+/// Slopes (sparsity per unit of log strength) outside this range are not used.
 pub(in crate::train) const SLOPES: std::ops::RangeInclusive<f64> = 0.02..=1.0;
 
-/// What has been found out about strength and sparsity, or something else that nearly always grows with the strength.
+/// Known points of strength and sparsity, or of another quantity that nearly always grows with the strength.
 #[derive(Debug, Clone, Default)]
 pub struct Found {
-    /// (log strength, sparsity) in the order found.
+    /// Pairs (log strength, sparsity) in the order in which they were found.
     points: Vec<(f64, f64)>,
-    /// Sparsity per unit of log strength, where it is known beforehand.
+    /// Sparsity per unit of log strength, if it is known beforehand.
     slope: Option<f64>,
 }
 
 impl Found {
-    /// Nothing yet, but perhaps how fast sparsity grows.
+    /// No points yet, but possibly a known slope.
     pub(in crate::train) fn with_slope(slope: Option<f64>) -> Self {
         Self { slope, ..Self::default() }
     }
@@ -57,12 +57,12 @@ impl Found {
         self.points.len()
     }
 
-    /// Whether a point is as near to a target as asked for, which may depend on how many points there are.
+    /// Whether a point is close enough to a target; how close may depend on the number of points.
     pub(in crate::train) fn is_close(&self, target: f64, close: impl Fn(usize) -> f64) -> bool {
         self.nearest(target).is_some_and(|(_, sparsity)| (sparsity - target).abs() <= close(self.points.len()))
     }
 
-    /// One more. False if that strength was known: there is nothing left to learn by asking again.
+    /// Adds a point. Returns false if that strength was known already, because to try it again gives nothing new.
     pub fn add(&mut self, strength: f64, sparsity: f64) -> bool {
         let point = strength.ln();
         let known = self.points.iter().any(|(s, _)| *s == point);
@@ -88,7 +88,7 @@ impl Found {
         let step = |from: f64| slope.map_or(STRIDE.ln(), |s| ((target - from).abs() / s).min(STRIDE.ln()));
         let log = match (low, high) {
             (Some(l), Some(h)) if h.1 > l.1 && h.0 > l.0 => {
-                // Between the secant and the middle, so that neither end can stay for ever.
+                // A point between the secant's and the middle, so that both ends of the bracket move.
                 let share = ((target - l.1) / (h.1 - l.1)).clamp(0.02, 0.98);
                 l.0 + (0.8 * share + 0.1) * (h.0 - l.0)
             }
@@ -100,7 +100,7 @@ impl Found {
         Some(log.exp())
     }
 
-    /// Sparsity per unit of log strength: of the two points nearest to a target, or what was known beforehand.
+    /// Sparsity per unit of log strength: that of the two points nearest to a target, or the one known beforehand.
     pub(in crate::train) fn slope_near(&self, target: f64) -> Option<f64> {
         let mut points = self.points.clone();
         points.sort_by(|a, b| (a.1 - target).abs().total_cmp(&(b.1 - target).abs()));
@@ -112,7 +112,7 @@ impl Found {
     }
 }
 
-/// Fits at the given strength, or searches for the target: in stages where that pays.
+/// Fits at the given strength, or searches for the target, in stages where that is worthwhile.
 pub(in crate::train) fn search(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Trained> {
     let mut search = StagedSearch::new(settings);
     let staged = settings.target_sparsity.filter(|_| stages::are_taken(input, settings));
@@ -141,7 +141,8 @@ impl StagedSearch {
         Self { before: None, taken: 0, start, reached: None, path: Vec::new() }
     }
 
-    /// The model at a target (or at the strength of the settings), refitted; certified and close if it is one to keep.
+    /// The model at a target (or at the strength of the settings), refitted; certified and close to the target if it
+    /// is one to keep.
     pub(in crate::train) fn step(
         &mut self,
         input: &TrainInput,
@@ -152,7 +153,7 @@ impl StagedSearch {
     ) -> Result<Fitted> {
         let keep = stages::Within { keep: run.keep, search: Search::Stage(self.taken) };
         let mut run = Run { threads: run.threads, cancel: run.cancel, keep: &keep, progress: &mut *run.progress };
-        // The curve of the last stage says where this one may begin.
+        // The next stage begins at a strength that follows from the curve of the last one.
         if let (Some(target), Some(reached), Some(slope)) = (target, self.reached, self.start.slope) {
             self.start.strength *= ((target - reached) / slope).clamp(-STRIDE.ln(), STRIDE.ln()).exp();
         }
@@ -204,8 +205,8 @@ fn to_target(
 ) -> Result<Fitted> {
     let mut fitter = Fitter::new(input, settings, run)?;
     let (mut joint, mut allocation) = (None, None);
-    // Without feature maps whole models cost little more than rough ones, so that the search itself may begin, unless layers
-    // are to have prices of their own.
+    // Without feature maps whole models cost little more than rough ones, so the search itself can begin, unless
+    // layers are to have prices of their own.
     let begins_rough = settings.model.cascade && (fitter.has_taps() || settings.model.allocate > 0);
     if let Some(target) = target.filter(|_| begins_rough) {
         let whole = fitter.work(input, settings);
@@ -224,7 +225,7 @@ fn to_target(
     Ok(Fitted { allocation, importance: joint, ..fitted })
 }
 
-/// Models of one stage at changing prices, all of them noted.
+/// Models of one stage at changing prices; all of them are recorded.
 struct Trials<'a, 'b> {
     fitter: &'a mut Fitter,
     input: &'a TrainInput<'b>,
@@ -243,7 +244,8 @@ impl Trials<'_, '_> {
             return Ok(fitted);
         };
         let close = if last { CLOSE } else { NEAR };
-        // Where a model costs a walk over all positions, the second one is accepted as soon as it keeps what is promised.
+        // If a model costs a walk over all positions, the second one is accepted as soon as it is within the promised
+        // distance.
         let dear = self.fitter.has_taps() && last;
         let enough = |models: usize| if dear && models >= 2 { PROMISED } else { close };
         let steering = self.fitter.steering.take();
@@ -251,8 +253,8 @@ impl Trials<'_, '_> {
         if let Some(steering) = steering {
             self.steer(target, steering, run)?;
         }
-        // Few groups, or a target beyond the surveyed prices, may be out of steering's reach: then one price for all is
-        // sought, times the factors that layers have.
+        // Few groups, or a target beyond the surveyed prices, may be beyond what steering can reach. Then one price
+        // for all is searched for, times the factors of the layers.
         if self.best.as_ref().is_none_or(|(distance, _, _)| *distance > PROMISED) {
             let first = self.best.as_ref().map_or(start.strength, |(_, strength, _)| *strength);
             let mut found = Found::with_slope(start.slope);
@@ -269,7 +271,7 @@ impl Trials<'_, '_> {
             self.fitter.steering = None;
             start.slope = found.slope_near(target);
         }
-        // At least one model was fitted.
+        // Cannot happen, because at least one model was fitted.
         let Some((_, strength, fitted)) = self.best.take() else {
             return Err(crate::Error::shape("models of a search", "at least one", 0));
         };
@@ -277,7 +279,7 @@ impl Trials<'_, '_> {
         if last { fit::certified(self.fitter, self.input, self.settings, strength, fitted, run) } else { Ok(fitted) }
     }
 
-    /// Models whose prices are steered from group to group; mostly the first one is close enough.
+    /// Models whose prices are steered from group to group; usually the first one is close enough.
     fn steer(&mut self, target: f64, mut steering: Steering, run: &mut Run) -> Result<()> {
         for _ in 0..MAX_STEERED {
             let strength = steering.common();
@@ -290,7 +292,7 @@ impl Trials<'_, '_> {
         Ok(())
     }
 
-    /// The sparsity of the model at a price; the model is kept if none was nearer to the target.
+    /// The sparsity of the model at a price; the model is kept if it is the nearest to the target so far.
     fn fit(&mut self, strength: f64, target: f64, run: &mut Run) -> Result<f64> {
         let fitted = fit::fit(self.fitter, self.input, self.settings, strength, false, run)?;
         let sparsity = reported(&fitted, strength, run, self.path);
@@ -310,15 +312,15 @@ fn reported(fitted: &Fitted, strength: f64, run: &mut Run, path: &mut Vec<TriedM
     tried.sparsity
 }
 
-/// Where a search begins, and how fast sparsity grows with log strength if that is known.
+/// The strength at which a search begins, and the slope of sparsity over log strength if it is known.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::train) struct Start {
     pub(in crate::train) strength: f64,
     pub(in crate::train) slope: Option<f64>,
 }
 
-/// Models at changing strengths, from `first` on where nothing is known, until enough is found for a target or a strength
-/// comes again: the one search behind targets, paths and largest drops.
+/// Fits models at changing strengths, starting at `first` if nothing is known, until `enough` holds for a target or a
+/// strength is repeated. Targets, paths and largest drops all use this search.
 pub(in crate::train) fn seek(
     found: &mut Found,
     target: f64,
@@ -365,7 +367,7 @@ mod tests {
         }
         let mut found = Found::default();
         assert!(found.add(2.0, 0.1) && !found.add(2.0, 0.1));
-        // Two points of a straight line determine it, also beyond them.
+        // Two points of a straight line determine it, also outside of their range.
         let line = |strength: f64| 0.5 + 0.08 * strength.ln();
         let mut found = Found::default();
         [1.0, 4.0].into_iter().for_each(|strength| assert!(found.add(strength, line(strength))));

@@ -1,9 +1,10 @@
 //! The whole trade-off curve from one set-up: a model for every level of sparsity, judged on held-out samples.
 //!
-//! Levels are taken from small to large. Where targets are approached in stages every level is one, and starts from the
-//! model of the level before. Where weights are shared every level is the model that training for it alone gives, with row
-//! weights and prices from rough models near it. Elsewhere one record of (strength, sparsity) serves all, so a fit made
-//! for one level narrows the search for the next, and statistics that read no state of the model are gathered once.
+//! Levels are taken from small to large. If targets are approached in stages, every level is a stage and starts from
+//! the model of the level before. If weights are shared, every level is the model of a separate training, with row
+//! weights and prices from rough models near it. Otherwise one record of (strength, sparsity) serves all levels, so a
+//! fit made for one level narrows the search for the next, and statistics that read no state of the model are
+//! gathered once.
 
 use crate::states::StateSource;
 use crate::train::fit::{self, Fitter};

@@ -1,4 +1,5 @@
-//! Rough models: where a search over expensive ones begins, and the row weights that their errors ask for.
+//! Rough models: they find where a search over expensive models begins, and the row weights that follow from their
+//! errors.
 
 use std::cmp::Ordering;
 
@@ -16,42 +17,42 @@ use crate::train::{
     Forget, Key, ModelSettings, Objective, Progress, RowSettings, Run, TrainInput, TrainSettings, layout, metadata,
 };
 
-/// Accepted distance from the target.
+/// Accepted distance of a rough model from the target.
 const CLOSE: f64 = 0.01;
-/// Models of one search at most.
+/// The most models of one search.
 const MAX_MODELS: usize = 8;
-/// Splitting steps of a rough model, and the inverses they share.
+/// Number of splitting steps of a rough model, and of the inverses that they share.
 const STEPS: usize = 90;
 const RUNGS: usize = 3;
-/// Samples a rough model sees.
+/// Number of samples that a rough model is fitted to.
 pub(in crate::train) const SAMPLES: usize = 500;
-/// Factor between two prices of a survey, and how many there are on each side of the middle.
+/// Factor between two prices of a survey, and number of prices on each side of the middle.
 const SPACING: f64 = 3.0;
 const EACH_WAY: i32 = 3;
-/// Further surveys at most, where the target does not lie between the prices of the first.
+/// The most further surveys, if the target does not lie between the prices of the first one.
 const MAX_SURVEYS: usize = 4;
-/// Rough models after a survey at most, and the distance from the target at which the first will do.
+/// The most rough models after a survey, and the distance from the target at which the first one is good enough.
 const MAX_ROUGH: usize = 2;
 const NEAR: f64 = 0.03;
-/// Fits rough models to the baseline's states of some samples, which are gathered once.
+/// Fits rough models to the baseline's states of some samples, which are gathered only once.
 pub(in crate::train) trait RoughModels {
-    /// Non-zeros of the baseline, and those that no price removes.
+    /// Number of non-zeros of the baseline, and of those that no price removes.
     fn sizes(&self) -> (f64, f64);
     /// Number of groups.
     fn groups(&self) -> usize;
-    /// Expected non-zeros of every group at prices around the one that leaves about `wanted` of them; `spread` makes prices
-    /// of a middle one, in ascending order.
+    /// Expected non-zeros of every group at prices around the one that leaves about `wanted` of them; `spread`
+    /// returns ascending prices around a middle one.
     fn survey(&mut self, wanted: f64, spread: &dyn Fn(f64) -> Vec<f64>, run: &mut Run) -> Result<Survey>;
-    /// A model at a strength: non-zeros of every group, and its sparsity.
+    /// Fits a model at a strength; returns the non-zeros of every group, and its sparsity.
     fn fit(&mut self, strength: f64, run: &mut Run) -> Result<(Vec<usize>, f64)>;
-    /// Row weights are to come from the errors of the model fitted last.
+    /// Keeps the model fitted last, from whose errors row weights will be computed.
     fn keep(&mut self);
-    /// Row weights of all later models from the errors of the model kept: the logarithm by which each group's grew.
-    /// `None` where rows are not weighted.
+    /// Computes the row weights of all later models from the errors of the kept model. Returns the logarithm of the
+    /// factor by which the weights of each group grew. `None` where rows are not weighted.
     fn reweigh(&mut self, run: &Run) -> Result<Option<Vec<f64>>>;
 }
 
-/// How rough models are fitted.
+/// The settings of rough models.
 pub(in crate::train) fn settings_of(settings: &TrainSettings) -> TrainSettings {
     TrainSettings {
         rows: RowSettings {
@@ -63,19 +64,19 @@ pub(in crate::train) fn settings_of(settings: &TrainSettings) -> TrainSettings {
     }
 }
 
-/// What rough models say before the first whole one.
+/// The results of rough models, before the first whole model.
 pub(in crate::train) struct Rough {
     pub(in crate::train) start: Start,
-    /// Row weights that count what errors do together.
+    /// Row weights that take into account how errors add up.
     pub(in crate::train) joint: Option<Vec<f64>>,
-    /// Prices group by group, where there was a survey.
+    /// Prices group by group, if there was a survey.
     pub(in crate::train) steering: Option<Steering>,
-    /// What moved prices of layers, where that was asked for.
+    /// The report about the prices of layers, if they were asked for.
     pub(in crate::train) allocation: Option<Allocation>,
 }
 
-/// The start of a search whose models are expensive, and the row weights of all that follows. `after` is the work that comes
-/// after.
+/// The start of a search whose models are expensive, and the row weights of all later steps. `after` is the work that
+/// comes after them.
 pub(in crate::train) fn rough(
     input: &TrainInput,
     settings: &TrainSettings,
@@ -109,9 +110,9 @@ pub(in crate::train) fn rough(
     Ok(Rough { start, joint: models.joint, steering, allocation })
 }
 
-/// Where the search for a target begins, from rough models: by a survey for cardinality, whose curves can steer the prices of
-/// whole models, by the same search otherwise. Where rows are weighted, rough errors are what the weights of all that follows
-/// are made from.
+/// Where the search for a target begins, from rough models: by a survey for cardinality, whose curves can steer the
+/// prices of whole models, otherwise by the same search as for whole models. If rows are weighted, the weights of all
+/// later steps are computed from the errors of rough models.
 pub(in crate::train) fn start(
     models: &mut dyn RoughModels,
     settings: &TrainSettings,
@@ -143,7 +144,7 @@ struct OfNetwork<'a> {
 }
 
 impl OfNetwork<'_> {
-    /// Prices of layers by what they do to the outputs of samples that were not fitted.
+    /// Chooses prices of layers by their effect on the outputs of held-out samples.
     fn allocated(
         &mut self,
         steering: &Steering,
@@ -216,7 +217,7 @@ impl RoughModels for OfNetwork<'_> {
             return Ok(None);
         };
         let joint = joint_importance(&self.input, baseline, model, weights, self.settings.work.device, run)?;
-        // A layer's row weights grew by one factor.
+        // The row weights of a layer all grew by the same factor.
         let grown = |rows: std::ops::Range<usize>| {
             let grown = rows.filter(|&i| weights[i] > 0.0).map(|i| (joint[i] / weights[i]).ln());
             grown.reduce(f64::max).unwrap_or(0.0)
@@ -227,12 +228,12 @@ impl RoughModels for OfNetwork<'_> {
     }
 }
 
-/// The start for cardinality, where the price of a non-zero needs no search: a survey of some rows gives the curves of all
-/// groups, a rough model at the price they suggest gives their height and the row weights, and the curves moved by
-/// those weights give the price.
+/// The start for cardinality, where the price of a non-zero needs no search: a survey of some rows gives the curves
+/// of all groups. A rough model at the price that follows from these gives their height and the row weights. The
+/// curves, shifted by those weights, give the final price.
 fn surveyed(models: &mut dyn RoughModels, target: f64, run: &mut Run) -> Result<(Start, Steering)> {
     let (all, fixed) = models.sizes();
-    // Parameters that stay are non-zeros that no price removes.
+    // Parameters that always stay are non-zeros that no price removes.
     let wanted = ((1.0 - target) * all - fixed).max(1.0);
     let mut survey = models.survey(wanted, &prices, run)?;
     for _ in 0..MAX_SURVEYS {
@@ -282,7 +283,7 @@ fn rough_search(models: &mut dyn RoughModels, start: Start, target: f64, run: &m
     })?;
     let slope = found.slope_near(target);
     Ok(match found.nearest(target) {
-        // From the nearest model to the target by the slope.
+        // The slope leads from the nearest model to the target.
         Some((strength, sparsity)) => {
             let step = slope.map_or(0.0, |s| (target - sparsity) / s);
             Start { strength: strength * step.exp(), slope }

@@ -1,10 +1,10 @@
 //! A target in stages: every stage makes the refitted model of the one before sparser, instead of starting again from
 //! the baseline.
 //!
-//! The states of the model so far take the place of the baseline's. They are what its refit in the output metric
-//! settled on, the row problems start from a residual of zero there, and row weights are those of its own outputs. Outputs
-//! stay the baseline's. Any connection that was allowed at first may come back; where weights are shared, the taps of the
-//! model before are what there is to choose from (with `feedforward`, all taps of the maps in reach).
+//! The states of the model so far replace the baseline's. They are the result of its refit in the output metric; the
+//! row problems start there with a residual of zero, and row weights come from its own outputs. The outputs to match
+//! stay the baseline's. Any connection that was allowed at first may return; if weights are shared, only the taps of
+//! the model before can be chosen (with `feedforward`, all taps of the maps in reach).
 
 use crate::Result;
 use crate::arrays::DeviceInputs;
@@ -27,12 +27,13 @@ use crate::train::{Delegate, Keep, Key, Objective, Run, TrainInput, TrainSetting
 const FIRST: f64 = 0.35;
 /// A stage leaves at least this share of the non-zeros of the stage before it.
 const RATIO: f64 = 0.6;
-/// Bytes of a stage's states that are kept at most.
+/// The most bytes of a stage's states that are kept.
 const KEPT: u64 = 256 << 20;
 /// Draws from the model's softmax per sample.
 const DRAWS: usize = 2;
 
-/// Whether targets are approached in stages: if that is asked for, or nothing is said and it pays on models of this kind.
+/// Whether targets are approached in stages: if the settings ask for it, or by default if it is worthwhile for models
+/// of this kind.
 pub(in crate::train) fn are_taken(input: &TrainInput, settings: &TrainSettings) -> bool {
     let pays = || {
         output_refit::rounds(input.baseline, settings) > 0
@@ -43,8 +44,8 @@ pub(in crate::train) fn are_taken(input: &TrainInput, settings: &TrainSettings) 
     settings.model.stages.unwrap_or_else(pays)
 }
 
-/// The targets of all stages up to and with `target`, after a model that left the share `left` of the non-zeros (or
-/// after none).
+/// The targets of all stages up to and including `target`, after a model that left the share `left` of the non-zeros
+/// (or after none).
 pub(in crate::train) fn rungs(left: Option<f64>, target: f64) -> Vec<f64> {
     let goal = 1.0 - target;
     let mut out = Vec::new();
@@ -58,13 +59,13 @@ pub(in crate::train) fn rungs(left: Option<f64>, target: f64) -> Vec<f64> {
     out
 }
 
-/// A model on the way, with what the next stage starts from.
+/// A model of a stage, with the data that the next stage starts from.
 pub(in crate::train) struct Stage {
     model: ImplicitModel,
     equilibrium: Equilibrium,
     kept: Kept,
     importance: Option<Vec<f64>>,
-    /// The connections that the settings allow: as a mask, or as the settings name them where weights are shared.
+    /// The connections that the settings allow: as a mask or, if weights are shared, by their name in the settings.
     pub(in crate::train) connectivity: Connectivity,
 }
 
@@ -91,7 +92,7 @@ impl Stage {
         Ok(Self { model, equilibrium, kept, importance, connectivity })
     }
 
-    /// The samples with this model's states in the place of the baseline's; outputs stay the baseline's.
+    /// The samples with this model's states in place of the baseline's; outputs stay the baseline's.
     pub(in crate::train) fn states<'a>(&'a self, source: &'a dyn StateSource) -> OwnStates<'a> {
         OwnStates { source, equilibrium: &self.equilibrium, kept: Some(&self.kept) }
     }
@@ -175,7 +176,8 @@ impl StateSource for OwnStates<'_> {
     }
 }
 
-/// E[(∂ log p(y|u)/∂z_i)²] with y drawn from the model's own softmax, summed over the units of a row, as [`crate::train::evidence::importance`] has it for a network.
+/// E[(∂ log p(y|u)/∂z_i)²] with y drawn from the model's own softmax, summed over the units of a row, as
+/// [`crate::train::evidence::importance`] computes it for a network.
 fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &TrainInput, run: &Run) -> Result<Vec<f64>> {
     let shape = model.shape();
     let scale = model.metadata().scaling.as_ref().map_or(1.0, |s| s.outputs) as f32;
@@ -218,7 +220,7 @@ fn own_importance(model: &ImplicitModel, equilibrium: &Equilibrium, input: &Trai
     Ok(total)
 }
 
-/// Keeps results as those of a search.
+/// Keeps results under keys that belong to a search.
 pub(in crate::train) struct Within<'a> {
     pub(in crate::train) keep: &'a dyn Keep,
     pub(in crate::train) search: Search,

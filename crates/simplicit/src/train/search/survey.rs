@@ -1,8 +1,9 @@
-//! How many non-zeros every group keeps at what price, from a few rows of each: the price of a target without a model.
+//! Estimates how many non-zeros every group keeps at which price, from a few rows of each: this gives the price for a
+//! target without fitting a model.
 //!
-//! A group's rows depend on each other in nothing but the states they read, so on the baseline's states the curve of every
-//! group can be had at once: some rows, each at all prices, side by side over one ladder of inverses. A factor on the
-//! row weights of a layer moves its curve along the prices and leaves it otherwise as it is.
+//! The rows of different groups are linked only by the states that they read. So on the baseline's states the curve
+//! of every group can be computed at once: some rows, each at all prices, side by side with one ladder of inverses. A
+//! factor on the row weights of a layer shifts its curve along the prices and changes nothing else.
 
 use crate::problem::RowProblem;
 use crate::random::Random;
@@ -14,22 +15,22 @@ use crate::train::key::Pricing;
 pub(in crate::train) struct Survey {
     /// Logarithms of the prices, ascending.
     prices: Vec<f64>,
-    /// By group, in the order of the plan, at every price.
+    /// Expected non-zeros at every price, by group in the order of the plan.
     counts: Vec<Vec<f64>>,
 }
 
 impl Survey {
-    /// Of no group yet, at these prices in ascending order.
+    /// A survey without groups, at these prices in ascending order.
     pub(in crate::train) fn new(prices: &[f64]) -> Self {
         Self { prices: prices.iter().map(|p| p.ln()).collect(), counts: Vec::new() }
     }
 
-    /// One more group, with its counts at every price.
+    /// Adds a group, with its counts at every price.
     pub(in crate::train) fn push(&mut self, counts: Vec<f64>) {
         self.counts.push(counts);
     }
 
-    /// Between two prices by the straight line over the logarithm; beyond the ends what holds there.
+    /// Between two prices the count is linear in the logarithm; beyond the ends it is that of the end.
     fn count(&self, group: usize, log_price: f64) -> f64 {
         let (prices, counts) = (&self.prices, &self.counts[group]);
         let right = prices.partition_point(|p| *p < log_price);
@@ -40,13 +41,13 @@ impl Survey {
         counts[right - 1] + share * (counts[right] - counts[right - 1])
     }
 
-    /// Non-zeros of all groups from `first` on at a price, when the row weights of group g have grown by the factor
+    /// Non-zeros of all groups from `first` on at a price, if the row weights of group g have grown by the factor
     /// e^shift(g).
     fn total(&self, first: usize, log_price: f64, shifts: &[f64]) -> f64 {
         (first..self.counts.len()).map(|g| self.count(g, log_price - shifts[g])).sum()
     }
 
-    /// The price in the middle.
+    /// The middle one of the prices.
     pub(in crate::train) fn middle(&self) -> f64 {
         self.prices[self.prices.len() / 2].exp()
     }
@@ -64,7 +65,7 @@ impl Survey {
         }
     }
 
-    /// The price that leaves about `wanted` non-zeros, and how many fewer a unit of its logarithm leaves there.
+    /// The price that leaves about `wanted` non-zeros, and how many fewer are left there per unit of its logarithm.
     pub(in crate::train) fn price(&self, wanted: f64, shifts: &[f64]) -> (f64, f64) {
         self.price_from(0, wanted, shifts)
     }
@@ -87,7 +88,7 @@ impl Survey {
         (at.exp(), fall / (2.0 * STEP))
     }
 
-    /// Scales every group's curve so that it goes through what was counted at a price.
+    /// Scales every group's curve so that it agrees with the counts at a price.
     pub(in crate::train) fn calibrate(&mut self, price: f64, counted: &[usize]) {
         counted.iter().enumerate().for_each(|(group, &counted)| self.scale(group, price.ln(), counted));
     }
@@ -101,39 +102,40 @@ impl Survey {
     }
 }
 
-/// Prices of the groups of one model while it is being solved, group after group. Where the groups solved so far kept more
-/// non-zeros than expected, the groups still to come get a higher price, and a lower one where they kept fewer: the model
-/// then hits its target, where one price for all would need another model to correct it. Prices stay close to the common
-/// one: the best allocation over layers changes little there.
+/// Prices of the groups of one model while it is being solved, group after group. Where the groups solved so far kept
+/// more non-zeros than expected, the groups still to come get a higher price, otherwise a lower one. The model then
+/// reaches its target, where one price for all would need another model as a correction. Prices stay close to the
+/// common one, where the best allocation over layers changes little.
 #[derive(Debug, Clone)]
 pub(in crate::train) struct Steering {
     survey: Survey,
     shifts: Vec<f64>,
-    /// Logarithm of every group's price over the common one.
+    /// Logarithm of every group's price divided by the common one.
     factors: Vec<f64>,
-    /// The furthest that prices may go from where they would be if all groups were as expected, as a factor.
+    /// The largest factor by which prices may differ from those if all groups were as expected.
     reach: f64,
-    /// Non-zeros of all groups, and by how many of them a model may miss that.
+    /// Wanted non-zeros of all groups, and by how many a model may miss that number.
     wanted: f64,
     slack: f64,
-    /// The price of all groups, before their factors, if all were as expected.
+    /// The price of all groups, before their factors, if all groups were as expected.
     common: f64,
-    /// Price and non-zeros of the groups solved so far.
+    /// Price and non-zeros of the groups that are already solved.
     behind: Vec<(f64, usize)>,
-    /// Non-zeros that the groups solved so far were expected to keep at their prices.
+    /// Expected non-zeros of the groups that are already solved, at their prices.
     expected: f64,
 }
 
-/// The furthest that a group's price may be from the common one, as a factor.
+/// The largest factor between a group's price and the common one.
 const STEERED: f64 = 1.5;
-/// The same of a group that is solved again because the groups still to come cannot make up for what it kept.
+/// The same factor for a group that is solved again because the groups still to come cannot make up for the non-zeros
+/// that it kept.
 const CORRECTED: f64 = 2.25;
 /// Non-zeros, as a share of all, that are taken to be as expected before the first group is solved: the larger the share, the
 /// less the first groups move the prices of the others.
 const CONFIDENCE: f64 = 0.25;
 
 impl Steering {
-    /// For so many non-zeros of all groups, give or take `slack`, when the row weights of group g have grown by the factor
+    /// For `wanted` non-zeros of all groups, within `slack`, if the row weights of group g have grown by the factor
     /// e^shift(g).
     pub(in crate::train) fn new(survey: Survey, shifts: Vec<f64>, wanted: f64, slack: f64) -> Self {
         let (common, _) = survey.price(wanted, &shifts);
@@ -148,19 +150,19 @@ impl Steering {
         out
     }
 
-    /// Prices that stay as they are, whatever groups keep: the common one given times every group's factor.
+    /// Prices that do not follow what groups keep: the given common price times every group's factor.
     pub(in crate::train) fn held(&self, common: f64) -> Self {
         Self { reach: 1.0, common, behind: Vec::new(), expected: 0.0, ..self.clone() }
     }
 
-    /// Other prices of some groups, all others as they are.
+    /// Other prices for some groups; those of all others stay as they are.
     pub(in crate::train) fn with(&self, groups: &[usize], log_factor: f64) -> Self {
         let mut out = self.clone();
         groups.iter().for_each(|&g| out.factors[g] += log_factor);
         out
     }
 
-    /// Logarithm of every group's price over the common one.
+    /// Logarithm of every group's price divided by the common one.
     pub(in crate::train) fn factors(&self) -> &[f64] {
         &self.factors
     }
@@ -170,24 +172,24 @@ impl Steering {
         self.factors.iter().any(|f| *f != 0.0)
     }
 
-    /// What kind of prices these are.
+    /// How these prices are determined.
     pub(in crate::train) fn kind(&self) -> Pricing {
         if self.reach > 1.0 { Pricing::Steered } else { Pricing::Held }
     }
 
-    /// Scales every group's curve so that it goes through what was counted when the common price was this.
+    /// Scales every group's curve so that it agrees with the counts at this common price.
     pub(in crate::train) fn calibrate(&mut self, common: f64, counted: &[usize]) {
         for (group, &counted) in counted.iter().enumerate() {
             self.survey.scale(group, common.ln() + self.factors[group] - self.shifts[group], counted);
         }
     }
 
-    /// How far the common price stands from each group's own on its curve.
+    /// The distance of the common price from each group's own on its curve.
     fn moved(&self) -> Vec<f64> {
         self.shifts.iter().zip(&self.factors).map(|(shift, factor)| shift - factor).collect()
     }
 
-    /// The price of all groups, before their factors, if all were as expected.
+    /// The price of all groups, before their factors, if all groups were as expected.
     pub(in crate::train) fn common(&self) -> f64 {
         self.common
     }
@@ -200,9 +202,10 @@ impl Steering {
         price.clamp(self.common / self.reach, self.common * self.reach) * self.factors[group].exp()
     }
 
-    /// The price at which to solve the next group again, after `tried` (price and non-zeros of every attempt, the last one
-    /// being what it has now); `None` where the groups still to come can make up for what it kept within the prices they may
-    /// have. They mostly cannot for a model's last large group, and the whole model would have to be made again.
+    /// The price at which to solve the next group again, after `tried` (price and non-zeros of every attempt, the
+    /// last one being what it has now); `None` if the groups still to come can make up for the non-zeros that it kept
+    /// within their range of prices. For a model's last large group they usually cannot, and without a correction the
+    /// whole model would have to be fitted again.
     pub(in crate::train) fn corrected(&self, tried: &[(f64, usize)]) -> Option<f64> {
         let group = self.behind.len();
         let &(price, nonzeros) = tried.last().filter(|_| self.reach > 1.0)?;
@@ -215,7 +218,7 @@ impl Steering {
         if missing.abs() <= self.slack || nonzeros == 0 {
             return None;
         }
-        // The group's curve, scaled so that it passes through the last attempt.
+        // The group's curve, scaled so that it agrees with the last attempt.
         with.survey.scale(group, price.ln() - self.shifts[group], nonzeros);
         let wanted = nonzeros as f64 + missing;
         let own = self.factors[group].exp();
@@ -229,30 +232,30 @@ impl Steering {
                 high = middle;
             }
         }
-        // A price next to one that was tried would give nearly the same rows.
+        // A price next to one that was tried already would give nearly the same rows.
         let price = (low * high).sqrt();
         tried.iter().all(|(known, _)| (price / known).ln().abs() > 1e-3).then_some(price)
     }
 
-    /// Non-zeros of the groups solved so far.
+    /// Number of non-zeros of the groups that are already solved.
     fn counted(&self) -> f64 {
         self.behind.iter().map(|b| b.1 as f64).sum()
     }
 
-    /// Non-zeros kept over non-zeros expected, by the groups solved so far.
+    /// Non-zeros kept divided by non-zeros expected, for the groups that are already solved.
     fn ratio(&self) -> f64 {
         let before = CONFIDENCE * self.wanted;
         (self.counted() + before) / (self.expected + before)
     }
 
-    /// What the next group kept at a price.
+    /// Records how many non-zeros the next group kept at a price.
     pub(in crate::train) fn passed(&mut self, price: f64, nonzeros: usize) {
         let group = self.behind.len();
         self.expected += self.survey.count(group, price.ln() - self.shifts[group]);
         self.behind.push((price, nonzeros));
     }
 
-    /// Starts at the first group again, every group's curve scaled so that it passes through what the group kept.
+    /// Starts at the first group again; every group's curve is scaled so that it agrees with what the group kept.
     pub(in crate::train) fn again(&mut self) {
         for (group, (price, counted)) in std::mem::take(&mut self.behind).into_iter().enumerate() {
             self.survey.scale(group, price.ln() - self.shifts[group], counted);
@@ -262,21 +265,22 @@ impl Steering {
     }
 }
 
-/// A weight is removed at about this share of what it would be worth if it were alone, because its neighbours make up for the
-/// rest. It is a guess: the prices of a survey lie on both sides of it.
+/// A weight is removed at about this share of what it would be worth alone, because its neighbours make up for the
+/// rest. This is a guess; the prices of a survey lie on both sides of it.
 const OWN: f64 = 0.1;
 
-/// What the weights of all groups are worth, each if it were alone: the largest of them, as many as it takes to find a price.
+/// The worth of single weights of all groups, each as if it were alone: only the largest, as many as are needed to
+/// find a price.
 pub(in crate::train) struct Worth {
-    /// How many weights are to be left.
+    /// Number of weights that should be left.
     wanted: usize,
-    /// At least the `wanted + 1` largest, with room for as many more.
+    /// At least the `wanted + 1` largest worths, with memory for as many more.
     largest: Vec<f64>,
     count: usize,
 }
 
 impl Worth {
-    /// For a price that leaves about `wanted` weights.
+    /// To find a price that leaves about `wanted` weights.
     pub(in crate::train) fn new(wanted: f64) -> Self {
         let wanted = wanted.max(0.0) as usize;
         Self { wanted, largest: Vec::with_capacity(wanted.saturating_add(1).saturating_mul(2)), count: 0 }
@@ -303,7 +307,7 @@ impl Worth {
         }
     }
 
-    /// The price that leaves about as many weights as are wanted. `None` without weights.
+    /// The price that leaves about as many weights as wanted; `None` without weights.
     pub(in crate::train) fn middle(mut self) -> Option<f64> {
         let kept = self.wanted.min(self.count.checked_sub(1)?);
         let (_, at, _) = self.largest.select_nth_unstable_by(kept, |a, b| b.total_cmp(a));
@@ -311,8 +315,8 @@ impl Worth {
     }
 }
 
-/// Rows that stand for all of a group, and how many each stands for: one of each of some strata of the row weight, drawn
-/// by the seed.
+/// Rows that represent a group, and how many rows each represents: one from each of some strata of the row weight,
+/// drawn by the seed.
 pub(in crate::train) fn drawn(design: &Design, problems: &[RowProblem], strata: usize, seed: u64) -> Vec<(usize, f64)> {
     let rows = problems.len();
     let mut order: Vec<usize> = (0..rows).collect();
@@ -346,7 +350,7 @@ mod tests {
         assert_eq!(survey.brackets(5000.0), std::cmp::Ordering::Less);
         let (price, fall) = survey.price(600.0, &[0.0, 0.0]);
         assert!((line(1300.0, price) - 600.0).abs() < 1e-6 && (fall - 130.0).abs() < 1e-6, "{price} {fall}");
-        // Four times the weight asks for four times the price.
+        // Four times the row weight needs four times the price.
         let shift = 4f64.ln();
         let (price, _) = survey.price(600.0, &[shift, 0.0]);
         assert!((line(1000.0, price / 4.0) + line(300.0, price) - 600.0).abs() < 1e-6, "{price}");
@@ -364,7 +368,7 @@ mod tests {
         tops.iter().for_each(|top| survey.push(prices.iter().map(|p| line(*top, *p)).collect()));
         let shifts = [0.1, 0.0, 0.3, 0.0];
         let mut steering = Steering::new(survey, shifts.to_vec(), 900.0, 1.0);
-        // What groups keep in truth is more than the survey said.
+        // Groups really keep more than the survey estimated.
         let truth = |g: usize, price: f64| factors[g] * line(tops[g], price * (-shifts[g]).exp());
         let walk = |steering: &mut Steering| {
             let mut sum = 0.0;
@@ -389,7 +393,7 @@ mod tests {
     fn a_group_that_those_ahead_cannot_make_up_for_is_solved_again() {
         let prices: Vec<f64> = (-4..=4).map(|k| 1e-6 * 3f64.powi(k)).collect();
         let line = |top: f64, price: f64| top * (0.5 - 0.1 * (price / 1e-6).ln());
-        // The last large group keeps 15 % less than the survey said, and only a small one comes after it.
+        // The last large group keeps 15 % less than the survey estimated, and only a small one comes after it.
         let (tops, factors) = ([300.0, 1000.0, 40.0], [1.0, 0.85, 1.0]);
         let mut survey = Survey::new(&prices);
         tops.iter().for_each(|top| survey.push(prices.iter().map(|p| line(*top, *p)).collect()));
@@ -425,7 +429,7 @@ mod tests {
         let worth: Vec<f64> = (0..1000).map(|k| f64::from((k * 37) % 1000) * 1e-9).collect();
         let middle = |worth: &[f64], wanted: f64| {
             let mut largest = Worth::new(wanted);
-            // In pieces, as groups come; what is held does not grow with them.
+            // Added in pieces, as groups arrive; the memory does not grow with them.
             worth.chunks(70).for_each(|part| largest.push(part.iter().copied()));
             assert!(largest.largest.capacity() <= 2 * (wanted as usize + 1));
             largest.middle()

@@ -1,4 +1,4 @@
-//! The same walk on a GPU: layers in chunks of samples that stay there, features gathered there.
+//! The same walk on a GPU: layers are kept there in chunks of samples, and features are gathered there.
 
 use super::{Targets, Walks, by_source};
 use crate::Result;
@@ -13,7 +13,7 @@ use crate::train::evidence::positions::Chosen;
 use crate::train::plan::{Group, Segment};
 use crate::train::{Progress, Run, TrainSettings, layout};
 
-/// Numbers of a block that is gathered on a GPU, at most.
+/// The most numbers of a block that is gathered on a GPU.
 const MOST_GATHERED: usize = 1 << 27;
 
 impl Walks<'_> {
@@ -62,7 +62,7 @@ impl Walks<'_> {
         let (free, _) = gpu.cuda.memory()?;
         let at_once = (free / 4 / (8 * (d + rows))).clamp(1, MOST_GATHERED / (d + rows)).max(256);
         let session = gpu.cuda.session()?;
-        // Few samples are kept as they are; there is nothing to add up.
+        // Few samples are kept as they are, so there is nothing to add up.
         let mut few = are_few(self.all * chosen.per_sample, d).then(Vec::new);
         let mut sums = session.accumulator(if few.is_some() { 0 } else { d }, rows)?;
         let mut done = 0;
@@ -102,7 +102,7 @@ impl Walks<'_> {
         }
     }
 
-    /// Everything that a group's features and residual sums are read from, each once.
+    /// All sources of a group's features and residual sums, each listed once.
     fn sources_of(&self, group: &Group) -> Vec<Source> {
         let mut sources: Vec<Source> = self.residuals(group).iter().map(|block| block.source).collect();
         for segment in &group.segments {
@@ -121,7 +121,7 @@ impl Walks<'_> {
         out
     }
 
-    /// What the features of a group are taken from, and the residual sums that its targets are without, in a chunk.
+    /// The sources of a group's features, and the residual sums that are subtracted from its targets, for a chunk.
     fn parts<'c>(
         &self,
         session: &Session,
@@ -171,9 +171,9 @@ impl Walks<'_> {
     }
 }
 
-/// Something that features or targets of a chunk are made from, on the device.
+/// A part from which features or targets of a chunk are made, on the device.
 enum GroupPart<'a> {
-    /// Taps of `columns` from a channel on, into columns from one on.
+    /// Taps of `columns`, from one channel on, into the columns from one on.
     Taps(Operand<'a>, Geometry, usize, usize, usize),
     /// Single units.
     Units(&'a Values, Vec<i32>, usize),
@@ -183,7 +183,8 @@ enum GroupPart<'a> {
 }
 
 impl GroupPart<'_> {
-    /// Its part of a block, whose samples are the places from `first` on and whose targets are so many rows from one on.
+    /// Gathers its part of a block, whose samples are the places from `first` on and whose targets are some rows of
+    /// the layer.
     fn gather(
         &self,
         session: &Session,

@@ -24,8 +24,8 @@ use crate::train::plan::{Group, Plan, Segment};
 use crate::train::rows::build::Build;
 use crate::train::{Progress, Run, TrainInput, TrainSettings, layout};
 
-/// Images whose statistics are summed on their own before those of other images are added: 2ᵏ such pieces are a branch of one
-/// tree, and other processes may hold them, whatever the number of positions that an image gives.
+/// Images whose statistics are summed on their own before those of other images are added: 2ᵏ such pieces are a
+/// branch of one tree of sums, and other processes may compute them, however many positions an image gives.
 pub(in crate::train) const PIECE: usize = 256;
 
 /// The baseline and the model that is built from it, walking side by side through the layers of some samples: all of them,
@@ -35,19 +35,19 @@ pub(in crate::train) struct Walks<'a> {
     blocks: &'a [TapBlock],
     seed: u64,
     room: Arc<Room>,
-    /// The number of the first sample, and how many there are with those of other processes.
+    /// The number of the first sample, and the number of all samples including those of other processes.
     first: usize,
     all: usize,
     baseline: Walk<'a>,
     /// `None` without a cascade: the baseline's states are the features.
     own: Option<Walk<'a>>,
-    /// The group after which each layer is no longer read.
+    /// For every layer the group after which it is no longer read.
     last_reader: Vec<usize>,
-    /// How many groups are done.
+    /// Number of groups that are done.
     done: usize,
-    /// How many layers are done.
+    /// Number of layers that are done.
     layers_done: usize,
-    /// The layer entered last, while it has groups left.
+    /// The layer entered last, while groups of it are left.
     entered: Option<Target>,
     /// The baseline's pre-activations of the present layer at the chosen positions.
     targets: Targets,
@@ -55,13 +55,13 @@ pub(in crate::train) struct Walks<'a> {
 
 /// Rows of a layer at chosen positions.
 enum Targets {
-    /// A block of samples each.
+    /// On the host: a block of rows for each block of samples.
     Host(Pile),
-    /// A chunk of samples each, a row a channel.
+    /// On the device: a chunk for each chunk of samples, with a channel per row.
     Device(Chunks),
 }
 
-/// Walks between two calls, without what they borrow.
+/// Walks between two calls, without the data that they borrow.
 pub(in crate::train) struct Paused {
     baseline: Layers,
     own: Option<Layers>,
@@ -71,7 +71,7 @@ pub(in crate::train) struct Paused {
     targets: Targets,
 }
 
-/// The group after which each layer is no longer read.
+/// For every layer the group after which it is no longer read.
 pub(in crate::train) fn last_readers(plan: &Plan, input: &TrainInput) -> Vec<usize> {
     let layout = layout(input);
     let n = layout.size();
@@ -116,7 +116,7 @@ fn by_source<'c>(
     })
 }
 
-/// Hands over the outputs that samples came with, a block of [`SAMPLES`] at a time and in order.
+/// Passes on the outputs that the samples came with, a block of [`SAMPLES`] at a time and in order.
 pub(in crate::train) fn given_outputs(
     source: &dyn StateSource,
     run: &Run,
@@ -135,7 +135,7 @@ pub(in crate::train) fn given_outputs(
 }
 
 impl<'a> Walks<'a> {
-    /// At the first layer.
+    /// Walks that start at the first layer.
     pub(in crate::train) fn new(
         input: &'a TrainInput<'a>,
         settings: &TrainSettings,
@@ -161,7 +161,7 @@ impl<'a> Walks<'a> {
         })
     }
 
-    /// The GPU for a walk, where there is one and the layers are large enough for it.
+    /// The GPU for a walk, if there is one and the layers are large enough for it.
     fn gpu(input: &TrainInput, settings: &TrainSettings, plan: &Plan, room: &Arc<Room>) -> Result<Option<Gpu>> {
         let work = |g: &Group| (g.positions * g.rows.len()) as f64 * g.features() as f64;
         let largest = plan.groups().map(work).fold(0.0, f64::max) * SAMPLES as f64;
@@ -170,7 +170,7 @@ impl<'a> Walks<'a> {
         backend::or_cpu(settings.work.device, Gpu::new(cuda, widest, SAMPLES, room))
     }
 
-    /// Goes on on the CPU with what the GPU has computed.
+    /// Continues on the CPU with the values that the GPU has computed.
     fn continue_on_host(&mut self, per_sample: usize) -> Result<()> {
         self.baseline.continue_on_host(&self.room)?;
         if let Some(own) = &mut self.own {
@@ -192,7 +192,7 @@ impl<'a> Walks<'a> {
         self.first + samples.start..self.first + samples.end
     }
 
-    /// Goes on from where another stopped, over the same samples.
+    /// Continues where other walks over the same samples stopped.
     pub(in crate::train) fn resume(self, at: Paused) -> Self {
         let Paused { baseline, own, done, layers_done, entered, targets } = at;
         let source = self.input.source;
@@ -219,7 +219,7 @@ impl<'a> Walks<'a> {
             Target::Layer(k) => Some((k, layout(self.input).layers()[k].activation)),
             Target::Output => None,
         };
-        // Rows of the whole layer; none where nothing is solved.
+        // The number of rows of the whole layer; none if nothing is solved.
         let rows = match target {
             _ if !group.is_measured() => 0,
             Target::Layer(k) => layout(self.input).layers()[k].rows(),
@@ -268,8 +268,8 @@ impl<'a> Walks<'a> {
         Ok(())
     }
 
-    /// Statistics of the group entered last, at the seeded choice of positions; where the GPU fails under `auto`, the walk
-    /// goes on on the CPU.
+    /// Statistics of the group entered last, at the seeded choice of positions; if the GPU fails under `auto`, the
+    /// walk continues on the CPU.
     pub(in crate::train) fn statistics(
         &mut self,
         settings: &TrainSettings,
@@ -324,7 +324,7 @@ impl<'a> Walks<'a> {
         Statistics::stream_leaves(total, piece, threads, cancel, leaf, progress)
     }
 
-    /// The features of some positions of an image into rows `at..` of the block.
+    /// Writes the features of some positions of an image into the rows `at..` of the block.
     #[allow(clippy::too_many_arguments)]
     fn fill_features<T: Scalar>(
         &self,
@@ -370,8 +370,8 @@ impl<'a> Walks<'a> {
         Ok(())
     }
 
-    /// Runs the model built so far through the layer entered last, once all of its groups are done, and drops
-    /// layers after their last reader.
+    /// Runs the model built so far through the layer entered last, when all of its groups are done, and drops layers
+    /// after their last reader.
     pub(in crate::train) fn leave(
         &mut self,
         settings: &TrainSettings,
@@ -415,12 +415,12 @@ struct Gather<'a, 'w> {
     chosen: Chosen,
     /// The baseline's pre-activations at the chosen positions.
     known: &'a Pile,
-    /// What a target leaves out: the residual sums of the layer, which have no weights.
+    /// The residual sums of the layer, which have no weights and are subtracted from the targets.
     residuals: Vec<&'w TapBlock>,
 }
 
 impl Gather<'_, '_> {
-    /// Of some samples (positions of an image one after the other), one a row.
+    /// Features and targets of some samples (positions of an image one after the other), one per row.
     fn read<T: Scalar>(&self, range: Range<usize>) -> Result<(Matrix<T>, Matrix)> {
         let Self { walks, walk, group, chosen, .. } = self;
         let mut features = Matrix::zeros(range.len(), group.features());
@@ -496,7 +496,7 @@ mod tests {
             .unwrap()
     }
 
-    /// Statistics of every group, and again where the walk comes back to the CPU in the middle.
+    /// Statistics of every group, also if the walk moves to the CPU in the middle.
     fn walked(device: Device, images: usize, comes_back: bool) -> Vec<Statistics> {
         let network = network();
         let mut random = Random::new(4);
@@ -537,7 +537,7 @@ mod tests {
     #[test]
     #[ignore = "needs a GPU"]
     fn a_gpu_gathers_what_the_cpu_does() {
-        // 70 images are no whole number of blocks; 3 are fewer samples than features.
+        // 70 images are not a whole number of blocks; 3 are fewer samples than features.
         for images in [70, 3] {
             let expected = walked(Device::Cpu, images, false);
             for comes_back in [false, true] {

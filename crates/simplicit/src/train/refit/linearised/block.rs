@@ -44,7 +44,7 @@ enum Kind {
     Dense { columns: usize },
     /// Windows over a map; the geometry of one group of channels.
     Windows { convolution: Convolution, groups: usize },
-    /// The operand itself, times one factor per channel of so many positions.
+    /// The operand itself, optionally times one factor per channel; the number says how many positions a channel has.
     Residual(Option<(Vec<f32>, usize)>),
 }
 
@@ -55,7 +55,7 @@ impl Block {
         let kind = match &block.weights {
             TapWeights::Identity => Kind::Residual(None),
             TapWeights::Diagonal(factors) => Kind::Residual(Some((factors.clone(), output.positions()))),
-            // A window as large as its map: columns are the map's units in their order.
+            // A window as large as its map: the columns are the map's units in order.
             TapWeights::Taps(_) if whole && output.positions() == 1 && groups == 1 => {
                 Kind::Dense { columns: input.size() }
             }
@@ -76,7 +76,7 @@ impl Block {
         }
     }
 
-    /// Weights that one row may use: those of its group of channels.
+    /// Number of weights that one row may use: those of its group of channels.
     pub(super) fn columns(&self) -> usize {
         match &self.kind {
             Kind::Dense { columns } => *columns,
@@ -85,7 +85,7 @@ impl Block {
         }
     }
 
-    /// Positions of the result that share a row.
+    /// Number of positions of the result that share a row.
     pub(super) fn positions(&self) -> usize {
         match &self.kind {
             Kind::Windows { convolution, .. } => convolution.output.positions(),
@@ -109,7 +109,7 @@ impl Block {
         }
     }
 
-    /// Features of all groups of channels together.
+    /// Number of features of all groups of channels together.
     pub(super) fn all_columns(&self) -> usize {
         match &self.kind {
             Kind::Windows { groups, .. } => groups * self.columns(),
@@ -117,13 +117,13 @@ impl Block {
         }
     }
 
-    /// out += weights · operand, the operand being the source's values `x`.
+    /// out += weights · operand, where the operand comes from the source's values `x`.
     pub(super) fn add(&self, weights: &Matrix<f32>, x: Columns<'_>, out: &mut Matrix<f32>) {
         let mut room = Matrix::default();
         self.product(weights, self.operand(x, None, &mut room), out);
     }
 
-    /// out += weights · (what a change `d` of the source does to the operand).
+    /// out += weights · (the change of the operand for a change `d` of the source).
     pub(super) fn add_tangent(&self, weights: &Matrix<f32>, x: Columns<'_>, d: Columns<'_>, out: &mut Matrix<f32>) {
         let mut room = Matrix::default();
         self.product(weights, self.operand(x, Some(d), &mut room), out);
@@ -142,7 +142,7 @@ impl Block {
         let mut back = Matrix::zeros(samples, size(last));
         self.transposed_product(weights, cotangent, &mut back);
         for sample in 0..samples {
-            // What every pooling reads, then backwards through them.
+            // The inputs of every pooling, then backwards through the poolings.
             let mut values: Vec<Vec<f32>> = vec![x.row(sample).to_vec()];
             for map in &self.maps[..self.maps.len() - 1] {
                 let mut next = vec![0.0; size(map)];
@@ -185,7 +185,7 @@ impl Block {
         }
     }
 
-    /// The operand behind the poolings, or with `d` the change of it.
+    /// The operand after the poolings or, with `d`, its change.
     fn operand<'a>(&self, x: Columns<'a>, d: Option<Columns<'a>>, room: &'a mut Matrix<f32>) -> Columns<'a> {
         let Some(last) = self.maps.last() else { return d.unwrap_or(x) };
         *room = Matrix::zeros(x.of.rows(), size(last));
@@ -268,7 +268,7 @@ impl Block {
 }
 
 fn size(map: &FixedMap) -> usize {
-    // Shapes were checked with the model.
+    // The shapes were checked with the model.
     map.output().map_or(0, |o| o.size())
 }
 

@@ -1,14 +1,15 @@
-//! A model linearised in its weights: what a small change of the non-zeros does to every state and output, and the
-//! transpose of that map.
+//! A model linearised in its weights: the effect of a small change of the non-zeros on every state and output, and
+//! the transpose of that map.
 //!
 //! With z = Ax + Bu + b and Φ = diag φ′(z),
 //!
 //! δz = (I − AΦ)⁻¹(δA·x + δB·u + δb),  δy = CΦδz + δC·x + δD·u + δd
 //!
-//! and for cotangents v of y and c of z, r = c + Φ(Cᵀv + Aᵀr), the gradient being r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ. A tap
-//! block is a part of A, B, C or D whose weights are shared: its product and its outer product sum over positions. A
-//! layer that an operator computes has the operator's derivative in the place of its row of A. Layers are swept in order,
-//! which is exact in one sweep without cycles; cycles repeat the sweep until it settles.
+//! and for cotangents v of y and c of z, r = c + Φ(Cᵀv + Aᵀr), the gradient being r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ. A
+//! tap block is a part of A, B, C or D whose weights are shared: its product and its outer product sum over
+//! positions. A layer that an operator computes has the operator's derivative in the place of its row of A. Layers
+//! are computed in order. Without cycles one such sweep is exact; with cycles the sweep is repeated until the changes
+//! are small.
 
 mod block;
 mod scope;
@@ -25,21 +26,22 @@ use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
 use crate::network::Source;
 use crate::states::StateShape;
 
-/// Sweeps of a cyclic model at most; contraction ends them long before.
+/// The most sweeps of a cyclic model; contraction usually ends them much earlier.
 const MAX_SWEEPS: usize = 500;
-/// A sweep that changes less than this share of the largest value is the last: what float32 resolves.
+/// A sweep that changes less than this share of the largest value is the last, because float32 resolves no less.
 const SETTLED: f32 = 1e-6;
 
 /// One non-zero of a model.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::train) struct Entry {
-    /// Its row: those of the layout, then the outputs.
+    /// The number of its row: those of the layout come first, then the outputs.
     pub(in crate::train) row: usize,
-    /// Its feature among those of its target: columns of the blocks one after the other, then the constant.
+    /// The number of its feature among those of its target: columns of the blocks one after the other, then the
+    /// constant.
     pub(in crate::train) feature: usize,
-    /// Whether it is a weight from a state to a state, which a ball bounds.
+    /// Whether it is a weight from a state to a state, which the ball limits.
     pub(in crate::train) in_a: bool,
-    /// Which matrix of a list of weights, and where in it.
+    /// The number of its matrix in a list of weights, and the place in it.
     matrix: usize,
     at: usize,
 }
@@ -47,24 +49,24 @@ pub(in crate::train) struct Entry {
 /// The weights of all blocks, then the constants of all targets, as dense matrices.
 pub(in crate::train) type Weights = Vec<Matrix<f32>>;
 
-/// What is added up to the pre-activations of a layer, or to the outputs.
+/// The terms that are added up to the pre-activations of a layer, or to the outputs.
 struct Sum {
     target: Target,
-    /// Units: states of a layer, or outputs.
+    /// Its units: states of a layer, or outputs.
     units: Range<usize>,
-    /// Rows with a constant each, and how many units share one.
+    /// Its rows, with one constant each, and the number of units that share a row.
     rows: Range<usize>,
     positions: usize,
-    /// Blocks with the number of their weights.
+    /// Its blocks, each with the number of its weights.
     blocks: Vec<(usize, Block)>,
-    /// Number of its constants in the list of weights.
+    /// The number of its constants in the list of weights.
     constants: usize,
-    /// Whether one of them is not zero.
+    /// Whether any of its constants is not zero.
     has_constants: bool,
     operator: Option<Operator>,
 }
 
-/// Where a model has non-zeros, and the order to sweep its layers in.
+/// The places of a model's non-zeros, and the order in which its layers are swept.
 pub(in crate::train) struct Linearised {
     shape: StateShape,
     ranges: Vec<Range<usize>>,
@@ -72,16 +74,16 @@ pub(in crate::train) struct Linearised {
     entries: Vec<Entry>,
     /// Layers as in the layout, then the outputs.
     sums: Vec<Sum>,
-    /// What is swept, and which weights change.
+    /// Which layers are swept, and which weights change.
     scope: Scope,
-    /// Who reads a layer: sum, and the number of the block there; an operator is one reader.
+    /// The readers of every layer: the sum, and the number of the block there; an operator is one reader.
     readers: Vec<Vec<(usize, usize)>>,
     /// Shapes of the matrices of weights.
     shapes: Vec<(usize, usize)>,
     acyclic: bool,
 }
 
-/// Samples with the states they have at the model.
+/// Samples with their states at the model.
 pub(in crate::train) struct Samples<'a> {
     pub(in crate::train) u: &'a Matrix<f32>,
     pub(in crate::train) x: &'a Matrix<f32>,
@@ -95,7 +97,7 @@ pub(in crate::train) fn gates(layout: &Layout, z: &Matrix<f32>) -> Matrix<f32> {
     gates_at(layout, &columns, z.clone())
 }
 
-/// φ′ at the pre-activations of layers that stand in these columns, in their place.
+/// φ′ at the pre-activations of layers in these columns; the values are replaced.
 pub(in crate::train) fn gates_at(layout: &Layout, columns: &[Range<usize>], z: Matrix<f32>) -> Matrix<f32> {
     let mut gates = z;
     for (layer, range) in layout.layers().iter().zip(columns) {
@@ -131,7 +133,7 @@ impl Linearised {
                 }
             };
             let summands = model.summands(target);
-            // Entries of A, B, C and D come first, then the model's own blocks in their order.
+            // Entries of A, B, C and D come first, then the model's own blocks in order.
             let own: Vec<usize> = (0..model.taps().len()).filter(|&k| model.taps()[k].target == target).collect();
             let plain = summands.len() - own.len();
             let block =
@@ -141,7 +143,7 @@ impl Linearised {
                 let is_taps = matches!(summand.weights, TapWeights::Taps(_));
                 shapes.push((if is_taps { summand.output.channels } else { 0 }, block.columns()));
             }
-            // A block over a map whose layer has a row per unit: its channels stand at their first units.
+            // A block over a map whose layer has a row per unit: each channel is at its first unit.
             for row in 0..rows.len() {
                 let mut first = 0;
                 for ((number, block), summand) in blocks.iter().zip(&summands) {
@@ -189,13 +191,13 @@ impl Linearised {
         (Self { shape, ranges, entries, sums, scope, readers, shapes, acyclic }, values)
     }
 
-    /// What is swept.
+    /// Which layers are swept.
     pub(in crate::train) fn scope(&self) -> &Scope {
         &self.scope
     }
 
-    /// From now on sweeps compute these layers, in this order, and the outputs if asked for; the weights of sums that are
-    /// `moved` (layers as in the layout, then the outputs) change. Of a model without cycles.
+    /// From now on sweeps compute these layers, in this order, and the outputs if asked for; the weights of sums that
+    /// are `moved` (layers as in the layout, then the outputs) change. Only for models without cycles.
     pub(in crate::train) fn narrow(&mut self, layout: &Layout, order: Vec<usize>, outputs: bool, moved: Vec<bool>) {
         let own = order.iter().copied().chain(outputs.then_some(self.sums.len() - 1));
         let mut given: Vec<usize> = own.flat_map(|s| self.sums[s].layers_read()).collect();
@@ -231,7 +233,7 @@ impl Linearised {
         }
     }
 
-    /// δz (m × n) and δy (m × q) for a change of the weights; what is not swept does not change.
+    /// δz (m × n) and δy (m × q) for a change of the weights; layers that are not swept do not change.
     pub(in crate::train) fn forward(
         &self,
         weights: &Weights,
@@ -240,7 +242,7 @@ impl Linearised {
     ) -> (Matrix<f32>, Matrix<f32>) {
         let (n, samples) = (self.scope.width, at.u.rows());
         let (mut dz, mut dx) = (Matrix::<f32>::zeros(samples, n), Matrix::<f32>::zeros(samples, n));
-        // What the change itself adds is the same in every sweep.
+        // The direct contribution of the change is the same in every sweep.
         let direct = |k: usize| self.direct(k, change, at);
         let kept: Vec<Matrix<f32>> = if self.acyclic { Vec::new() } else { (0..self.sums.len()).map(direct).collect() };
         let begin = |k: usize| kept.get(k).cloned().unwrap_or_else(|| direct(k));
@@ -296,7 +298,7 @@ impl Linearised {
         out
     }
 
-    /// Adds what changes of the states before do to one sum.
+    /// Adds the effect of changes of earlier states to one sum.
     fn carry(&self, sum: &Sum, weights: &Weights, at: &Samples, dx: &Matrix<f32>, out: &mut Matrix<f32>) {
         for (number, block) in &sum.blocks {
             if layer(block.source).is_some_and(|j| self.scope.sweeps(j)) {
@@ -331,7 +333,7 @@ impl Linearised {
         self.outer(&self.adjoint(weights, v, c, at), v, at)
     }
 
-    /// The derivative of Σ v·y + c·z by every pre-activation, all that depends on it included.
+    /// The derivative of Σ v·y + c·z by every pre-activation, including the effect on everything that depends on it.
     pub(in crate::train) fn adjoint(
         &self,
         weights: &Weights,
@@ -400,7 +402,7 @@ impl Linearised {
 
     /// r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ at the non-zeros whose weights change, one after the other.
     pub(in crate::train) fn outer(&self, r: &Matrix<f32>, v: &Matrix<f32>, at: &Samples) -> Vec<f64> {
-        // A segment is a small part of a large model: matrices of the others are neither made nor read.
+        // A segment is a small part of a large model, so matrices of other layers are neither made nor read.
         let mut dense: Weights = vec![Matrix::default(); self.shapes.len()];
         for sum in self.moved_sums() {
             for number in sum.blocks.iter().map(|(number, _)| *number).chain([sum.constants]) {
@@ -423,7 +425,7 @@ impl Linearised {
         entries.map(|entry| f64::from(dense[entry.matrix].as_slice()[entry.at])).collect()
     }
 
-    /// Numbers of non-zeros whose weights change in the places that they have among all, zero between them.
+    /// Puts numbers for the non-zeros whose weights change at their places among all non-zeros; the others are zero.
     pub(in crate::train) fn spread(&self, changing: &[f64]) -> Vec<f64> {
         let mut out = vec![0.0; self.entries.len()];
         let places = self.targets().into_iter().flat_map(|target| target.entries);
@@ -452,7 +454,7 @@ impl Linearised {
         self.sums.iter().zip(&self.scope.moved).filter(|(_, moved)| **moved).map(|(sum, _)| sum)
     }
 
-    /// The values of a layer in a batch; of the outputs there are none.
+    /// The values of a layer in a batch; the outputs have none.
     fn own<'a>(&self, sum: &Sum, states: &'a Matrix<f32>) -> Columns<'a> {
         match sum.target {
             Target::Layer(k) => Columns::new(states, self.scope.columns[k].clone()),
@@ -460,7 +462,7 @@ impl Linearised {
         }
     }
 
-    /// The part of cotangents that is a sum's.
+    /// The part of the cotangents that belongs to a sum.
     fn cotangent<'a>(&self, sum: &Sum, v: &'a Matrix<f32>, r: &'a Matrix<f32>) -> Columns<'a> {
         match sum.target {
             Target::Layer(_) => self.own(sum, r),
@@ -478,7 +480,8 @@ impl Linearised {
         moved
     }
 
-    /// The targets whose weights change and that have entries: their entries, number of features, and positions of a sample.
+    /// The targets whose weights change and that have entries: for each its entries, number of features, and
+    /// positions of a sample.
     pub(in crate::train) fn targets(&self) -> Vec<Features<'_>> {
         let mut first = 0;
         let mut out = Vec::new();
@@ -534,7 +537,7 @@ impl Sum {
         self.operator.iter().flat_map(|o| o.operands()).map(|o| o.source)
     }
 
-    /// The layers that it reads, as often as it does.
+    /// The layers that it reads; a layer that it reads twice is listed twice.
     fn layers_read(&self) -> Vec<usize> {
         self.blocks.iter().map(|(_, b)| b.source).chain(self.operands()).filter_map(layer).collect()
     }

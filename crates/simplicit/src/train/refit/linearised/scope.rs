@@ -1,25 +1,26 @@
-//! Which part of a model is swept: all of it, or some layers between values that are given.
+//! The part of a model that is swept: all of it, or some layers between values that are given.
 
 use std::ops::Range;
 
 use crate::layout::Layout;
 
-/// The layers that a sweep goes through, the blocks whose weights change, and where values stand in a batch of samples.
+/// The layers that a sweep goes through, the blocks whose weights change, and the columns of values in a batch of
+/// samples.
 #[derive(Debug, Clone)]
 pub(in crate::train) struct Scope {
     /// Swept layers in an order in which they can be computed.
     pub(in crate::train) order: Vec<usize>,
     /// Whether the outputs are computed after them.
     pub(in crate::train) outputs: bool,
-    /// Columns of every layer in a batch; none for layers that are neither swept nor read.
+    /// The columns of every layer in a batch; none for layers that are neither swept nor read.
     pub(in crate::train) columns: Vec<Range<usize>>,
-    /// Columns of a batch.
+    /// Number of columns of a batch.
     pub(in crate::train) width: usize,
     /// Layers that are read and not swept: their values are given and do not change.
     pub(in crate::train) given: Vec<usize>,
-    /// Whose weights change: layers as in the layout, then the outputs.
+    /// For every layer in the layout, then the outputs, whether its weights change.
     pub(in crate::train) moved: Vec<bool>,
-    /// Which layers are swept.
+    /// For every layer, whether it is swept.
     swept: Vec<bool>,
 }
 

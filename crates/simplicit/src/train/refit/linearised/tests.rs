@@ -11,7 +11,8 @@ use crate::random::Random;
 
 const SAMPLES: usize = 5;
 
-/// tanh, so that differences see the derivative; `density` may be zero where a layer reads itself or a later one.
+/// A model with tanh, so that differences approximate the derivative; `density` may be zero where a layer reads
+/// itself or a later one.
 fn model(cyclic: bool, random: &mut Random) -> ImplicitModel {
     let layout =
         Layout::new(vec![Layer::dense("second", 3, Activation::Tanh), Layer::dense("first", 4, Activation::Tanh)]);
@@ -33,7 +34,7 @@ fn model(cyclic: bool, random: &mut Random) -> ImplicitModel {
     .unwrap()
 }
 
-/// Where every non-zero stands in (A B b; C D d), found by its value.
+/// The place of every non-zero in (A B b; C D d), found by its value.
 fn places(support: &Linearised, model: &ImplicitModel) -> Vec<(usize, usize)> {
     let numbers: Vec<f64> = (0..support.entries().len()).map(|k| k as f64 + 1.0).collect();
     let marked = support.with_weights(model, &numbers, false).unwrap();
@@ -49,7 +50,7 @@ fn places(support: &Linearised, model: &ImplicitModel) -> Vec<(usize, usize)> {
     out
 }
 
-/// z and y in double precision, from the formula: plain iteration until nothing moves.
+/// z and y in double precision by their definition: plain iteration until nothing changes.
 fn reference(places: &[(usize, usize)], w: &[f64], u: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let (n, p) = (7, 6);
     let row = |x: &[f64], i: usize| -> f64 {
@@ -84,7 +85,8 @@ fn transposes(support: &Linearised, w: &[f64], at: &Samples, random: &mut Random
     let pairs = || v.as_slice().iter().zip(dy.as_slice()).chain(c.as_slice().iter().zip(dz.as_slice()));
     let expected: f64 = pairs().map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
     let got: f64 = gradient.iter().zip(&change).map(|(g, c)| g * c).sum();
-    // Relative to the norms of both sides, which is what sums of many terms of both signs are exact to.
+    // Relative to the norms of both sides, because sums of many terms of both signs are only accurate relative to
+    // these.
     let size = pairs().map(|(a, _)| f64::from(*a).powi(2)).sum::<f64>().sqrt()
         * pairs().map(|(_, b)| f64::from(*b).powi(2)).sum::<f64>().sqrt();
     assert!((got - expected).abs() < 1e-5 * size, "{got} against {expected}, size {size}");
@@ -186,7 +188,7 @@ fn attending(random: &mut Random) -> ImplicitModel {
     ImplicitModel::from_network(&network).unwrap()
 }
 
-/// Of every sample, where every window of every maximum has its largest value.
+/// For every sample, the place of the largest value in every window of every maximum.
 fn maxima(model: &ImplicitModel, x: &Matrix<f32>) -> Vec<Vec<usize>> {
     let layers = model.taps().iter().filter(|b| b.maps.iter().any(|map| !map.is_linear()));
     let mut out = vec![Vec::new(); x.rows()];
@@ -231,7 +233,7 @@ fn products_of_convolutions_poolings_residuals_and_operators_match_differences_a
                 run(&support.with_weights(&model, &w, false).unwrap())
             };
             let (up, down) = (moved(1.0), moved(-1.0));
-            // Where the largest value of a window changes its place within the step, differences see another slope.
+            // If the largest value of a window changes its place within the step, differences give another slope.
             let places = [&up, &down, &solution].map(|s| maxima(&model, &s.x));
             let smooth: Vec<usize> = (0..u.rows()).filter(|&s| places.iter().all(|p| p[s] == places[2][s])).collect();
             assert!(4 * smooth.len() >= u.rows(), "{} samples without a kink", smooth.len());
@@ -239,7 +241,7 @@ fn products_of_convolutions_poolings_residuals_and_operators_match_differences_a
                 let size = got.as_slice().iter().fold(0.1f32, |a, v| a.max(v.abs()));
                 for &s in &smooth {
                     for (k, got) in got.row(s).iter().enumerate() {
-                        // Single precision over 2h, and the third derivative times h²/6.
+                        // Allows for single precision divided by 2h, and the third derivative times h²/6.
                         let expected = (up[(s, k)] - down[(s, k)]) / (2.0 * h as f32);
                         assert!((got - expected).abs() < 3e-3 * size, "sample {s}, {k}: {got} {expected} of {size}");
                     }

@@ -7,10 +7,10 @@ use crate::model::{ImplicitModel, TapWeights, Target};
 
 impl Linearised {
     /// The model that this was made of with other numbers at its non-zeros, rounded as stored: weights between states
-    /// toward zero where a ball bounds them.
+    /// are rounded toward zero if a ball limits them.
     pub(in crate::train) fn with_weights(&self, model: &ImplicitModel, w: &[f64], ball: bool) -> Result<ImplicitModel> {
         let stored = |in_a: bool, v: f64| if ball && in_a { toward_zero(v) } else { v as f32 };
-        // Of every matrix its rows, as (column of one group of channels, value).
+        // For every matrix its rows, as (column of one group of channels, value).
         let mut lists: Vec<Vec<Vec<(usize, f32)>>> =
             self.shapes.iter().map(|&(rows, _)| vec![Vec::new(); rows]).collect();
         for (entry, &v) in self.entries.iter().zip(w) {

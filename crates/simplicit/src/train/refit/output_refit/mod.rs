@@ -1,18 +1,19 @@
-//! Refit of all non-zeros together, in the metric of the output.
+//! Refits all non-zeros together, in the metric of the output.
 //!
-//! The row problems see an error in a pre-activation by its average weight; what the output makes of all errors together
-//! they do not see. On the support they chose, this solves a short sequence of convex least-squares problems: the model
-//! is linearised in its weights ([`crate::train::refit::linearised`]) and
+//! The row problems weigh an error in a pre-activation by its average effect; they do not account for the joint
+//! effect of all errors on the output. On the support that they chose, this refit solves a short sequence of convex
+//! least-squares problems: the model is linearised in its weights ([`crate::train::refit::linearised`]) and
 //!
 //! E KL(baseline ‖ model) + η/2·Σ λ_i·E(x_i − x̄_i)² + ρ/2·Σ d_k·(w_k − w⁰_k)²
 //!
-//! is replaced by its Gauss–Newton quadratic, minimised by conjugate gradients. The second term is the row problems' own
-//! (at the model's states, and blind to what the activation hides); it keeps states near the baseline's where the
-//! output says nothing. The third pulls towards the weights that the refit started from, in the units of the row problems'
-//! diagonal d: late layers have more weights than samples can determine. Every tenth sample is not fitted: ρ is what
-//! these samples like best, and no step is taken that raises their divergence. The block-diagonal of the quadratic is the
-//! row problems' λ_i·G on each row's support, which is the preconditioner. No labels, no step sizes: a step is halved until
-//! the true objective falls, or is not taken.
+//! is replaced by its Gauss–Newton quadratic, minimised by conjugate gradients. The second term is that of the row
+//! problems (at the model's states, without differences that the activation hides); it keeps states near the
+//! baseline's where the output does not depend on them. The third pulls towards the weights that the refit started
+//! from, in the units of the row problems' diagonal d, because late layers have more weights than samples can
+//! determine. Every tenth sample is not fitted: ρ is chosen so that the divergence of these samples is smallest, and
+//! no step is taken that raises it. The block-diagonal of the quadratic is the row problems' λ_i·G on each row's
+//! support, which is the preconditioner. Neither labels nor step sizes are needed: a step is halved until the true
+//! objective falls, or is not taken.
 
 mod problem;
 mod runner;
@@ -36,45 +37,48 @@ use crate::train::refit::reconstruct::reconstruct;
 use crate::train::refit::row_blocks::{conjugate_gradients, into_ball};
 use crate::train::{Key, Progress, Run, TrainInput, TrainSettings, shares_weights};
 
-/// Rounds for models without shared weights or operators, where nothing is said.
+/// Rounds for models without shared weights or operators, if the settings give no number.
 const ROUNDS: usize = 4;
-/// Step halvings before a round counts as fruitless.
+/// The most halvings of a step; if none of them helps, the round has failed.
 const HALVINGS: usize = 5;
 /// A round that lowers the divergence of held-out samples by less than this share is the last.
 const WORTH: f64 = 0.01;
-/// Conjugate gradient steps of a round, and of another ρ that starts from the step of the one before.
+/// Conjugate gradient steps in a round, and for each further ρ, which starts from the step of the one before.
 const STEPS: usize = 20;
 const STEPS_AGAIN: usize = 6;
-/// ρ, tried from the smallest until one lowers the divergence of held-out samples less than the one before.
+/// The values of ρ, tried from the smallest until one lowers the divergence of held-out samples less than the one
+/// before.
 const RIDGES: [f64; 4] = [0.0, 0.01, 0.1, 1.0];
-/// Where held-out samples gain this share of what fitted ones gain there is no over-fitting, and larger ρ are not tried.
+/// If held-out samples gain this share of the gain of fitted ones, there is no over-fitting, and larger ρ are not
+/// tried.
 const ENOUGH: f64 = 0.8;
 
-/// What the refit in the output metric did.
+/// The results of the refit in the output metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OutputRefit {
-    /// Objective of the row problems' answer.
+    /// Objective before the refit, of the row problems' answer.
     pub before: f64,
-    /// Objective of the model returned.
+    /// Objective of the returned model.
     pub after: f64,
-    /// Divergence of the outputs of samples that were not fitted, before.
+    /// Divergence of the outputs of held-out samples, before the refit.
     pub held_out_before: f64,
-    /// The same of the model returned; never larger.
+    /// The same divergence for the returned model; never larger.
     pub held_out_after: f64,
-    /// ρ: how strongly weights were pulled to where they started, relative to the row problems' own curvature.
+    /// ρ: how strongly weights were pulled to their starting values, relative to the row problems' own curvature.
     pub ridge: f64,
-    /// Rounds that lowered it.
+    /// Number of rounds that lowered the objective.
     pub rounds: usize,
 }
 
-/// Rounds of the refit that the settings ask for; where they say nothing, those that pay on models of this kind.
+/// Number of rounds of the refit that the settings ask for; if they give none, the number that is worthwhile for
+/// models of this kind.
 pub(in crate::train) fn rounds(model: Option<&ImplicitModel>, settings: &TrainSettings) -> usize {
     let shares = model.is_some_and(shares_weights);
     let exact = settings.rows.matching == Matching::Exact;
     settings.model.output_refit.unwrap_or(if shares || exact { 0 } else { ROUNDS })
 }
 
-/// A fitted model with its non-zeros refitted, its rows and its error reported as they are now.
+/// A fitted model with refitted non-zeros, and with its rows and its error reported as they are after the refit.
 pub(in crate::train) fn refitted(
     fitted: Fitted,
     input: &TrainInput,
@@ -93,7 +97,7 @@ pub(in crate::train) fn refitted(
     Ok(fitted)
 }
 
-/// Writes non-zeros and errors of the rows into their reports, and the error of the outputs, as they are now.
+/// Writes the present non-zeros and errors of the rows, and the error of the outputs, into the report.
 fn report_errors(fitted: &mut Fitted, input: &TrainInput, run: &Run) -> Result<()> {
     let model = &fitted.model;
     let mismatch = mismatch(model, input, run)?;
@@ -158,7 +162,7 @@ pub(in crate::train) fn rows_of_units(model: &ImplicitModel) -> Vec<Option<usize
 }
 
 pub(in crate::train) fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
-    // Nobody asks how exact a sample is, only whether it has an equilibrium.
+    // Only whether a sample has an equilibrium is needed, so its error is not bounded.
     Equilibrium::new(model, EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() })
 }
 
@@ -192,11 +196,11 @@ fn output_refit(
     Ok((model, Some(report)))
 }
 
-/// Rounds of one objective on the weights that the scope of a linearised model lets change.
+/// Rounds that minimise one objective, over the weights that the scope of a linearised model lets change.
 pub(in crate::train) struct Refit<'a> {
     pub(in crate::train) problem: &'a Problem<'a>,
     pub(in crate::train) support: &'a Linearised,
-    /// The weights that the ridge pulls to.
+    /// The weights that the ridge pulls towards.
     pub(in crate::train) start: &'a [f64],
     pub(in crate::train) settings: &'a TrainSettings,
     pub(in crate::train) rounds: usize,
@@ -205,17 +209,18 @@ pub(in crate::train) struct Refit<'a> {
 }
 
 impl Refit<'_> {
-    /// The model with weights `w` refitted, what was reached, and its weights. Every round is kept under its key.
+    /// The refitted model that starts from weights `w`, the values reached, and its weights. Every round is kept
+    /// under its key.
     pub(in crate::train) fn refit(
         &self,
         model: ImplicitModel,
         w: Vec<f64>,
         key: impl Fn(usize) -> Key,
-        told: impl Fn(usize, Value, &mut Run),
+        after_round: impl Fn(usize, Value, &mut Run),
         run: &mut Run,
     ) -> Result<(ImplicitModel, OutputRefit, Vec<f64>)> {
         let Self { problem, support, settings, .. } = self;
-        // The row problems' curvature is that of the model at the start, for all rounds.
+        // The row problems' curvature is taken at the starting model, for all rounds.
         let (before, mut sketch) = (model.clone(), None);
         let mut model = model;
         let mut now = State { w, value: problem.value(&model)?, ridge: None };
@@ -240,7 +245,7 @@ impl Refit<'_> {
                 Ok(self.step(&model, &now, &at, sketch)?.to_numbers())
             })?;
             let next = State::from_numbers(kept);
-            told(round + 1, next.value, run);
+            after_round(round + 1, next.value, run);
             if next.value.fitted >= now.value.fitted {
                 break;
             }
@@ -262,11 +267,11 @@ impl Refit<'_> {
     }
 }
 
-/// Where the refit is.
+/// The state of the refit.
 struct State {
     w: Vec<f64>,
     value: Value,
-    /// ρ, once it is chosen.
+    /// ρ, when it has been chosen.
     ridge: Option<f64>,
 }
 
@@ -286,12 +291,12 @@ impl State {
 
 /// One Gauss–Newton step.
 impl Refit<'_> {
-    /// Where the step from `now` ends; `now` itself if none helps both fitted and held-out samples.
+    /// The state after the step from `now`; `now` itself if no step helps both fitted and held-out samples.
     fn step(&self, model: &ImplicitModel, now: &State, at: &At, sketch: &Sketch) -> Result<State> {
         let weights = self.support.dense(&now.w);
         let mut descent = self.problem.descent(at, self.support, &weights)?;
-        // Layers that were left out stay, and so does what is outside of the scope: neither a step nor what it is made from
-        // touches their entries.
+        // Layers that were left out stay as they are, and so does everything outside of the scope: the step has no
+        // part in their entries, and neither has anything that it is computed from.
         let kept = model.kept_rows();
         let moved = self.support.moved();
         let hold = |values: &mut [f64]| {
@@ -303,7 +308,8 @@ impl Refit<'_> {
         let diagonal = &sketch.diagonal;
         let mut best = State { w: now.w.clone(), value: now.value, ridge: now.ridge };
         let ridges = now.ridge.map_or(RIDGES.to_vec(), |ridge| vec![ridge]);
-        // Every ridge starts from the step of the ridge before it, if that step was finite: its residual follows from the other's.
+        // Every ridge starts from the step of the ridge before, if that was finite; its residual is computed from the
+        // other's.
         let (mut step, mut residual, mut before) = (vec![0.0; descent.len()], descent.clone(), 0.0);
         let mut fresh = true;
         for ridge in ridges {
@@ -349,7 +355,8 @@ impl Refit<'_> {
         Ok(best)
     }
 
-    /// The largest share of a step that lowers the objective and does not raise the divergence of held-out samples.
+    /// Takes the largest share of a step that lowers the objective and does not raise the divergence of held-out
+    /// samples.
     fn judged(&self, model: &ImplicitModel, now: &State, step: &[f64], ridge: f64) -> Result<Option<State>> {
         for halving in 0..=HALVINGS {
             let share = 0.5f64.powi(halving as i32);
@@ -357,7 +364,7 @@ impl Refit<'_> {
             if let Some(kappa) = self.settings.allowed.kappa {
                 into_ball(&mut w, self.support, kappa);
             }
-            // Judged as it will be stored.
+            // The weights are judged after rounding, as they will be stored.
             let stored = self.support.with_weights(model, &w, self.settings.allowed.kappa.is_some())?;
             let value = self.problem.value(&stored)?;
             if value.fitted < now.value.fitted && value.held_out <= now.value.held_out {

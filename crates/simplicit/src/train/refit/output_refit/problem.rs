@@ -16,62 +16,63 @@ use crate::train::refit::linearised::{Linearised, Samples, Scope, Weights, gates
 use crate::train::refit::output_metric::Metric;
 use crate::train::{TrainInput, TrainSettings};
 
-/// η: weight of the states beside the output.
+/// η: the weight of the states relative to the output.
 pub(super) const STATES: f64 = 0.1;
 /// Row weights below this share of their mean count as this share in the preconditioner.
 const LEAST: f64 = 1e-4;
-/// Samples with their states are held in memory up to this many bytes; those of others are computed again when needed.
+/// Samples with their states are kept in memory up to this many bytes; the states of the others are computed again
+/// when needed.
 const HELD: u64 = 1 << 30;
-/// States in a chunk of samples.
+/// Number of states in a chunk of samples.
 const CHUNK_STATES: usize = 1 << 21;
-/// One sample of so many is not fitted.
+/// One sample in this many is not fitted.
 const HELD_OUT: usize = 10;
 
-/// Samples in a chunk; fixed, so that sums depend neither on threads nor on memory.
+/// Number of samples in a chunk; fixed, so that sums depend neither on threads nor on memory.
 pub(in crate::train) fn chunk_of(shape: StateShape) -> usize {
     (CHUNK_STATES / shape.states.max(1)).clamp(1, BLOCK)
 }
 
-/// The objective of a model.
+/// The values of the objective for a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::train) struct Value {
     /// Over all samples.
     pub(in crate::train) all: f64,
-    /// Over those that are fitted.
+    /// Over the fitted samples.
     pub(in crate::train) fitted: f64,
-    /// Divergence of the outputs alone, over the others (over the fitted ones where there are no others).
+    /// Divergence of the outputs alone, over the held-out samples (over the fitted ones if none are held out).
     pub(in crate::train) held_out: f64,
 }
 
-/// Samples with what the baseline makes of them, as an objective reads them.
+/// A source of samples with the baseline's values for them, from which an objective reads.
 pub(in crate::train) trait Chunks: Sync {
     /// Number of samples.
     fn samples(&self) -> usize;
-    /// Consecutive samples.
+    /// A chunk of consecutive samples.
     fn chunk(&self, samples: Range<usize>) -> Result<Chunk>;
     /// The inputs of consecutive samples and the values given to the layers that are run.
     fn given(&self, samples: Range<usize>) -> Result<Given>;
 }
 
-/// What a run of some layers starts from.
+/// The values that a run of some layers starts from.
 #[derive(Clone)]
 pub(in crate::train) struct Given {
     pub(in crate::train) u: Matrix<f32>,
-    /// Values of the layers that are read and not run, in the order of the scope; none where all layers are run.
+    /// Values of the layers that are read and not run, in the order of the scope; empty if all layers are run.
     pub(in crate::train) layers: Vec<Matrix<f32>>,
 }
 
-/// A chunk of samples with what the baseline makes of them.
+/// A chunk of samples with the baseline's values for them.
 #[derive(Clone)]
 pub(in crate::train) struct Chunk {
     pub(in crate::train) given: Given,
     /// The baseline's states of the layers that are compared, one after the other.
     pub(in crate::train) x: Matrix<f32>,
-    /// The baseline's outputs, where they are compared.
+    /// The baseline's outputs, if they are compared.
     pub(in crate::train) y: Matrix<f32>,
 }
 
-/// All layers of a model on the samples of a source.
+/// All layers of a model, on the samples of a source.
 struct AllLayers<'a>(&'a dyn StateSource);
 
 impl Chunks for AllLayers<'_> {
@@ -90,15 +91,15 @@ impl Chunks for AllLayers<'_> {
     }
 }
 
-/// Where the model is on the fitted samples of one chunk.
+/// The model's values on the fitted samples of one chunk.
 #[derive(Clone)]
 pub(super) struct Point {
     pub(super) u: Matrix<f32>,
-    /// In the columns of the scope.
+    /// States, in the columns of the scope.
     pub(super) x: Matrix<f32>,
     gates: Matrix<f32>,
     y: Matrix<f32>,
-    /// Probabilities, or nothing for squares.
+    /// Class probabilities; empty if outputs are compared by squares.
     p: Matrix<f32>,
 }
 
@@ -108,35 +109,36 @@ impl Point {
     }
 }
 
-/// A model on all samples.
+/// The model's values on all samples.
 pub(super) struct At {
     runner: Runner,
     layout: Layout,
-    /// Of the first chunks.
+    /// The values on the first chunks, as many as memory allows.
     points: Vec<Point>,
 }
 
-/// The objective on the samples: a divergence of outputs, where they are computed, and weighted squares of states.
+/// The objective on the samples: a divergence of outputs, if these are computed, and weighted squares of states.
 pub(in crate::train) struct Problem<'a> {
     chunks: Box<dyn Chunks + 'a>,
     pub(super) size: usize,
-    /// The first chunks.
+    /// The first chunks, as many as memory allows.
     held: Vec<Chunk>,
-    /// `None` where outputs are not computed.
+    /// The metric of the outputs; `None` if outputs are not computed.
     metric: Option<Metric>,
-    /// What is run; `None` for all layers, through cycles if there are any.
+    /// The part of the model that is run; `None` for all layers, through cycles if there are any.
     part: Option<Scope>,
-    /// Columns of the states that are compared, in a batch and in a chunk, and the weight of each column of the chunk.
+    /// For the states that are compared, their columns in a batch and in a chunk, and the weight of each column of
+    /// the chunk.
     compared: Vec<(Range<usize>, Range<usize>)>,
     states: Vec<f32>,
-    /// λ_i of every row in the units of the objective, none too small to divide by.
+    /// λ_i of every row in the units of the objective; none is too small to divide by.
     pub(super) row_weights: Vec<f64>,
     pub(super) threads: Threads,
     pub(super) cancel: &'a Cancel,
 }
 
 impl<'a> Problem<'a> {
-    /// All states and outputs of a model.
+    /// The objective for all states and outputs of a model.
     pub(super) fn new(
         model: &ImplicitModel,
         input: &TrainInput<'a>,
@@ -151,8 +153,8 @@ impl<'a> Problem<'a> {
         Self::of(model, input, chunks, None, &all, (chunk_of(shape), bytes), settings, threads, cancel)
     }
 
-    /// What is compared are the states of `layers` and, where `part` has them, the outputs. Chunks have `size` samples of
-    /// so many bytes.
+    /// The objective that compares the states of `layers` and, if `part` has them, the outputs. Chunks have `size`
+    /// samples of `bytes` bytes each.
     #[allow(clippy::too_many_arguments)]
     pub(in crate::train) fn of(
         model: &ImplicitModel,
@@ -206,14 +208,14 @@ impl<'a> Problem<'a> {
         let of_states: Vec<Option<usize>> =
             layers.iter().flat_map(|&k| row_of[layout.range(k)].iter().copied()).collect();
         let outputs = self.part.as_ref().is_none_or(|part| part.outputs);
-        // Beside outputs states only steady what the outputs do not see.
+        // If outputs are compared, states only steady what the outputs do not depend on.
         let eta = if outputs { STATES } else { 1.0 };
         let mut row_weights;
         match input.importance.filter(|_| shape.outputs > 1) {
             Some(weights) => {
                 let scale = input.baseline.and_then(|b| b.metadata().scaling.as_ref()).map_or(1.0, |s| s.outputs);
                 self.metric = outputs.then_some(Metric::Softmax { scale });
-                // A channel's weight is the sum over its positions.
+                // The weight of a channel is the sum over its positions.
                 let share = |row: &Option<usize>| row.map_or(0.0, |i| eta * weights[i] / units[i] as f64);
                 self.states = of_states.iter().map(|row| share(row) as f32).collect();
                 row_weights = weights.to_vec();
@@ -247,7 +249,7 @@ impl<'a> Problem<'a> {
                         self.states[i] = (eta * share(i)) as f32;
                     }
                 }
-                // Rows of states that are not compared weigh what the others do on average.
+                // Rows of states that are not compared get the average weight of the others.
                 let known = row_weights[..rows].iter().filter(|w| **w > 0.0).count();
                 let mean = row_weights[..rows].iter().sum::<f64>() / known.max(1) as f64;
                 if self.part.is_some() {
@@ -269,7 +271,7 @@ impl<'a> Problem<'a> {
         chunk * self.size..((chunk + 1) * self.size).min(self.chunks.samples())
     }
 
-    /// Samples that are fitted, and others.
+    /// Number of fitted samples, and of the others.
     fn counts(&self) -> (usize, usize) {
         let samples = self.chunks.samples();
         let held_out = samples / HELD_OUT;
@@ -290,7 +292,7 @@ impl<'a> Problem<'a> {
         self.counts().0
     }
 
-    /// Chunk of a sample that is fitted, counted among those, and its row there.
+    /// The chunk of a fitted sample, counted among the fitted ones, and its row there.
     pub(super) fn place(&self, fitted: usize) -> (usize, usize) {
         let chunk = (fitted + fitted / (HELD_OUT - 1)) / self.size;
         let before = chunk * self.size;
@@ -317,7 +319,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The weighted squares of one sample's states, `x` in the columns of a batch and `theirs` in those of a chunk.
+    /// The weighted squares of one sample's states; `x` is in the columns of a batch, `theirs` in those of a chunk.
     fn squares(&self, x: &[f32], theirs: &[f32]) -> f64 {
         let mut sum = 0.0;
         for (batch, chunk) in &self.compared {
@@ -327,7 +329,7 @@ impl<'a> Problem<'a> {
         sum
     }
 
-    /// Σ over chunks, in order.
+    /// Runs `work` on every chunk and passes the results to `take`, in order.
     fn sum<T: Send>(&self, work: impl Fn(usize) -> Result<T> + Sync, mut take: impl FnMut(T)) -> Result<()> {
         parallel::fold(
             self.threads,
@@ -346,7 +348,7 @@ impl<'a> Problem<'a> {
     /// The objective; infinite if a sample has no equilibrium.
     pub(in crate::train) fn value(&self, model: &ImplicitModel) -> Result<Value> {
         let runner = Runner::new(model, self.part.as_ref())?;
-        // Of fitted samples, then of held-out ones: objective, divergence.
+        // Objective and divergence, of the fitted samples and then of the held-out ones.
         let mut total = [[0.0; 2]; 2];
         let work = |k: usize| {
             let chunk = self.chunk(k)?;
@@ -373,7 +375,7 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// The model on the samples.
+    /// The model's values on the samples.
     pub(super) fn at(&self, model: &ImplicitModel) -> Result<At> {
         let runner = Runner::new(model, self.part.as_ref())?;
         let mut at = At { runner, layout: model.layout().clone(), points: Vec::new() };
@@ -385,7 +387,7 @@ impl<'a> Problem<'a> {
         Ok(at)
     }
 
-    /// The fitted samples of a chunk at the model.
+    /// The model's values on the fitted samples of a chunk.
     fn solved(&self, at: &At, k: usize) -> Result<Point> {
         let all = self.given(k)?;
         let layers = all.layers.iter().map(|layer| self.fitted_rows(k, layer)).collect();
@@ -406,7 +408,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// Minus the gradient of the objective of fitted samples.
+    /// Minus the gradient of the objective over fitted samples.
     pub(super) fn descent(&self, at: &At, support: &Linearised, weights: &Weights) -> Result<Vec<f64>> {
         let (fitted, _) = self.counts();
         let mut out = vec![0.0; support.changing()];

@@ -1,4 +1,5 @@
-//! A model on a batch: all of it, through cycles if there are any, or some of its layers from values that are given.
+//! Runs a model on a batch: all of it, through cycles if there are any, or some of its layers from values that are
+//! given.
 
 use super::equilibrium;
 use super::problem::Given;
@@ -10,13 +11,13 @@ use crate::network::Source;
 use crate::train::evidence::walk::activated;
 use crate::train::refit::linearised::Scope;
 
-/// What runs a batch.
+/// The ways to run a batch.
 pub(super) enum Runner {
     All(Box<Equilibrium>),
     Part(Box<Part>),
 }
 
-/// Layers in their order, and the outputs where they are asked for.
+/// Layers in their order, and the outputs if they are needed.
 pub(super) struct Part {
     scope: Scope,
     layers: Vec<LayerSum>,
@@ -24,7 +25,8 @@ pub(super) struct Part {
     outputs: Option<LayerSum>,
 }
 
-/// Values of a batch, in the columns of the scope. Pre-activations of layers that were given are not known, and zero.
+/// The values of a batch, in the columns of the scope. The pre-activations of given layers are not known and set to
+/// zero.
 pub(super) struct Ran {
     pub(super) z: Matrix<f32>,
     pub(super) x: Matrix<f32>,
@@ -40,7 +42,7 @@ impl Runner {
         Ok(Self::Part(Box::new(Part { scope: scope.clone(), layers, activations, outputs })))
     }
 
-    /// The values of a batch; none if a sample has no equilibrium.
+    /// The values of a batch; `None` if a sample has no equilibrium.
     pub(super) fn run(&self, given: &Given) -> Result<Option<Ran>> {
         match self {
             Self::All(equilibrium) => {
@@ -52,7 +54,7 @@ impl Runner {
         }
     }
 
-    /// The values of a batch, as far as they have come where a sample has no equilibrium.
+    /// The values of a batch; for a sample without equilibrium, those of the last step.
     pub(super) fn states(&self, given: &Given) -> Result<Ran> {
         match self {
             Self::All(equilibrium) => {

@@ -13,21 +13,21 @@ use crate::{Error, Result};
 
 /// Damping of a step, relative to the diagonal.
 const DAMPING: f64 = 1e-3;
-/// Rows of features that are gathered of a target, and samples that they come from where each gives many. They
-/// make the preconditioner, which changes how fast a step converges and not where to.
+/// Number of rows of features that are gathered for a target, and number of samples that they come from if each gives
+/// many. They only determine the preconditioner, which changes how fast a step converges but not its limit.
 const ROWS: usize = 8 * BLOCK;
 const SAMPLES: usize = 128;
-/// Largest block of the preconditioner, and the most features of a target for which there are blocks at all.
+/// The largest block of the preconditioner, and the most features of a target for which there are blocks.
 const CHUNK: usize = 256;
 const MOST_FEATURES: usize = 2048;
 
-/// Normal matrices at a model.
+/// The normal matrices at a model.
 pub(super) struct Sketch<'a> {
     support: &'a Linearised,
     row_weights: &'a [f64],
     /// λ_i·E f_j² of every entry.
     pub(super) diagonal: Vec<f64>,
-    /// Of every target its entries, and E ffᵀ unless that is too large.
+    /// For every target its entries, and E ffᵀ unless that is too large.
     grams: Vec<(Range<usize>, Option<Matrix>)>,
 }
 
@@ -39,7 +39,7 @@ impl<'a> Sketch<'a> {
         let mut grams = Vec::new();
         for target in support.targets() {
             let (squares, gram) = moments(problem, at, &target)?;
-            // A column that hardly ever fires must not become a free direction.
+            // A column that hardly ever fires must not become a direction without curvature.
             let typical = squares[..target.width - 1].iter().sum::<f64>() / (target.width - 1).max(1) as f64;
             for (d, entry) in diagonal[target.entries.clone()].iter_mut().zip(&entries[target.entries.clone()]) {
                 *d = row_weights[entry.row] * squares[entry.feature].max(1e-4 * typical).max(f64::MIN_POSITIVE);
@@ -49,7 +49,7 @@ impl<'a> Sketch<'a> {
         Ok(Self { support, row_weights, diagonal, grams })
     }
 
-    /// What the diagonal is multiplied with in the curvature of a step.
+    /// The factor on the diagonal that is added to the curvature of a step.
     pub(super) fn damping(ridge: f64) -> f64 {
         DAMPING + ridge
     }
@@ -114,7 +114,7 @@ fn moments(problem: &Problem, at: &At, target: &Features) -> Result<(Vec<f64>, O
                 Some((of, point)) if of == chunk => point,
                 _ => problem.point(at, chunk)?,
             };
-            // Positions of a sample lie evenly, and begin elsewhere in the next.
+            // The positions of a sample are evenly spaced, and start at another place in the next sample.
             let position = (turn * positions / each + sample) % positions;
             target.at(&point.u, &point.x, row, position, out.row_mut(k));
             found = Some((chunk, point));

@@ -1,4 +1,4 @@
-//! The refit against its definition.
+//! Tests of the refit against its definition.
 
 use super::problem::STATES;
 use super::*;
@@ -162,7 +162,7 @@ fn stages_reach_the_target_and_do_no_worse_than_one() {
 fn convolutional() -> Network {
     let mut random = Random::new(8);
     let mut normal = |rows, cols, size: f64| Matrix::from_fn(rows, cols, |_, _| (size * random.normal()) as f32);
-    // The outputs are small enough that no class is certain: divergences would be roundings.
+    // The outputs are so small that no class is certain; otherwise divergences would consist of rounding.
     let outputs = normal(3, 6, 0.05);
     let mut weights = |rows, cols| normal(rows, cols, 0.5);
     let first = Network::builder(Shape::map(2, 6, 6))
@@ -188,7 +188,7 @@ fn images(samples: usize) -> Matrix<f32> {
     Matrix::from_fn(samples, 72, |_, _| random.normal() as f32)
 }
 
-/// E KL(network ‖ model) over every tenth sample, from the definition in double precision.
+/// E KL(network ‖ model) over every tenth sample, computed from the definition in double precision.
 fn held_out_divergence(network: &Network, model: &ImplicitModel, u: &Matrix<f32>) -> f64 {
     let ours = Equilibrium::new(model, EquilibriumSettings::default()).unwrap().run(u).unwrap().y;
     let theirs = network.forward(u).unwrap();
@@ -209,7 +209,7 @@ fn convolutions_are_refitted_and_held_out_samples_never_lose() {
     let network = convolutional();
     let baseline = ImplicitModel::from_network(&network).unwrap();
     let cancel = Cancel::new();
-    // Plenty of samples, and fewer than there are weights.
+    // Many samples, and fewer samples than weights.
     for (samples, pays) in [(600, true), (40, false)] {
         let u = images(samples);
         let weights = importance(&network, &u, 2, 0, Threads::one(), &cancel).unwrap();
@@ -253,7 +253,7 @@ fn convolutions_are_refitted_and_held_out_samples_never_lose() {
         assert_eq!(model(&with, 1).model.to_bytes(), refit.model.to_bytes());
         let stored: usize = refit.report.rows.iter().map(|r| r.nonzeros).sum();
         assert_eq!(stored as u64, refit.model.sparsity().nonzeros);
-        // Samples that there is no memory for are computed again, to the same bits.
+        // Samples for which there is no memory are computed again, with the same bits.
         let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
         let settings = TrainSettings { work: WorkSettings { memory: Some(1), ..with.work.clone() }, ..with };
         let (streamed, _) = super::output_refit(rows.model.clone(), &input, &settings, 1.0, &mut run).unwrap();
@@ -329,7 +329,7 @@ fn where_outputs_are_linear_in_the_weights_the_refit_is_least_squares() {
             let (c, dy, dx) = (j / 9, (j / 3 % 3) as isize, (j % 3) as isize);
             value(s, c, (at / 5) as isize + dy - 1, (at % 5) as isize + dx - 1)
         };
-        // A map as the output is a layer of states, too: both terms of the objective weigh its units.
+        // If the output is a map, it is a layer of states too: both terms of the objective weigh its units.
         let square = |unit: usize| (0..200).map(|s| f64::from(y[(s, unit)]).powi(2)).sum::<f64>() / 200.0;
         let energy: f64 = (0..60).map(square).sum();
         let states = baseline.shape().states as f64;
@@ -341,7 +341,7 @@ fn where_outputs_are_linear_in_the_weights_the_refit_is_least_squares() {
             20,
             200,
         );
-        // A ridge holds the refit back towards its start, and rounds end when they gain less than WORTH.
+        // A ridge keeps the refit near its start, and rounds end when they gain less than WORTH.
         let got: Vec<f64> = got.row(o).map(|(_, v)| f64::from(v)).collect();
         let error = |w: &[f64]| {
             let fitted = (0..200).filter(|s| s % 10 != 9).flat_map(|s| (0..20).map(move |at| (s, at)));

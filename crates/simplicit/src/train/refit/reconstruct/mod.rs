@@ -1,17 +1,18 @@
-//! Refit of the blocks between two joints of a model, so that values some joints ahead match the baseline's.
+//! Refits the blocks between two joints of a model, so that values some joints ahead match the baseline's.
 //!
-//! A row problem matches its own pre-activation. What the next operations make of its error it does not see, and what is
-//! left in one layer cannot be taken back by another. Here the blocks of one *segment* change together. A **joint** is a layer
-//! that everything computed later goes through: in a residual network every residual sum, in a chain every layer; the
-//! outputs are the last. A segment is what lies between two joints. With the support fixed, the weights of a segment
-//! minimise
+//! A row problem matches its own pre-activation. It does not account for the effect of its error on the next
+//! operations, and another layer cannot correct the error that remains. Here the blocks of one *segment* change
+//! together. A **joint** is a layer that everything computed later goes through: in a residual network every residual
+//! sum, in a chain every layer; the outputs are the last. A segment consists of the blocks between two joints. With
+//! the support fixed, the weights of a segment minimise
 //!
 //! Σ_i λ_i/2·E(x_i − x̄_i)² + ρ/2·Σ d_k·(w_k − w⁰_k)²
 //!
-//! over the states x of the joint K segments ahead, at the states of the model so far, x̄ being the baseline's and λ the row
-//! weights; where the outputs are no further ahead, their divergence takes its place. Every sample and position is an
-//! equation, so there are many more of them than weights. The objective, its conjugate gradients, ridge and held-out samples
-//! are those of the refit in the output metric ([`super::output_refit`]), which is the case of one segment that is the whole model.
+//! over the states x of the joint K segments ahead, at the states of the model so far, where x̄ are the baseline's
+//! states and λ the row weights. If the outputs are not further ahead than that, their divergence replaces this sum.
+//! Every sample and position is an equation, so there are many more of them than weights. The objective, its
+//! conjugate gradients, ridge and held-out samples are those of the refit in the output metric
+//! ([`super::output_refit`]), which is the case of one segment that is the whole model.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,35 +34,35 @@ use crate::train::{Key, Progress, Run, TrainInput, TrainSettings};
 #[cfg(test)]
 mod tests;
 
-/// Samples of a segment: one for so many weights, but not fewer than the second number and not more than the third. Every tenth
-/// is not fitted.
+/// Samples of a segment: one for this many weights, but not fewer than the second number and not more than the third.
+/// Every tenth is not fitted.
 const WEIGHTS_PER_SAMPLE: usize = 5;
 const LEAST: usize = 500;
 const MOST: usize = 5000;
-/// A second round over-fitted: ResNet-20 at 70 %, two joints ahead.
+/// One round, because a second one over-fitted (ResNet-20 at 70 %, two joints ahead).
 const EFFORT: Effort = Effort { rounds: 1, steps: 8 };
-/// Samples at most whose outputs judge every segment.
+/// The most samples whose outputs judge every segment.
 const JUDGED: usize = 500;
-/// Halvings of a segment's change before it is not taken.
+/// How often the change of a segment is halved before it is rejected.
 const HALVINGS: usize = 2;
 
-/// Rounds of a segment at most, and steps of conjugate gradients in each.
+/// The most rounds of a segment, and the steps of conjugate gradients in each.
 #[derive(Debug, Clone, Copy)]
 struct Effort {
     rounds: usize,
     steps: usize,
 }
 
-/// What the reconstruction did.
+/// The results of the reconstruction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Reconstruction {
-    /// Segments that have weights to refit.
+    /// Number of segments that have weights to refit.
     pub segments: usize,
-    /// Segments whose weights changed.
+    /// Number of segments whose weights changed.
     pub changed: usize,
-    /// Divergence of the outputs of samples that were not fitted, before.
+    /// Divergence of the outputs of held-out samples, before the reconstruction.
     pub held_out_before: f64,
-    /// The same of the model returned; never larger.
+    /// The same divergence for the returned model; never larger.
     pub held_out_after: f64,
 }
 
@@ -86,7 +87,7 @@ fn segments(order: &[usize], reads: &[Vec<usize>]) -> Vec<Segment> {
     let (mut out, mut layers, mut furthest) = (Vec::new(), Vec::new(), 0);
     for (at, &k) in order.iter().enumerate() {
         layers.push(k);
-        // Nothing before this layer is read after it.
+        // No layer before this one is read after it.
         if furthest <= at {
             out.push(Segment { layers: std::mem::take(&mut layers), outputs: false });
         }
@@ -96,7 +97,7 @@ fn segments(order: &[usize], reads: &[Vec<usize>]) -> Vec<Segment> {
     out
 }
 
-/// Samples of some segments: the model's own values that are given to them, and what the baseline makes of them.
+/// The samples of some segments: the model's own values that the segments start from, and the baseline's values.
 struct Window<'a> {
     theirs: &'a Walk<'a>,
     ours: &'a Walk<'a>,
@@ -218,7 +219,7 @@ fn reconstruct_with(
     Ok((sweep.model, Some(report)))
 }
 
-/// Samples that every segment is refitted on; `None` where it has no weights to refit.
+/// Number of samples that every segment is refitted on; `None` for a segment without weights to refit.
 fn samples_of(segments: &[Segment], support: &Linearised, model: &ImplicitModel, all: usize) -> Vec<Option<usize>> {
     let (layout, kept) = (model.layout(), model.kept_rows());
     let mut of_rows = vec![0usize; kept.len()];
@@ -232,7 +233,7 @@ fn samples_of(segments: &[Segment], support: &Linearised, model: &ImplicitModel,
     segments.iter().map(of).collect()
 }
 
-/// A model on its way through its segments.
+/// A model that is being refitted segment by segment.
 struct Sweep<'a> {
     baseline: &'a ImplicitModel,
     input: &'a TrainInput<'a>,
@@ -243,23 +244,23 @@ struct Sweep<'a> {
     reads: Vec<Vec<usize>>,
     support: Linearised,
     segments: Vec<Segment>,
-    /// Weights before, which the ridge pulls to, and now.
+    /// The weights before the reconstruction, which the ridge pulls towards, and the present ones.
     start: &'a [f64],
     w: Vec<f64>,
     model: ImplicitModel,
-    /// The baseline's values, some segments ahead, and the model's.
+    /// The walk of the baseline, some segments ahead, and that of the model.
     theirs: Walk<'a>,
     ours: Walk<'a>,
-    /// Segments that the baseline has gone through.
+    /// Number of segments that the baseline has gone through.
     entered: usize,
     room: Arc<Room>,
     judge: Judge,
-    /// Of the outputs of samples that are not fitted, now.
+    /// The present divergence of the outputs of held-out samples.
     divergence: f64,
 }
 
 impl Sweep<'_> {
-    /// Runs the baseline as far as a segment looks ahead.
+    /// Runs the baseline as far as the refit of a segment compares values.
     fn enter(&mut self, number: usize, run: &Run) -> Result<()> {
         let last = self.segments.len().min(number + self.ahead);
         for &k in self.segments[self.entered..last].iter().flat_map(|s| &s.layers) {
@@ -270,7 +271,7 @@ impl Sweep<'_> {
         Ok(())
     }
 
-    /// Refits a segment on some samples; whether that changed it.
+    /// Refits a segment on some samples; returns whether its weights changed.
     fn refit(&mut self, number: usize, samples: usize, strength: f64, run: &mut Run) -> Result<bool> {
         let (layout, shape) = (self.model.layout().clone(), self.model.shape());
         let last = self.segments.len().min(number + self.ahead);
@@ -282,7 +283,8 @@ impl Sweep<'_> {
         let order = window.iter().flat_map(|s| s.layers.clone()).collect();
         let joints: Vec<usize> =
             window.iter().filter(|s| !s.outputs).filter_map(|s| s.layers.last().copied()).collect();
-        // The joint ahead stands for those on the way to it; beside outputs all of them steady what outputs do not see.
+        // Only the joint ahead is compared, because all values before it pass through it. If outputs are compared,
+        // all joints are too: they steady what the outputs do not depend on.
         let compared = if outputs { joints } else { joints[joints.len().saturating_sub(1)..].to_vec() };
         self.support.narrow(&layout, order, outputs, moved);
         let scope = self.support.scope().clone();
@@ -322,7 +324,7 @@ impl Sweep<'_> {
         if did.rounds == 0 {
             return Ok(false);
         }
-        // Judged by what it does to the outputs, as it is stored.
+        // The change is judged by the outputs, with the weights rounded as they will be stored.
         let ball = self.settings.allowed.kappa.is_some();
         for _ in 0..=HALVINGS {
             let divergence = self.judge.divergence(&found, run)?;
@@ -336,14 +338,14 @@ impl Sweep<'_> {
         Ok(false)
     }
 
-    /// Runs the model through a segment and forgets what nobody reads any more.
+    /// Runs the model through a segment, and drops layers that are not read any more.
     fn leave(&mut self, number: usize, run: &Run) -> Result<()> {
         let layout = self.model.layout();
         for &k in &self.segments[number].layers {
             let sum = Sum::new(&self.model, Target::Layer(k));
             self.ours.enter(layout, k, sum, &self.room, run.threads, run.cancel)?;
         }
-        // Later segments read joints alone, and the baseline's are compared in segments behind this one.
+        // Later segments read only joints, and compare the baseline's values only after this segment.
         let output = layout.layers().len();
         let later = self.segments[number + 1..].iter();
         let readers: Vec<usize> =
@@ -358,7 +360,7 @@ impl Sweep<'_> {
     }
 }
 
-/// Samples that are not fitted, with the baseline's outputs.
+/// The held-out samples, with the baseline's outputs.
 struct Judge {
     u: Matrix<f32>,
     y: Matrix<f32>,
@@ -366,7 +368,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// Every tenth of the first `few` samples, and those after them.
+    /// Every tenth of the first `few` samples, and all samples after them.
     fn new(input: &TrainInput, few: usize, run: &Run) -> Result<Self> {
         let held_out = (0..few).filter(|s| Problem::holds_out(*s));
         let chosen: Vec<usize> = held_out.chain(few..input.source.samples()).take(JUDGED).collect();

@@ -1,4 +1,4 @@
-//! Segments, and the refit where it has a closed form.
+//! Tests of segments, and of the refit where it has a closed form.
 
 use super::*;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
@@ -14,7 +14,8 @@ use crate::train::{Forget, ModelSettings};
 fn a_joint_is_what_everything_later_goes_through() {
     let mut random = Random::new(5);
     for case in 0..200 {
-        // Layers read some of the three before them, the one before always: last layer first, as in a layout.
+        // Every layer reads some of the three layers before it, always the last of them; layers are in the order of a
+        // layout.
         let count = 1 + case % 9;
         let order: Vec<usize> = (0..count).rev().collect();
         let mut reads: Vec<Vec<usize>> = Vec::new();
@@ -23,7 +24,7 @@ fn a_joint_is_what_everything_later_goes_through() {
             reads.push(earlier.collect());
         }
         reads.push(vec![0]);
-        // By the definition: without the joint, nothing computed before it reaches the outputs.
+        // By definition: without the joint, nothing that is computed before it reaches the outputs.
         let reaches = |from: usize, without: usize| {
             let mut found = vec![false; count + 1];
             found[from] = true;
@@ -90,7 +91,7 @@ fn two_joints_ahead_of_a_linear_block_it_is_least_squares_there() {
     let mut random = Random::new(17);
     let mut normal = |rows, cols| Matrix::from_fn(rows, cols, |_, _| random.normal() as f32);
     let (w, a, c) = (normal(FIRST, INPUTS), normal(SECOND, FIRST), normal(3, SECOND));
-    // Inputs that hang together, so that what is left can stand in for what is not.
+    // Inputs that are correlated, so that the weights that are left can replace the others.
     let (mix, noise) = (normal(4, INPUTS), normal(SAMPLES, INPUTS));
     let common = normal(SAMPLES, 4);
     let u = Matrix::from_fn(SAMPLES, INPUTS, |s, j| {
@@ -98,7 +99,7 @@ fn two_joints_ahead_of_a_linear_block_it_is_least_squares_there() {
     });
     let mut bias = vec![0.2; SECOND + FIRST];
     let baseline = linear(Csr::from_dense(&w), &a, &c, bias.clone(), &[]);
-    // Half of the weights of the first layer are left, at wrong values; the others stay as they are.
+    // Half of the weights of the first layer are left, with wrong values; the other layers stay as they are.
     let kept: Vec<Vec<usize>> =
         (0..FIRST).map(|i| (0..INPUTS).filter(|j| (j * 7 + i * 3) % 2 == 0).collect()).collect();
     let start = kept.iter().enumerate().map(|(i, row)| row.iter().map(|&j| (j, 0.5 * w[(i, j)])).collect::<Vec<_>>());
@@ -120,14 +121,14 @@ fn two_joints_ahead_of_a_linear_block_it_is_least_squares_there() {
         let mut run = Run { threads: Threads::new(threads), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
         let mut settings = settings.clone();
         settings.work.memory = memory;
-        // Twice the effort of training, so that what is left to gain is small.
+        // Twice the effort of training, so that little is left to gain.
         reconstruct_with(Effort { rounds: 2, ..EFFORT }, model.clone(), &input, &settings, 1.0, &mut run).unwrap()
     };
     let (refit, report) = reconstructed(1, None);
     let report = report.unwrap();
     assert_eq!((report.segments, report.changed), (1, 1), "{report:?}");
     assert!(report.held_out_after < report.held_out_before, "{report:?}");
-    // The same for any number of threads, and with all values in files and computed again.
+    // The result is the same for any number of threads, and with all values in files or computed again.
     for (threads, memory) in [(2, None), (1, Some(1))] {
         assert_eq!(reconstructed(threads, memory).0.to_bytes(), refit.to_bytes());
     }
@@ -168,8 +169,8 @@ fn two_joints_ahead_of_a_linear_block_it_is_least_squares_there() {
     };
     let of = |model: &ImplicitModel| error(&unknowns.iter().map(|&(k, j)| weight(model, k, j)).collect::<Vec<_>>());
     let (before, after, least) = (of(&model), of(&refit), error(&exact));
-    // Conjugate gradients end at 3 % of the residual and steps are damped by a thousandth: what is left above the least is a
-    // share of what there was to gain.
+    // Conjugate gradients end at 3 % of the residual, and steps are damped by a thousandth, so a share of the
+    // possible gain is left.
     assert!(after >= least * (1.0 - 1e-9), "{after} below {least}");
     assert!(after - least <= 1e-3 * (before - least), "{before} to {after}, by elimination {least}");
     assert!(before > 2.0 * least, "{before} {least}");
