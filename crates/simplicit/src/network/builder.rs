@@ -137,9 +137,9 @@ impl NetworkBuilder {
         Ok(self)
     }
 
-    /// An inference batch norm, folded into the linear map or convolution before it, or else into the one after it. One
-    /// that cannot be folded, because something else reads the map without it, say, becomes a product and a sum with
-    /// constants.
+    /// An inference batch norm, folded into the linear map or convolution before it, otherwise into the one after it.
+    /// A batch norm that cannot be folded (because another node reads the map without it, for example) becomes a
+    /// product and a sum with constants.
     pub fn batch_norm(mut self, norm: &BatchNorm) -> Result<Self> {
         let (scale, shift) = norm.scale_shift(self.shape().channels())?;
         self.here = self.push_scale_shift(self.here, scale, shift)?;

@@ -227,8 +227,8 @@ pub(super) struct Importer<'a> {
     pub(super) opset: i64,
     /// The size of the first axis of the input, where the file fixes it to more than one sample.
     pub(super) fixed_batch: Option<usize>,
-    /// Dense layers over the last axis, by the node of their result, with the 1 × 1 convolution in their place: a constant behind
-    /// them folds into it.
+    /// Dense layers over the last axis, by the node of their result, each with the 1 × 1 convolution that replaces it: a
+    /// constant after the layer is folded into that.
     pub(super) dense: HashMap<usize, usize>,
     pub(super) profiles: Profiles,
     /// Nodes whose values are whole numbers: tokens, and values that result from moving them.

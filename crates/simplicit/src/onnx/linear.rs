@@ -9,7 +9,7 @@ use crate::linalg::Matrix;
 use crate::network::{BatchNorm, Network, NodeId, Shape, Window};
 use crate::{Error, Result};
 
-/// Exporters write zeros where a layer has no bias.
+/// Exporters write zeros if a layer has no bias, so a bias of zeros counts as none.
 fn real_bias(bias: Vec<f32>) -> Option<Vec<f32>> {
     bias.iter().any(|&b| b != 0.0).then_some(bias)
 }
@@ -97,8 +97,8 @@ impl Importer<'_> {
         }
     }
 
-    /// W x + bias for every vector along the last axis. With several positions it is a 1 × 1 convolution of the value whose
-    /// channels come first.
+    /// W x + bias for every vector along the last axis. With several positions it is a 1 × 1 convolution, for which
+    /// the channels are moved to the front.
     fn dense(&mut self, value: &Value, weights: Matrix<f32>, bias: Option<Vec<f32>>) -> Result<Value> {
         let mut dims = self.dims(value);
         let (inputs, outputs) = (weights.cols(), weights.rows());
@@ -127,7 +127,7 @@ impl Importer<'_> {
         self.channels_last(id, &out)
     }
 
-    /// The 1 × 1 convolution in the place of a dense layer, as the value that the layer computes.
+    /// The result of the 1 × 1 convolution that replaces a dense layer, with the channels moved back to the end.
     fn channels_last(&mut self, map: usize, out: &[usize]) -> Result<Value> {
         let outputs = out.last().copied().unwrap_or(1);
         let positions = out.iter().product::<usize>() / outputs.max(1);
@@ -144,7 +144,7 @@ impl Importer<'_> {
         Ok(result)
     }
 
-    /// A dense layer with scale·y + shift behind it is another dense layer; scale and shift have one number per unit.
+    /// A dense layer followed by scale·y + shift is another dense layer; scale and shift have one number per unit.
     pub(super) fn scaled_dense(&mut self, node: usize, scale: Vec<f64>, shift: Vec<f64>) -> Result<Option<Value>> {
         let Some(&map) = self.dense.get(&node) else { return Ok(None) };
         let out = self.dims(&Value::Node(node));

@@ -23,8 +23,8 @@ use crate::{Error, Result};
 /// Suffix of the names of new weights while the old ones are still there.
 const SUFFIX: &str = "_sparse";
 
-/// How far the outputs of what is written may be from the model's, over the largest of them: rounding is some 10⁻⁶. With weights of
-/// half precision the second number holds.
+/// Largest difference of the written file's outputs from the model's, over the largest output: in single precision,
+/// where rounding gives some 10⁻⁶, and with weights of half precision.
 const NEAR: [f32; 2] = [1e-3, 2e-2];
 
 /// Seed of the samples on which they are compared.
@@ -36,13 +36,13 @@ struct Renewed {
     bias: Option<Vec<f32>>,
 }
 
-/// Writes `original` again with the weights of a model that was trained from it: its operators, names, operator set and
-/// free batch stay, zeros stand in its initialisers. A batch norm, scale or bias that was folded is gone, and its effect is in
-/// the weights. Where the file has several inputs or outputs, those of the training are chosen as there; other outputs
-/// stay in the graph.
+/// Writes `original` again with the weights of a model that was trained from it: its operators, names, operator set
+/// and free batch stay, and its initialisers contain the zeros. A batch norm, scale or bias that was folded is
+/// removed, and its effect is in the weights. Where the file has several inputs or outputs, the selection must be
+/// that of the training; other outputs stay in the graph.
 ///
-/// Before anything is written, the new file is read again and must compute what the model computes on random samples; one that does
-/// not is an error.
+/// Before anything is written, the new file is read again and compared with the model on two random samples. A file
+/// that computes something else is an error.
 pub fn export_onnx_like(
     model: &ImplicitModel,
     original: impl AsRef<Path>,
@@ -228,8 +228,8 @@ fn has_form(phases: &Phases, opset: i64) -> bool {
     phases.blocks().is_some() && (phases.cuts() == [[0, 0]; 2] || opset >= 10)
 }
 
-/// Puts new weights into the node they come from, which now computes the value that everything folded into it gave; says in
-/// which type they are stored.
+/// Puts new weights into the node that they come from; it now computes the value after everything that was folded
+/// into it. Returns the type in which the weights are stored.
 fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<&Phases>) -> Option<i32> {
     let mut node = graph.node.get(origin.node)?.clone();
     let (rows, cols) = (new.weights.rows(), new.weights.cols());
@@ -317,8 +317,8 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
     Some(kind)
 }
 
-/// The value that a node with new weights reads. Where a batch norm in front of a reshape or average was folded into it, these
-/// are there once more, of the value without the norm: others may read the norm.
+/// The value that a node with new weights reads. If a batch norm in front of a reshape or average was folded into the
+/// node, the reshape or average is added once more, reading the value before the norm, because others may read the norm.
 fn unscaled(graph: &mut GraphProto, origin: &Origin) -> Option<String> {
     let mut value = origin.input.clone();
     for &place in &origin.through {
