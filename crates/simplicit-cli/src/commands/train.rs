@@ -352,7 +352,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     let again = origin.baseline().and_then(Baseline::network).map_or(0, |network| network.repeated_weights());
     if again > 0 {
         table.push_str(&format!(
-            "again           {} of the baseline's parameters are weights that its file uses in several places; each place is counted\n",
+            "again           {} of the baseline's parameters: its file uses weights in several places; each is counted\n",
             count(again as u64)
         ));
     }

@@ -219,7 +219,7 @@ impl NetworkBuilder {
         (0..self.nodes.len()).filter(|&id| used[id]).filter(is_weighted).collect()
     }
 
-    /// Whether a node is among these values or one of them is computed from it.
+    /// For every node, whether it is one of these values or one of them is computed from it.
     fn reachable(&self, values: &[usize]) -> Vec<bool> {
         let mut used = vec![false; self.nodes.len()];
         values.iter().for_each(|&value| used[value] = true);
@@ -231,8 +231,9 @@ impl NetworkBuilder {
         used
     }
 
-    /// Keeps the weights once where these values need a linear map both with and without a scale and shift, or with several: a copy
-    /// with them becomes a product and a sum behind the map. Says where every node stands now.
+    /// If these values need a linear map both with and without a scale and shift, or with several of them, the map keeps
+    /// its weights once, and every scaled copy becomes a product and a sum behind the map, so that no weight is counted
+    /// twice. Returns the new place of every node.
     pub(crate) fn share(&mut self, values: &[usize]) -> Result<Vec<usize>> {
         let mut used = self.reachable(values);
         let mut copies: Vec<(usize, &Scaled)> = self.scaled.iter().map(|(id, copy)| (*id, copy)).collect();
@@ -242,7 +243,7 @@ impl NetworkBuilder {
         for (_, copy) in copies.iter().filter(|(id, _)| used[*id]) {
             *needed.entry(copy.root).or_insert(usize::from(used[copy.root])) += 1;
         }
-        // From the last on, so that what they have in common stays folded.
+        // The last copy comes first, so that a scale that all of them share stays folded.
         let mut apart = HashSet::new();
         for &(id, copy) in copies.iter().rev() {
             let Some(count) = needed.get_mut(&copy.root).filter(|count| used[id] && **count > 1) else { continue };

@@ -139,8 +139,8 @@ impl Network {
         self.all_rows().flat_map(|rows| &rows.terms).map(|term| term.weights.multiply_adds()).sum()
     }
 
-    /// Weights that are counted once more than they are stored: the file it was read from uses them in several places (a layer that
-    /// is applied three times, say), and each place has weights of its own here.
+    /// Weights that are counted although the file stores them only once: it uses them in several places (a layer that is
+    /// applied three times, for example), and every place has its own weights here.
     pub fn repeated_weights(&self) -> usize {
         self.repeated
     }

@@ -161,8 +161,8 @@ fn all_at_once(path: &Path, mut refused: Vec<Refused>) -> Error {
     Error::file(path, format!("{} nodes cannot be read: {}{more}", refused.len(), shown.join("; ")))
 }
 
-/// The network of a file and where its linear maps and convolutions come from, in the order of its nodes; the name of one that
-/// has no place to go back to.
+/// The network of a file and the origins of its linear maps and convolutions, in the order of its nodes. A map that no
+/// node of the file can take back has its name instead.
 pub(super) fn import_graph(
     bytes: &[u8],
     path: &Path,
@@ -227,8 +227,8 @@ pub(super) struct Importer<'a> {
     pub(super) opset: i64,
     /// The size of the first axis of the input, where the file fixes it to more than one sample.
     pub(super) fixed_batch: Option<usize>,
-    /// Dense layers over the last axis, by the node of their result, each with the 1 × 1 convolution that replaces it: a
-    /// constant after the layer is folded into that.
+    /// Dense layers over the last axis, by the node of their result, each with the 1 × 1 convolution that replaces it.
+    /// A constant after the layer is folded into that convolution.
     pub(super) dense: HashMap<usize, usize>,
     pub(super) profiles: Profiles,
     /// Nodes whose values are whole numbers: tokens, and values that result from moving them.

@@ -450,7 +450,8 @@ impl Importer<'_> {
                         .reshaped(std::iter::once(values.len()).chain(tail).collect())?
                 }
             };
-            // They stay beside the norm, also in front of a linear map: its file has no place for the norm without them.
+            // Scale and shift stay next to the norm, even in front of a linear map: the norm and they are one node of
+            // the file, so folding them would need another norm there.
             let constant = self.constant(Constant::Floats(weights), true)?;
             out = self.structure(Structure::Binary(binary), &[out, constant])?;
         }

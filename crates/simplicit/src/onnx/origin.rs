@@ -23,8 +23,8 @@ pub(crate) struct Origin {
     pub(crate) turned: Option<Vec<usize>>,
     /// The value that it reads; if a batch norm in front was folded, the value that this read.
     pub(crate) input: String,
-    /// The nodes that stand between that value and the map, in order, where the batch norm stood in front of them: they only move
-    /// numbers or average them, and the map reads what they make of the value without the norm.
+    /// The nodes between that value and the map, in order, if a batch norm that was folded stands in front of them. They
+    /// only move numbers or average them, and the map reads what they compute from the value before the norm.
     pub(crate) through: Vec<usize>,
     /// The value it computes with all that was folded into it: the node's own, or that of a norm or sum behind it.
     pub(crate) output: String,
@@ -36,8 +36,8 @@ pub(crate) struct Origin {
 /// Operators that become a scale and shift beside a constant.
 const SCALES: [&str; 7] = ["BatchNormalization", "Add", "Sum", "Sub", "Mul", "Div", "Scaler"];
 
-/// A file, the network in it, and the origin of every linear map and convolution in the order of the network's nodes, or the
-/// name of one that has none.
+/// A file, the network in it, and the origin of every linear map and convolution in the order of the network's nodes; a
+/// map that no node of the file can take back has its name instead.
 pub(crate) struct Traced {
     pub(crate) model: ModelProto,
     pub(crate) network: Network,
@@ -79,8 +79,8 @@ pub(super) fn repeated_weights(graph: &GraphProto, origins: &[Result<Origin, Str
 }
 
 impl Importer<'_> {
-    /// Notes where the linear maps and convolutions come from that a node of the file, which computes `value`, has added since
-    /// `first`.
+    /// Notes the origins of the linear maps and convolutions that a node of the file has added since `first`; the node
+    /// computes `value`.
     pub(super) fn note_origins(
         &mut self,
         graph: &GraphProto,
@@ -160,11 +160,11 @@ impl Importer<'_> {
         id
     }
 
-    /// What the weighted node `id` that was made of `node` really reads: the first input of `node`, or where a scale and shift
-    /// waited in front of it and was folded, the value before those, with the nodes in between.
+    /// What the weighted node `id`, which was made from `node`, reads: the first input of `node`. If a scale and shift in
+    /// front was folded, it is the value before that, and the nodes in between come with it.
     fn unscaled_input(&self, graph: &GraphProto, node: &NodeProto, id: usize) -> Option<(String, Vec<usize>)> {
         let reads = self.gathered_from(*self.builder.inputs(id).first()?);
-        // What could not be folded is a product and a sum, which the map reads: then the scale is not passed over.
+        // A scale that could not be folded is a product and a sum, and the map reads the sum. Then the scale stays.
         let is_folded = |name: &str| match self.known(name) {
             Some(Value::Node(value)) => match (self.builder.op(*value), self.builder.inputs(*value)) {
                 (Op::ScaleShift { .. }, [source]) => self.gathered_from(*source) == reads,

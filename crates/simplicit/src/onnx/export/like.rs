@@ -135,7 +135,8 @@ fn difference(model: &ImplicitModel, bytes: &[u8], selection: &OnnxSelection, ne
         if off <= near * largest {
             continue;
         }
-        // Some networks magnify what is rounded: as far as the model goes for a change in the seventh digit, so may the file.
+        // Some networks magnify rounding errors. The file may differ as much as the model's own outputs do after a
+        // change of the input in the seventh digit.
         let mut moved = u;
         moved.as_mut_slice().iter_mut().for_each(|v| *v *= 1.0 + 1e-6);
         if computed(&moved).is_none_or(|moved| off > 10.0 * distance(&moved, &wanted)) {
@@ -318,7 +319,8 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
 }
 
 /// The value that a node with new weights reads. If a batch norm in front of a reshape or average was folded into the
-/// node, the reshape or average is added once more, reading the value before the norm, because others may read the norm.
+/// node, the reshape or average is added once more, reading the value before the norm, because others may read the
+/// norm.
 fn unscaled(graph: &mut GraphProto, origin: &Origin) -> Option<String> {
     let mut value = origin.input.clone();
     for &place in &origin.through {
