@@ -375,6 +375,105 @@ def all_models():
         {"wq": weights(16, 16), "wk": weights(16, 8), "wv": weights(16, 8), "axis": np.array([1]), "head": weights(16, 5)},
         [5, 16], 23,
     )  # fmt: skip
+    yield from scaled_models()
+
+
+def scaled_models():
+    """Scales and shifts that can be folded into a linear map in one place and not in another."""
+    image, padded = [6, 8, 8], {"pads": [1] * 4}
+    head = [node("GlobalAveragePool", ["c"], ["p"]), node("Flatten", ["p"], ["f"]), node("Gemm", ["f", "head"], ["y"])]
+    start = [node("Conv", ["x", "w0", "b"], ["a"], **padded), node("Relu", ["a"], ["r"])]
+
+    def normed(value, result, name="n"):
+        return node("BatchNormalization", [value, *(f"{name}{part}" for part in range(4))], [result])
+
+    def scaled(name, nodes, shape=image, outputs=("y",), opset=17, **constants):
+        norms = {f"{n}{part}": 1 + value if part == 0 else value for n in "nk" for part, value in enumerate(norm(8))}
+        stored = {"w0": weights(8, 6, 3, 3), "b": weights(8), "head": weights(8, 5), **norms, **constants}
+        used = {value for part in nodes for value in part.input}
+        return name, model(nodes, {k: v for k, v in stored.items() if k in used}, shape, opset, outputs=outputs)
+
+    yield scaled(
+        "scaled_image_padded",
+        [node("Sub", ["x", "mean"], ["s"]), node("Div", ["s", "std"], ["d"]), node("Conv", ["d", "w0"], ["e"], **padded),
+         node("Relu", ["e"], ["c"]), *head],
+        mean=weights(6, 1, 1), std=0.5 + np.abs(weights(6, 1, 1)),
+    )  # fmt: skip
+    yield scaled("scaled_padded", [*start, normed("r", "n"), node("Conv", ["n", "w1"], ["c"], **padded), *head], w1=weights(8, 8, 3, 3))
+    yield scaled("scaled_grouped", [*start, normed("r", "n"), node("Conv", ["n", "w1"], ["c"], group=8), *head], w1=weights(8, 1, 3, 3))
+    yield scaled(
+        "scaled_transposed",
+        [*start, normed("r", "n"), node("ConvTranspose", ["n", "w1"], ["c"], strides=[2, 2], **padded), *head],
+        w1=weights(8, 8, 4, 4),
+    )
+    yield scaled(
+        "scaled_channels_last",
+        [node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2]), normed("t", "n"), node("Conv", ["n", "w1"], ["e"], **padded),
+         node("Relu", ["e"], ["c"]), *head],
+        [8, 8, 8], w1=weights(8, 8, 3, 3),
+    )  # fmt: skip
+    yield scaled(
+        "scaled_for_two",
+        [*start, normed("r", "n"), node("Conv", ["n", "w1"], ["d"], **padded), node("Conv", ["n", "w2"], ["e"]),
+         node("Add", ["d", "e"], ["c"]), *head],
+        w1=weights(8, 8, 3, 3), w2=weights(8, 8, 1, 1),
+    )  # fmt: skip
+    quick = [node("Mul", ["h", "beta"], ["s"]), node("Sigmoid", ["s"], ["g"]), node("Mul", ["h", "g"], ["q"])]
+    beta = np.array(1.702, np.float32)
+    yield scaled("quick_gelu", [node("Gemm", ["x", "w1", "b1"], ["h"]), *quick, node("Gemm", ["q", "w2"], ["y"])], [7],
+                 w1=weights(7, 16), b1=weights(16), w2=weights(16, 5), beta=beta)  # fmt: skip
+    yield scaled(
+        "quick_gelu_tokens",
+        [node("MatMul", ["x", "w1"], ["i"]), node("Add", ["i", "b1"], ["h"]), *quick, node("MatMul", ["q", "w2"], ["y"])],
+        [5, 7], w1=weights(7, 16), b1=weights(16), w2=weights(16, 5), beta=beta,
+    )  # fmt: skip
+    yield scaled(
+        "leak_by_hand",
+        [*start, node("Mul", ["a", "tenth"], ["l"]), node("Add", ["r", "l"], ["c"]), *head], tenth=np.array(0.1, np.float32),
+    )  # fmt: skip
+    yield scaled(
+        "two_norms",
+        [node("Conv", ["x", "w0", "b"], ["a"], **padded), normed("a", "n"), normed("a", "k", "k"), node("Relu", ["n"], ["r"]),
+         node("Sigmoid", ["k"], ["g"]), node("Mul", ["r", "g"], ["c"]), *head],
+    )  # fmt: skip
+    yield scaled(
+        "several_outputs_norm",
+        [node("Conv", ["x", "w0", "b"], ["a"], **padded), normed("a", "n"), node("Relu", ["n"], ["c"]), *head,
+         node("Sigmoid", ["a"], ["z"])],
+        outputs=("y", "z"),
+    )  # fmt: skip
+    yield scaled(
+        "norm_of_vector",
+        [node("Gemm", ["x", "w1"], ["h"]), node("LayerNormalization", ["h", "n0", "n1"], ["n"]), node("Gemm", ["n", "head"], ["y"])],
+        [7], w1=weights(7, 8),
+    )  # fmt: skip
+    yield scaled(
+        "norm_of_instances",
+        [*start, node("InstanceNormalization", ["r", "n0", "n1"], ["n"]), node("Conv", ["n", "w1"], ["e"]), node("Relu", ["e"], ["c"]),
+         *head],
+        w1=weights(8, 8, 1, 1),
+    )  # fmt: skip
+    yield scaled(
+        "norm_then_flat",
+        [*start, normed("r", "n"), node("Flatten", ["n"], ["f"]), node("Gemm", ["f", "w1"], ["y"])], w1=weights(512, 5),
+    )  # fmt: skip
+    yield scaled(
+        "pool_norm_flat",
+        [*start, node("GlobalAveragePool", ["r"], ["p"]), normed("p", "n"), node("Flatten", ["n"], ["f"]), normed("f", "k", "k"),
+         node("Gemm", ["k", "head"], ["y"])],
+    )  # fmt: skip
+    yield scaled(
+        "parts_norm_mean",
+        [node("Conv", ["x", "w1"], ["a"]), node("Conv", ["x", "w2"], ["d"]), node("Concat", ["a", "d"], ["c"], axis=1), normed("c", "n"),
+         node("ReduceMean", ["n"], ["f"], axes=[2, 3], keepdims=0), node("Gemm", ["f", "head"], ["y"])],
+        w1=weights(4, 6, 3, 3), w2=weights(4, 6, 3, 3),
+    )  # fmt: skip
+    yield scaled(
+        "norm_flat_and_not",
+        [*start, normed("r", "n"), node("Flatten", ["n"], ["f"]), node("Gemm", ["f", "w1"], ["g"]), node("Conv", ["n", "w2"], ["d"], **padded),
+         node("Flatten", ["d"], ["e"]), node("Gemm", ["e", "w3"], ["k"]), node("Add", ["g", "k"], ["y"])],
+        w1=weights(512, 5), w2=weights(8, 8, 3, 3), w3=weights(512, 5),
+    )  # fmt: skip
 
 
 def run(path, u):

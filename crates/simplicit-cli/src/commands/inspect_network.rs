@@ -188,6 +188,7 @@ fn results(file: &OnnxFile, layers: Option<&[LayerSummary]>, training: Option<&T
     json!({
         "parameters": layers.map(|all| all.iter().map(|l| l.parameters).sum::<usize>()),
         "trainable_parameters": layers.map(|all| all.iter().filter(|l| l.trainable).map(|l| l.parameters).sum::<usize>()),
+        "repeated_weights": file.network.as_ref().map(|network| network.repeated_weights()),
         "nonzeros": file.network.as_ref().map(|network| network.nonzeros()),
         "multiply_adds": layers.map(|all| all.iter().map(|l| l.multiply_adds).sum::<u64>()),
         "input": file.network.as_ref().map(|network| sizes(network.input_shape())),
@@ -213,6 +214,10 @@ fn table(file: &OnnxFile, layers: Option<&[LayerSummary]>, training: Option<&Tra
             "parameters",
             &format!("{}, of which {} in rows that training solves", count(all as u64), count(trainable as u64)),
         ]);
+        if network.repeated_weights() > 0 {
+            let words = "weights that the file uses in several places; each place has its own and is counted";
+            head.row(&["  again", &format!("{} of them are {words}", count(network.repeated_weights() as u64))]);
+        }
         head.row(&["multiply-adds", &count(layers.iter().map(|l| l.multiply_adds).sum())]);
         if let Some(training) = training {
             for [name, words] in training.lines() {

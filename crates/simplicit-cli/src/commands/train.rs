@@ -31,6 +31,7 @@ use crate::remote::Remote;
 use crate::results::{Results, Staged, Stopwatch, require_writable};
 use crate::settings::{BoundsKind, ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
 use crate::summary::summary;
+use crate::table::count;
 use crate::training::{Job, Samples, moved};
 
 /// A larger distance from a target than this ends the command with exit code 1, so that a script sees it.
@@ -347,6 +348,13 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     table.push_str(&format!("model           {}\nrecipe          {}\n", args.out.display(), recipe_path.display()));
     if let Some(path) = &args.report {
         table.push_str(&format!("report          {}\n", path.display()));
+    }
+    let again = origin.baseline().and_then(Baseline::network).map_or(0, |network| network.repeated_weights());
+    if again > 0 {
+        table.push_str(&format!(
+            "again           {} of the baseline's parameters: its file uses weights in several places; each is counted\n",
+            count(again as u64)
+        ));
     }
     if effective.output_aware.is_on() && results.equilibrium_error.is_some_and(|error| error > FAR_OFF) {
         table.push_str(

@@ -1,5 +1,6 @@
 //! Builds a network in Rust, node by node.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::fixed::FixedMap;
@@ -45,6 +46,19 @@ pub struct NetworkBuilder {
     parameters: usize,
     /// Batch norms that could not be folded, each with the node that computes it.
     settled: Vec<(usize, usize)>,
+    /// Linear maps and convolutions into which a scale and shift were folded.
+    scaled: HashMap<usize, Scaled>,
+}
+
+/// What a linear map or convolution with a scale and shift was before.
+#[derive(Debug, Clone)]
+struct Scaled {
+    /// The node without this scale and shift.
+    of: usize,
+    /// The first node of the row, without any.
+    root: usize,
+    scale: Vec<f64>,
+    shift: Vec<f64>,
 }
 
 impl NetworkBuilder {
@@ -56,6 +70,7 @@ impl NetworkBuilder {
             layers: 0,
             parameters: 0,
             settled: Vec::new(),
+            scaled: HashMap::new(),
         })
     }
 
@@ -123,7 +138,8 @@ impl NetworkBuilder {
     }
 
     /// An inference batch norm, folded into the linear map or convolution before it, otherwise into the one after it.
-    /// A batch norm that cannot be folded becomes a product and a sum with constants.
+    /// A batch norm that cannot be folded (because another node reads the map without it, for example) becomes a
+    /// product and a sum with constants.
     pub fn batch_norm(mut self, norm: &BatchNorm) -> Result<Self> {
         let (scale, shift) = norm.scale_shift(self.shape().channels())?;
         self.here = self.push_scale_shift(self.here, scale, shift)?;
@@ -179,6 +195,7 @@ impl NetworkBuilder {
     /// The network whose output is the current value.
     pub fn build(mut self) -> Result<Network> {
         let output = self.settled(self.here)?;
+        let output = self.share(&[output])?[output];
         Network::new(normalise::normalise(self.nodes, output))
     }
 
@@ -197,15 +214,65 @@ impl NetworkBuilder {
 
     /// The linear maps and convolutions that a network with this output keeps, in order.
     pub(crate) fn weighted(&self, output: usize) -> Vec<usize> {
+        let used = self.reachable(&[output]);
+        let is_weighted = |id: &usize| matches!(self.nodes[*id].op, Op::Linear { .. } | Op::Convolution { .. });
+        (0..self.nodes.len()).filter(|&id| used[id]).filter(is_weighted).collect()
+    }
+
+    /// For every node, whether it is one of these values or one of them is computed from it.
+    fn reachable(&self, values: &[usize]) -> Vec<bool> {
         let mut used = vec![false; self.nodes.len()];
-        used[output] = true;
+        values.iter().for_each(|&value| used[value] = true);
         for id in (0..self.nodes.len()).rev() {
             if used[id] {
                 self.nodes[id].inputs.iter().for_each(|&input| used[input] = true);
             }
         }
-        let is_weighted = |id: &usize| matches!(self.nodes[*id].op, Op::Linear { .. } | Op::Convolution { .. });
-        (0..self.nodes.len()).filter(|&id| used[id]).filter(is_weighted).collect()
+        used
+    }
+
+    /// If these values need a linear map both with and without a scale and shift, or with several of them, the map keeps
+    /// its weights once, and every scaled copy becomes a product and a sum behind the map, so that no weight is counted
+    /// twice. Returns the new place of every node.
+    pub(crate) fn share(&mut self, values: &[usize]) -> Result<Vec<usize>> {
+        let mut used = self.reachable(values);
+        let mut copies: Vec<(usize, &Scaled)> = self.scaled.iter().map(|(id, copy)| (*id, copy)).collect();
+        copies.sort_unstable_by_key(|(id, _)| *id);
+        // How many of a map and its copies are needed.
+        let mut needed: HashMap<usize, usize> = HashMap::new();
+        for (_, copy) in copies.iter().filter(|(id, _)| used[*id]) {
+            *needed.entry(copy.root).or_insert(usize::from(used[copy.root])) += 1;
+        }
+        // The last copy comes first, so that a scale that all of them share stays folded.
+        let mut apart = HashSet::new();
+        for &(id, copy) in copies.iter().rev() {
+            let Some(count) = needed.get_mut(&copy.root).filter(|count| used[id] && **count > 1) else { continue };
+            apart.insert(id);
+            if std::mem::replace(&mut used[copy.of], true) {
+                *count -= 1;
+            }
+        }
+        if apart.is_empty() {
+            return Ok((0..self.nodes.len()).collect());
+        }
+        let mut place = Vec::with_capacity(self.nodes.len());
+        for (id, mut node) in std::mem::take(&mut self.nodes).into_iter().enumerate() {
+            let copy = if apart.contains(&id) { self.scaled.remove(&id) } else { None };
+            place.push(match copy {
+                Some(copy) => self.product_and_sum(place[copy.of], &node.name, &copy.scale, &copy.shift)?,
+                None => {
+                    node.inputs.iter_mut().for_each(|input| *input = place[*input]);
+                    self.nodes.push(node);
+                    self.nodes.len() - 1
+                }
+            });
+        }
+        self.here = place[self.here];
+        self.settled.iter_mut().for_each(|pair| *pair = (place[pair.0], place[pair.1]));
+        let moved =
+            |(id, copy): (usize, Scaled)| (place[id], Scaled { of: place[copy.of], root: place[copy.root], ..copy });
+        self.scaled = std::mem::take(&mut self.scaled).into_iter().map(moved).collect();
+        Ok(place)
     }
 
     /// Number of nodes so far.
@@ -223,6 +290,10 @@ impl NetworkBuilder {
 
     pub(crate) fn shape_of(&self, node: usize) -> Shape {
         self.nodes[node].shape
+    }
+
+    pub(crate) fn name(&self, node: usize) -> &str {
+        &self.nodes[node].name
     }
 
     pub(crate) fn rename(&mut self, node: usize, name: &str) {
@@ -268,26 +339,35 @@ impl NetworkBuilder {
     /// The value of a node; if a batch norm waits there and no linear map follows, it becomes a product and a sum
     /// with constants.
     fn settled(&mut self, node: usize) -> Result<usize> {
-        let Some((mut out, scale, shift)) = self.waiting(node) else { return Ok(node) };
+        let Some((of, scale, shift)) = self.waiting(node) else { return Ok(node) };
         if let Some((_, settled)) = self.settled.iter().find(|(waiting, _)| *waiting == node) {
             return Ok(*settled);
         }
         let name = self.nodes[node].name.clone();
+        let out = self.product_and_sum(of, &name, &scale, &shift)?;
+        self.settled.push((node, out));
+        Ok(out)
+    }
+
+    /// scale·x + shift with constants. Numbers that are the same for all channels are one, which is no parameter.
+    fn product_and_sum(&mut self, of: usize, name: &str, scale: &[f64], shift: &[f64]) -> Result<usize> {
+        let mut out = of;
         for (binary, values, neutral) in [(Binary::Multiply, scale, 1.0), (Binary::Add, shift, 0.0)] {
             if values.iter().all(|&v| v == neutral) {
                 continue;
             }
-            let dims = match self.nodes[node].shape {
-                Shape::Map(map) => Dims::map(map.channels, 1, 1),
-                shape => Dims::vector(shape.channels()),
+            let is_single = values.iter().all(|v| *v == values[0]);
+            let values: Vec<f32> =
+                values.iter().map(|&v| v as f32).take(if is_single { 1 } else { usize::MAX }).collect();
+            let dims = match self.nodes[of].shape {
+                Shape::Map(_) => Dims::map(values.len(), 1, 1),
+                _ => Dims::vector(values.len()),
             };
-            let values = values.iter().map(|&v| v as f32).collect();
-            let constant = self.push_constant(dims, values, true)?;
+            let constant = self.push_constant(dims, values, !is_single)?;
             out = self.push_structure(Structure::Binary(binary), vec![out, constant])?;
             self.rename(constant, &format!("{name}:{}", if binary == Binary::Add { "shift" } else { "scale" }));
-            self.rename(out, &name);
+            self.rename(out, name);
         }
-        self.settled.push((node, out));
         Ok(out)
     }
 
@@ -369,16 +449,16 @@ impl NetworkBuilder {
             }
         }
         let inputs = self.nodes[input].inputs.clone();
-        // A copy, because others may use the unscaled value; an unused value is dropped when the network is built.
+        // A copy, because others may use the unscaled value; what is not needed is dropped when the network is built.
         let op = match &self.nodes[input].op {
             Op::Linear { weights, bias } => {
                 let (weights, bias) = fold::after(weights, bias.as_deref(), &scale, &shift);
-                Some(Op::Linear { weights: Arc::new(weights), bias: Some(bias) })
+                Some(Op::Linear { weights, bias })
             }
             Op::Convolution { weights, window, groups, bias } => {
                 let (weights, bias) = fold::after(weights, bias.as_deref(), &scale, &shift);
                 let (window, groups) = (*window, *groups);
-                Some(Op::Convolution { weights: Arc::new(weights), window, groups, bias: Some(bias) })
+                Some(Op::Convolution { weights, window, groups, bias })
             }
             Op::ScaleShift { scale: first, shift: moved } => {
                 let shift = shift.iter().zip(&scale).zip(moved).map(|((t, s), m)| s * m + t).collect();
@@ -388,10 +468,19 @@ impl NetworkBuilder {
         };
         match op {
             Some(op) => {
-                if let Op::Linear { weights, bias } | Op::Convolution { weights, bias, .. } = &op {
-                    require_parameters("batch norm folded into its neighbour", weights, bias.as_deref())?;
+                let is_copy = match &op {
+                    Op::Linear { weights, bias } | Op::Convolution { weights, bias, .. } => {
+                        require_parameters("batch norm folded into its neighbour", weights, bias.as_deref())?;
+                        true
+                    }
+                    _ => false,
+                };
+                let id = self.push(op, inputs, shape)?;
+                if is_copy {
+                    let root = self.scaled.get(&input).map_or(input, |copy| copy.root);
+                    self.scaled.insert(id, Scaled { of: input, root, scale, shift });
                 }
-                self.push(op, inputs, shape)
+                Ok(id)
             }
             None => self.push(Op::ScaleShift { scale, shift }, vec![input], shape),
         }

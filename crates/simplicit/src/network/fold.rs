@@ -1,5 +1,7 @@
 //! Folding inference batch norm, y = scale·x + shift per channel, into the linear map or convolution before or after it.
 
+use std::sync::Arc;
+
 use super::shape::{Shape, Window};
 use crate::linalg::Matrix;
 use crate::{Error, Result};
@@ -49,17 +51,22 @@ impl BatchNorm {
     }
 }
 
-/// scale·(W x + bias) + shift as another W and bias.
+/// scale·(W x + bias) + shift as another W and bias; a map without a bias that is only scaled has none.
 pub(crate) fn after(
-    weights: &Matrix<f32>,
+    weights: &Arc<Matrix<f32>>,
     bias: Option<&[f32]>,
     scale: &[f64],
     shift: &[f64],
-) -> (Matrix<f32>, Vec<f32>) {
-    let folded = Matrix::from_fn(weights.rows(), weights.cols(), |o, k| (f64::from(weights[(o, k)]) * scale[o]) as f32);
+) -> (Arc<Matrix<f32>>, Option<Vec<f32>>) {
+    let scaled = |o: usize, k: usize| (f64::from(weights[(o, k)]) * scale[o]) as f32;
+    let is_scaled = scale.iter().any(|&s| s != 1.0);
+    let folded =
+        if is_scaled { Arc::new(Matrix::from_fn(weights.rows(), weights.cols(), scaled)) } else { weights.clone() };
+    if bias.is_none() && shift.iter().all(|&t| t == 0.0) {
+        return (folded, None);
+    }
     let bias = (0..weights.rows()).map(|o| (bias.map_or(0.0, |b| f64::from(b[o])) * scale[o] + shift[o]) as f32);
-    let bias = bias.collect();
-    (folded, bias)
+    (folded, Some(bias.collect()))
 }
 
 /// W(scale·x + shift) + bias as another W and bias; `area` columns of W share a channel of x.

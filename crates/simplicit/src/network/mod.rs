@@ -71,6 +71,8 @@ pub struct Network {
     layout: Layout,
     pre_activations: Vec<PreActivation>,
     output: PreActivation,
+    /// Weights that stand in several places because the file uses them again.
+    repeated: usize,
 }
 
 impl Network {
@@ -103,7 +105,7 @@ impl Network {
             return Err(Error::shape("network", "at most 2^32 − 1 states", states));
         }
         let uses = graph::count_uses(&graph.nodes, graph.output);
-        Ok(Self { graph, uses, activations, layout: Layout::new(layers), pre_activations, output })
+        Ok(Self { graph, uses, activations, layout: Layout::new(layers), pre_activations, output, repeated: 0 })
     }
 
     /// The shape of a sample.
@@ -135,6 +137,16 @@ impl Network {
     /// Multiply-adds per sample: non-zero weights of the unrolled matrices (taps on padding do not exist).
     pub fn multiply_adds(&self) -> u64 {
         self.all_rows().flat_map(|rows| &rows.terms).map(|term| term.weights.multiply_adds()).sum()
+    }
+
+    /// Weights that are counted although the file stores them only once: it uses them in several places (a layer that is
+    /// applied three times, for example), and every place has its own weights here.
+    pub fn repeated_weights(&self) -> usize {
+        self.repeated
+    }
+
+    pub(crate) fn set_repeated_weights(&mut self, count: usize) {
+        self.repeated = count;
     }
 
     /// For every linear map and convolution, in order: the layer it feeds (none for the output) and its term there.

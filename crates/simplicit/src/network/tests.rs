@@ -361,15 +361,56 @@ fn batch_norm_that_cannot_be_folded_is_computed() {
     assert!(Network::builder(Shape::Vector(2)).unwrap().batch_norm(&negative).is_err());
 }
 
+/// How often weights stand in a network, and what it computes.
+fn weighted(network: &Network) -> usize {
+    let rows = network.pre_activations().iter().chain([network.output()]);
+    rows.flat_map(|rows| &rows.terms).filter(|term| term.weights != Weights::Identity).count()
+}
+
 #[test]
-fn a_folded_batch_norm_leaves_other_readers_alone() {
+fn a_map_that_is_read_with_and_without_a_batch_norm_stands_once() {
     let r = &mut Random::new(9);
-    let start = Network::builder(Shape::Vector(3)).unwrap().linear(random(3, 3, r), None).unwrap();
-    let plain = start.here();
-    let network = start.batch_norm(&norm(3, r)).unwrap().plus(plain).unwrap().build().unwrap();
-    let terms = &network.output().terms;
-    assert_eq!(terms.len(), 2);
-    assert_ne!(terms[0].weights, terms[1].weights);
+    let (taps, norms) = (random(3, 3, r), [norm(3, r), norm(3, r)]);
+    let start = || Network::builder(Shape::Vector(3)).unwrap().linear(taps.clone(), None).unwrap();
+    let normed = |k: usize, x: &[f64]| {
+        let (scale, shift) = norms[k].scale_shift(3).unwrap();
+        (0..3).map(|c| scale[c] * x[c] + shift[c]).collect::<Vec<_>>()
+    };
+    let relu = |x: Vec<f64>| x.into_iter().map(|v| v.max(0.0)).collect::<Vec<_>>();
+    let plus = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>();
+    let check = |network: &Network, maps: usize, wanted: &dyn Fn(&[f64]) -> Vec<f64>| {
+        assert_eq!(weighted(network), maps);
+        let u = inputs(network, 1);
+        let h: Vec<f64> = (0..3)
+            .map(|o| taps.row(o).iter().zip(u.row(0)).map(|(&w, &v)| f64::from(w) * f64::from(v)).sum())
+            .collect();
+        close("shared", network.forward(&u).unwrap().row(0).iter().map(|&v| f64::from(v)), &wanted(&h), 1e-5);
+    };
+
+    // The map itself and one norm of it.
+    let builder = start();
+    let plain = builder.here();
+    let network = builder.batch_norm(&norms[0]).unwrap().plus(plain).unwrap().build().unwrap();
+    check(&network, 1, &|h| plus(&normed(0, h), h));
+    // Two norms of it, and neither without.
+    let builder = start();
+    let plain = builder.here();
+    let builder = builder.batch_norm(&norms[0]).unwrap().activation(Activation::Relu).unwrap();
+    let first = builder.here();
+    let builder = builder.at(plain).unwrap().batch_norm(&norms[1]).unwrap().plus(first).unwrap();
+    check(&builder.build().unwrap(), 1, &|h| plus(&relu(normed(0, h)), &normed(1, h)));
+    // What all of them have in common stays folded: one layer for the map with its norm.
+    let builder = start().batch_norm(&norms[0]).unwrap();
+    let plain = builder.here();
+    let builder = builder.batch_norm(&norms[1]).unwrap().activation(Activation::Relu).unwrap().plus(plain).unwrap();
+    let network = builder.build().unwrap();
+    check(&network, 1, &|h| plus(&relu(normed(1, &normed(0, h))), &normed(0, h)));
+    assert_eq!(network.nonzeros(), 9 + 3 + 6, "weights, the bias of the first norm, scales and shifts of the second");
+    // Norms one after the other, read once: all folded.
+    let builder = start().batch_norm(&norms[0]).unwrap().batch_norm(&norms[1]).unwrap();
+    let network = builder.activation(Activation::Relu).unwrap().build().unwrap();
+    check(&network, 1, &|h| relu(normed(1, &normed(0, h))));
+    assert_eq!(network.nonzeros(), 12);
 }
 
 #[test]

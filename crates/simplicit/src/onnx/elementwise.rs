@@ -84,7 +84,7 @@ impl Importer<'_> {
         if self.dense.contains_key(&node)
             && let Some((scale, shift)) = over(dims.len() - 1).filter(finite)
         {
-            return self.scaled_dense(node, &scale, &shift);
+            return self.scaled_dense(node, scale, shift);
         }
         let is_channel_wise = dims.len() >= 2 && dims[0] == 1;
         if !is_channel_wise {

@@ -13,8 +13,7 @@ use prost::Message;
 
 use super::constant::{Constant, Tensor};
 use super::external;
-use super::linear::Dense;
-use super::origin::Origin;
+use super::origin::{Origin, repeated_weights};
 use super::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto};
 use super::recognise::Profiles;
 use super::signature::{choose, filled_inputs, input_dims, is_float};
@@ -162,12 +161,13 @@ fn all_at_once(path: &Path, mut refused: Vec<Refused>) -> Error {
     Error::file(path, format!("{} nodes cannot be read: {}{more}", refused.len(), shown.join("; ")))
 }
 
-/// The network of a file and where its linear maps and convolutions come from, in the order of its nodes.
+/// The network of a file and the origins of its linear maps and convolutions, in the order of its nodes. A map that no
+/// node of the file can take back has its name instead.
 pub(super) fn import_graph(
     bytes: &[u8],
     path: &Path,
     selection: &OnnxSelection,
-) -> Result<(Network, Vec<Option<Origin>>)> {
+) -> Result<(Network, Vec<Result<Origin, String>>)> {
     let (_, network, refused, origins) = import_traced(bytes, path, path.parent(), selection)?;
     Ok((network.ok_or_else(|| all_at_once(path, refused))?, origins))
 }
@@ -182,9 +182,8 @@ fn import(
     Ok((opset, network, refused))
 }
 
-/// The operator set, the network if all of it can be read, the nodes that were refused, and the origins of the
-/// weights.
-type Imported = (i64, Option<Network>, Vec<Refused>, Vec<Option<Origin>>);
+/// The operator set, the network if all of it can be read, what was refused, and where weights come from.
+type Imported = (i64, Option<Network>, Vec<Refused>, Vec<Result<Origin, String>>);
 
 fn import_traced(bytes: &[u8], path: &Path, folder: Option<&Path>, selection: &OnnxSelection) -> Result<Imported> {
     let model = ModelProto::decode(bytes).map_err(|e| Error::file(path, format!("not an ONNX file: {e}")))?;
@@ -228,8 +227,9 @@ pub(super) struct Importer<'a> {
     pub(super) opset: i64,
     /// The size of the first axis of the input, where the file fixes it to more than one sample.
     pub(super) fixed_batch: Option<usize>,
-    /// Dense layers over the last axis, by the node of their result: a constant after them is folded into them.
-    pub(super) dense: HashMap<usize, Dense>,
+    /// Dense layers over the last axis, by the node of their result, each with the 1 × 1 convolution that replaces it.
+    /// A constant after the layer is folded into that convolution.
+    pub(super) dense: HashMap<usize, usize>,
     pub(super) profiles: Profiles,
     /// Nodes whose values are whole numbers: tokens, and values that result from moving them.
     pub(super) whole: HashSet<usize>,
@@ -245,7 +245,7 @@ pub(super) struct Importer<'a> {
     refused: Vec<Refused>,
     /// The origins of linear maps and convolutions, by node; in the end, of those that the network keeps, in order.
     pub(super) origins: HashMap<usize, Origin>,
-    kept_origins: Vec<Option<Origin>>,
+    kept_origins: Vec<Result<Origin, String>>,
 }
 
 impl<'a> Importer<'a> {
@@ -316,12 +316,38 @@ impl<'a> Importer<'a> {
                         format!("{dims} for a batch of one sample; samples must not mix"),
                     ));
                 }
-                let kept = self.builder.weighted(node);
-                self.kept_origins = kept.iter().map(|id| self.origins.get(id).cloned()).collect();
-                self.builder.clone().at(NodeId(node))?.build().map(Some)
+                let place = self.builder.share(&[vec![node], self.read_elsewhere(graph)].concat())?;
+                let node = place[node];
+                let mut origins: HashMap<usize, Origin> = HashMap::new();
+                for (id, now) in place.iter().enumerate() {
+                    if let Some(origin) = self.origins.remove(&id) {
+                        // A map stands before its copies.
+                        origins.entry(*now).or_insert(origin);
+                    }
+                }
+                let name = |id| self.builder.name(id).to_string();
+                let kept = self.builder.weighted(node).into_iter();
+                self.kept_origins = kept.map(|id| origins.remove(&id).ok_or_else(|| name(id))).collect();
+                let mut network = self.builder.clone().at(NodeId(node))?.build()?;
+                network.set_repeated_weights(repeated_weights(graph, &self.kept_origins));
+                Ok(Some(network))
             }
             _ => Err(Error::shape(what(), "a value computed from the input", "none")),
         }
+    }
+
+    /// The values that outputs beside the chosen one are, or are computed from.
+    fn read_elsewhere(&self, graph: &'a GraphProto) -> Vec<usize> {
+        let mut wanted: HashSet<&str> = graph.output.iter().map(|o| o.name.as_str()).collect();
+        for node in graph.node.iter().rev() {
+            let is_wanted = |name: &String| wanted.contains(name.as_str()) && !self.values.contains_key(name.as_str());
+            if node.output.iter().any(is_wanted) {
+                wanted.extend(node.input.iter().map(String::as_str));
+                node.attribute.iter().for_each(|a| names_read(a, 0, &mut wanted));
+            }
+        }
+        let node = |name| if let Some(&Value::Node(id)) = self.values.get(name) { Some(id) } else { None };
+        wanted.into_iter().filter_map(node).collect()
     }
 
     /// Computes the nodes that the wanted values depend on, in the order of the file.
@@ -382,7 +408,7 @@ impl<'a> Importer<'a> {
         let values = self.apply(node, &inputs)?;
         self.spend(self.builder.parameters() - parameters)?;
         if depth == 0 {
-            self.note_origins(graph, node, nodes, &inputs);
+            self.note_origins(graph, node, nodes, &inputs, values.first());
         }
         // Operators that move, add or multiply whole numbers give whole numbers.
         const WHOLE: [&str; 25] = [

@@ -1,7 +1,5 @@
 //! Nodes with weights: dense layers over the last axis, convolutions, norms.
 
-use std::sync::Arc;
-
 use super::constant::{Constant, Tensor, place};
 use super::import::{Importer, Value};
 use super::nodes::Inputs;
@@ -10,14 +8,6 @@ use crate::graph::{Binary, Dims, Structure, Unary};
 use crate::linalg::Matrix;
 use crate::network::{BatchNorm, Network, NodeId, Shape, Window};
 use crate::{Error, Result};
-
-/// A dense layer over the last axis of a value with several positions.
-#[derive(Debug, Clone)]
-pub(super) struct Dense {
-    input: usize,
-    weights: Arc<Matrix<f32>>,
-    bias: Option<Vec<f32>>,
-}
 
 /// Exporters write zeros if a layer has no bias, so a bias of zeros counts as none.
 fn real_bias(bias: Vec<f32>) -> Option<Vec<f32>> {
@@ -48,7 +38,7 @@ impl Importer<'_> {
                 _ => None,
             };
             let done = bias.is_some() || inputs.get(2).is_none();
-            let out = self.dense(&a, Arc::new(weights), bias)?;
+            let out = self.dense(&a, weights, bias)?;
             if done {
                 return Ok(out);
             }
@@ -101,7 +91,7 @@ impl Importer<'_> {
         match (a, b) {
             (Value::Node(_), Value::Constant(weights, _)) if right.len() == 2 => {
                 let weights = matrix(weights.to_floats())?.transposed();
-                self.dense(a, Arc::new(weights), None)
+                self.dense(a, weights, None)
             }
             _ => self.structure(Structure::MatMul, &[a.clone(), b.clone()]),
         }
@@ -109,56 +99,57 @@ impl Importer<'_> {
 
     /// W x + bias for every vector along the last axis. With several positions it is a 1 × 1 convolution, for which
     /// the channels are moved to the front.
-    fn dense(&mut self, value: &Value, weights: Arc<Matrix<f32>>, bias: Option<Vec<f32>>) -> Result<Value> {
+    fn dense(&mut self, value: &Value, weights: Matrix<f32>, bias: Option<Vec<f32>>) -> Result<Value> {
         let mut dims = self.dims(value);
         let (inputs, outputs) = (weights.cols(), weights.rows());
         if dims.last() != Some(&inputs) {
             return Err(Error::shape("weights of a dense layer", format!("{inputs} values"), format!("{dims:?}")));
         }
         let positions = dims.iter().product::<usize>() / inputs.max(1);
-        let input = self.node_of(value)?;
         let rank = dims.len();
         *dims.last_mut().unwrap_or(&mut 0) = outputs;
-        let (out, one) = (dims, Window::square(1, 1, 0));
+        let out = dims;
         if positions == 1 {
             let flat = self.reshape(value, &[1, inputs])?;
             let flat = self.node_of(&flat)?;
-            let id = self.builder.push_linear(flat, (*weights).clone(), bias)?;
+            let id = self.builder.push_linear(flat, weights, bias)?;
             return self.reshape(&Value::Node(id), &out);
         }
-        let result = if rank == 4 && out[0] == 1 {
-            let first = self.transpose(value, &[0, 3, 1, 2])?;
-            let first = self.node_of(&first)?;
-            let id = self.builder.push_convolution(first, (*weights).clone(), one, 1, bias.clone())?;
-            self.transpose(&Value::Node(id), &[0, 2, 3, 1])?
+        let map = if rank == 4 && out[0] == 1 {
+            self.transpose(value, &[0, 3, 1, 2])?
         } else {
             let rows = self.reshape(value, &[1, positions, inputs])?;
             let first = self.transpose(&rows, &[0, 2, 1])?;
-            let map = self.reshape(&first, &[1, inputs, positions, 1])?;
-            let map = self.node_of(&map)?;
-            let id = self.builder.push_convolution(map, (*weights).clone(), one, 1, bias.clone())?;
-            let columns = self.reshape(&Value::Node(id), &[1, outputs, positions])?;
+            self.reshape(&first, &[1, inputs, positions, 1])?
+        };
+        let map = self.node_of(&map)?;
+        let id = self.builder.push_convolution(map, weights, Window::square(1, 1, 0), 1, bias)?;
+        self.channels_last(id, &out)
+    }
+
+    /// The result of the 1 × 1 convolution that replaces a dense layer, with the channels moved back to the end.
+    fn channels_last(&mut self, map: usize, out: &[usize]) -> Result<Value> {
+        let outputs = out.last().copied().unwrap_or(1);
+        let positions = out.iter().product::<usize>() / outputs.max(1);
+        let result = if out.len() == 4 && out[0] == 1 {
+            self.transpose(&Value::Node(map), &[0, 2, 3, 1])?
+        } else {
+            let columns = self.reshape(&Value::Node(map), &[1, outputs, positions])?;
             let rows = self.transpose(&columns, &[0, 2, 1])?;
-            self.reshape(&rows, &out)?
+            self.reshape(&rows, out)?
         };
         if let Value::Node(id) = result {
-            self.dense.insert(id, Dense { input, weights, bias });
+            self.dense.insert(id, map);
         }
         Ok(result)
     }
 
     /// A dense layer followed by scale·y + shift is another dense layer; scale and shift have one number per unit.
-    pub(super) fn scaled_dense(&mut self, node: usize, scale: &[f64], shift: &[f64]) -> Result<Option<Value>> {
-        let Some(Dense { input, weights, bias }) = self.dense.get(&node).cloned() else { return Ok(None) };
-        let folded = if scale.iter().all(|&s| s == 1.0) {
-            weights.clone()
-        } else {
-            let scaled = |o: usize, k: usize| (f64::from(weights[(o, k)]) * scale[o]) as f32;
-            Arc::new(Matrix::from_fn(weights.rows(), weights.cols(), scaled))
-        };
-        let old = |o: usize| bias.as_ref().map_or(0.0, |b| f64::from(b[o]));
-        let bias = real_bias((0..weights.rows()).map(|o| (old(o) * scale[o] + shift[o]) as f32).collect());
-        self.dense(&Value::Node(input), folded, bias).map(Some)
+    pub(super) fn scaled_dense(&mut self, node: usize, scale: Vec<f64>, shift: Vec<f64>) -> Result<Option<Value>> {
+        let Some(&map) = self.dense.get(&node) else { return Ok(None) };
+        let out = self.dims(&Value::Node(node));
+        let scaled = self.builder.push_scale_shift(map, scale, shift)?;
+        self.channels_last(scaled, &out).map(Some)
     }
 
     pub(super) fn convolution(&mut self, node: &NodeProto, inputs: &Inputs<'_>) -> Result<Value> {
@@ -443,8 +434,11 @@ impl Importer<'_> {
                 (self.reshape(&flat, &dims)?, Some((channels, groups)))
             }
         };
-        for (k, binary) in [(1, Binary::Multiply), (2, Binary::Add)] {
+        for (k, binary, neutral) in [(1, Binary::Multiply, 1.0), (2, Binary::Add, 0.0)] {
             let Some(weights) = inputs.floats(k)? else { continue };
+            if weights.values.iter().all(|&v| v == neutral) {
+                continue;
+            }
             let weights = match per_channel {
                 None => weights,
                 Some((channels, groups)) => {
@@ -456,8 +450,10 @@ impl Importer<'_> {
                         .reshaped(std::iter::once(values.len()).chain(tail).collect())?
                 }
             };
+            // Scale and shift stay next to the norm, even in front of a linear map: the norm and they are one node of
+            // the file, so folding them would need another norm there.
             let constant = self.constant(Constant::Floats(weights), true)?;
-            out = self.binary(binary, &out, &constant)?;
+            out = self.structure(Structure::Binary(binary), &[out, constant])?;
         }
         Ok(out)
     }

@@ -5,21 +5,30 @@ use std::path::Path;
 
 use prost::Message;
 
+use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::files::write_bytes_atomically;
 use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
-use crate::network::{Term, Weights};
+use crate::network::{Network, Term, Weights};
 use crate::onnx::constant::{Constant, Tensor};
 use crate::onnx::export::writer::{self, integer, integers};
 use crate::onnx::origin::{Origin, Traced};
 use crate::onnx::proto::{GraphProto, NodeProto, TensorProto, data_type};
 use crate::onnx::transposed::Phases;
 use crate::onnx::{OnnxSelection, external, tensor};
+use crate::random::Random;
 use crate::states::StateMap;
 use crate::{Error, Result};
 
 /// Suffix of the names of new weights while the old ones are still there.
 const SUFFIX: &str = "_sparse";
+
+/// Largest difference of the written file's outputs from the model's, over the largest output: in single precision,
+/// where rounding gives some 10⁻⁶, and with weights of half precision.
+const NEAR: [f32; 2] = [1e-3, 2e-2];
+
+/// Seed of the samples on which they are compared.
+const SEED: u64 = 0x11ce;
 
 /// New weights of one linear map or convolution, out × in as the network has them, and its bias.
 struct Renewed {
@@ -31,6 +40,9 @@ struct Renewed {
 /// and free batch stay, and its initialisers contain the zeros. A batch norm, scale or bias that was folded is
 /// removed, and its effect is in the weights. Where the file has several inputs or outputs, the selection must be
 /// that of the training; other outputs stay in the graph.
+///
+/// Before anything is written, the new file is read again and compared with the model on two random samples. A file
+/// that computes something else is an error.
 pub fn export_onnx_like(
     model: &ImplicitModel,
     original: impl AsRef<Path>,
@@ -63,13 +75,14 @@ pub fn export_onnx_like(
     let graph = file.graph.as_mut().ok_or_else(|| refuse("nothing"))?;
     inline_external(graph, original.parent())?;
     let mut computed = HashSet::new();
+    let mut near = NEAR[0];
     for (place, origin) in places.iter().zip(&origins) {
-        let (Some(origin), Some(weights)) = (origin, renewed.get(place)) else {
-            return Err(refuse("weights in a branch (If), or that a norm in front of a reshape was folded into,"));
+        let origin = origin.as_ref().map_err(|name| {
+            refuse(&format!("weights in a branch (If) or in a node that computes more than their product ({name:?})"))
+        })?;
+        let Some(weights) = renewed.get(place).filter(|_| computed.insert(&origin.output)) else {
+            return Err(refuse(&format!("weights that the network reads in several places ({:?})", origin.output)));
         };
-        if !computed.insert(&origin.output) {
-            return Err(refuse("weights that are read with and without a scale behind a reshape"));
-        }
         let phases = phases(graph, origin)?;
         let groups = graph.node.get(origin.node).map_or(1, |node| node.int("group", 1));
         if phases.as_ref().is_some_and(|phases| groups != 1 || !has_form(phases, opset)) {
@@ -77,11 +90,68 @@ pub fn export_onnx_like(
                 "a transposed convolution of one axis, with groups or two strides, or cut in an operator set before 10",
             ));
         }
-        write(graph, origin, weights, phases.as_ref()).ok_or_else(|| refuse("weights in another type than float"))?;
+        let kind = write(graph, origin, weights, phases.as_ref());
+        let kind = kind.ok_or_else(|| refuse(&format!("weights in another type than float ({:?})", origin.output)))?;
+        if matches!(kind, data_type::FLOAT16 | data_type::BFLOAT16) {
+            near = NEAR[1];
+        }
     }
     tidy(graph);
     own_names(graph);
-    write_bytes_atomically(path.as_ref(), &file.encode_to_vec())
+    distinct_names(graph);
+    let bytes = file.encode_to_vec();
+    drop((file, network, renewed));
+    if let Some(why) = difference(model, &bytes, selection, near) {
+        return Err(refuse(&format!("a file that computes something else than the model ({why})")));
+    }
+    write_bytes_atomically(path.as_ref(), &bytes)
+}
+
+/// In which way a file does not compute what the model computes, if so.
+fn difference(model: &ImplicitModel, bytes: &[u8], selection: &OnnxSelection, near: f32) -> Option<String> {
+    let network = match Network::from_onnx_bytes_selected(bytes, selection) {
+        Ok(network) => network,
+        Err(error) => return Some(error.to_string()),
+    };
+    let Ok(equilibrium) = Equilibrium::new(model, EquilibriumSettings::default()) else { return None };
+    let inputs = network.input_shape().size();
+    let mut random = Random::new(SEED);
+    // Fractions, and the zeros and ones that are also tokens, masks and what a logarithm can take.
+    for whole in [false, true] {
+        let mut value = || if whole { random.below(2) as f32 } else { random.normal() as f32 };
+        let u = Matrix::from_fn(1, inputs, |_, _| value());
+        // Where the model itself has no numbers, as for fractions in the place of tokens, there is nothing to compare.
+        let computed = |u: &Matrix<f32>| {
+            let y = equilibrium.outputs(u).ok().map(|solution| solution.y);
+            y.filter(|y| y.as_slice().iter().all(|v| v.is_finite()))
+        };
+        let Some(wanted) = computed(&u) else { continue };
+        let got = match network.forward(&u) {
+            Ok(got) => got,
+            Err(error) => return Some(error.to_string()),
+        };
+        let largest = wanted.as_slice().iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let off = distance(&got, &wanted);
+        if off <= near * largest {
+            continue;
+        }
+        // Some networks magnify rounding errors. The file may differ as much as the model's own outputs do after a
+        // change of the input in the seventh digit.
+        let mut moved = u;
+        moved.as_mut_slice().iter_mut().for_each(|v| *v *= 1.0 + 1e-6);
+        if computed(&moved).is_none_or(|moved| off > 10.0 * distance(&moved, &wanted)) {
+            return Some(format!("outputs of a random sample are off by {:.1e} of the largest", off / largest));
+        }
+    }
+    None
+}
+
+/// The largest difference of two arrays; infinite where they cannot be compared.
+fn distance(a: &Matrix<f32>, b: &Matrix<f32>) -> f32 {
+    let (a, b) = (a.as_slice(), b.as_slice());
+    let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
+    let largest = differences.fold(0.0f32, |m, d| if d.is_finite() { m.max(d) } else { f32::INFINITY });
+    if a.len() == b.len() { largest } else { f32::INFINITY }
 }
 
 /// The model's weights of every term of the network; `None` where the model has others.
@@ -160,8 +230,8 @@ fn has_form(phases: &Phases, opset: i64) -> bool {
 }
 
 /// Puts new weights into the node that they come from; it now computes the value after everything that was folded
-/// into it.
-fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<&Phases>) -> Option<()> {
+/// into it. Returns the type in which the weights are stored.
+fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<&Phases>) -> Option<i32> {
     let mut node = graph.node.get(origin.node)?.clone();
     let (rows, cols) = (new.weights.rows(), new.weights.cols());
     let name = node.input.get(1).cloned()?;
@@ -194,7 +264,7 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
             tensor::write(kind, &fresh(graph, &name), &[cols as i64, rows as i64], turned.as_slice())?
         }
     };
-    node.input[0].clone_from(&origin.input);
+    node.input[0] = unscaled(graph, origin)?;
     node.input[1].clone_from(&weights.name);
     node.input.truncate(2);
     graph.initializer.push(weights);
@@ -245,7 +315,22 @@ fn write(graph: &mut GraphProto, origin: &Origin, new: &Renewed, phases: Option<
         let (input, output, op_type) = (vec![read.clone()], vec![computed.clone()], "Identity".to_string());
         graph.node[place] = NodeProto { name, input, output, op_type, ..Default::default() };
     }
-    Some(())
+    Some(kind)
+}
+
+/// The value that a node with new weights reads. If a batch norm in front of a reshape or average was folded into the
+/// node, the reshape or average is added once more, reading the value before the norm, because others may read the
+/// norm.
+fn unscaled(graph: &mut GraphProto, origin: &Origin) -> Option<String> {
+    let mut value = origin.input.clone();
+    for &place in &origin.through {
+        let mut node = graph.node.get(place)?.clone();
+        *node.input.first_mut()? = value;
+        value = fresh(graph, &format!("{}_unscaled", node.output.first()?));
+        node.output = vec![value.clone()];
+        graph.node.push(node);
+    }
+    Some(value)
 }
 
 /// A transposed convolution as an ordinary one, followed by nodes that rearrange its channels into blocks of places
@@ -305,7 +390,10 @@ fn stored_type(graph: &GraphProto, name: &str) -> Option<i32> {
 
 /// A name that is not used yet.
 fn fresh(graph: &GraphProto, name: &str) -> String {
-    let taken: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
+    let initializers = graph.initializer.iter().map(|t| t.name.as_str());
+    let computed = graph.node.iter().flat_map(|n| &n.output).map(String::as_str);
+    let taken: HashSet<&str> =
+        initializers.chain(computed).chain(graph.input.iter().map(|i| i.name.as_str())).collect();
     let mut new = format!("{name}{SUFFIX}");
     while taken.contains(new.as_str()) {
         new.insert(0, '_');
@@ -373,7 +461,24 @@ fn own_names(graph: &mut GraphProto) {
     }
 }
 
-/// All values that a node reads, those of its branches included.
+/// Gives nodes that were written several times names of their own, which ONNX Runtime requires.
+fn distinct_names(graph: &mut GraphProto) {
+    let mut taken: HashSet<String> = graph.node.iter().map(|n| n.name.clone()).collect();
+    let mut seen = HashSet::new();
+    for node in graph.node.iter_mut().filter(|n| !n.name.is_empty()) {
+        let mut name = node.name.clone();
+        if !seen.insert(name.clone()) {
+            let mut count = 1;
+            while !taken.insert(name.clone()) {
+                count += 1;
+                name = format!("{}_{count}", node.name);
+            }
+            node.name = name;
+        }
+    }
+}
+
+/// All values a node reads, those of its branches included.
 fn reads(node: &NodeProto) -> impl DoubleEndedIterator<Item = &String> {
     let inner = node.attribute.iter().filter_map(|a| a.g.as_ref()).flat_map(|g| &g.node).flat_map(|n| &n.input);
     node.input.iter().chain(inner)
@@ -397,4 +502,30 @@ fn inline_external(graph: &mut GraphProto, folder: Option<&Path>) -> Result<()> 
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::network::Shape;
+
+    #[test]
+    fn a_file_that_computes_something_else_is_seen() {
+        let network = |last: f32| {
+            let weights = Matrix::from_fn(3, 4, |i, j| if (i, j) == (2, 3) { last } else { (i * 4 + j) as f32 / 7.0 });
+            Network::builder(Shape::Vector(4)).unwrap().linear(weights, None).unwrap().build().unwrap()
+        };
+        let model = ImplicitModel::from_network(&network(1.0)).unwrap();
+        let seen = |last: f32, near: f32| {
+            let other = ImplicitModel::from_network(&network(last)).unwrap();
+            let bytes = crate::onnx::to_onnx(&other, crate::onnx::OnnxSettings::default()).unwrap();
+            difference(&model, &bytes, &OnnxSelection::default(), near)
+        };
+        assert_eq!(seen(1.0, NEAR[0]), None);
+        assert_eq!(seen(1.01, NEAR[1]), None, "weights that were rounded");
+        for last in [1.01, 2.0, 1e30] {
+            assert!(seen(last, NEAR[0]).unwrap().contains("random sample"), "{last}");
+        }
+        assert!(difference(&model, b"nothing", &OnnxSelection::default(), NEAR[0]).is_some());
+    }
 }
