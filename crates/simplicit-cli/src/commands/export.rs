@@ -56,15 +56,18 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Outcome> {
     match &args.like {
         Some(original) => {
             let selection = args.names.selection_for(Some(&model))?;
-            if was_made_from(&model, original) == Some(false) {
+            let other = was_made_from(&model, original) == Some(false);
+            if other {
                 require_same_form(&model, original, &selection)?;
+            }
+            export_onnx_like(&model, original, &selection, &args.out)?;
+            if other {
                 complain(&format!(
                     "note: {} is not the file that the model was made from, by its SHA-256; the graph is the same, and all weights \
                      in it are the model's",
                     original.display()
                 ));
             }
-            export_onnx_like(&model, original, &selection, &args.out)?;
         }
         None if !args.names.given().is_empty() => {
             bail!("--input, --output, --input-shape, --fill: expected --like NET.onnx as well, which they are about")
