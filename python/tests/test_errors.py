@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from conftest import DATA
 
 import simplicit
 from simplicit import SIM, ImplicitModel, Network
@@ -25,6 +26,16 @@ def test_not_finite_names_the_place(network):
     assert (caught.value.row, caught.value.column) == (4, 2)
 
 
+def test_axes_in_another_order():
+    network = Network.from_onnx(DATA / "resnet20_cifar100.onnx")
+    first, last = (np.zeros((2, *sizes), np.float32) for sizes in ((3, 32, 32), (32, 32, 3)))
+    model = network.to_implicit()
+    for run in (network.forward, model.predict, lambda u: SIM().fit(network, u)):
+        with pytest.raises(simplicit.ShapeError, match="expected 3 × 32 × 32, got 32 × 32 × 3: transpose"):
+            run(last)
+    assert np.array_equal(model.predict(first), model.predict(first.reshape(2, -1)))
+
+
 def test_files(tmp_path):
     path = tmp_path / "x.safetensors"
     with pytest.raises(simplicit.FileError) as caught:
@@ -42,6 +53,7 @@ def test_files(tmp_path):
     [
         ({"kappa": 1.5}, "kappa: expected a number between 0 and 1, got 1.5"),
         ({"target_sparsity": 2.0}, "target.sparsity: expected a number below 1"),
+        ({"target_sparsity": -0.1}, "target.sparsity: expected a number below 1"),
         ({"penalty": "l3"}, "l3"),
         ({"penalty": "l1", "mu": 1.0}, "mu: expected another penalty; l1 has no such parameter"),
         ({"connectivity": "mask"}, "connectivity mask: expected"),

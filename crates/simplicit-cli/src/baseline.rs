@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
-use simplicit::arrays::{Preprocessing, content_hash};
+use simplicit::arrays::{Inputs, Preprocessing, content_hash};
 use simplicit::equilibrium::{Equilibrium, EquilibriumSettings};
 use simplicit::model::ImplicitModel;
 use simplicit::network::Network;
@@ -13,7 +13,8 @@ use simplicit::parallel::Threads;
 use simplicit::states::StateMap;
 
 use crate::args::NameArgs;
-use crate::operands::is_model;
+use crate::exit::complain;
+use crate::operands::{is_model, load_model, no_network};
 
 /// A baseline and what is known about its file.
 pub struct Baseline {
@@ -34,15 +35,29 @@ impl Baseline {
         Self::open_selected(path, &OnnxSelection::default())
     }
 
-    /// The network that a model is compared with. Choices that an ONNX file leaves open and no flag makes are those
-    /// of the model's training, if it was trained from this file.
+    /// The network beside a model; a note says if the model was made from another one. What an ONNX file leaves open and was not
+    /// given is as the model was trained, if it was trained from this file.
     pub(crate) fn open_beside(path: &Path, names: &NameArgs, model: Option<&ImplicitModel>) -> anyhow::Result<Self> {
-        let trained_so = |model: &&ImplicitModel| {
-            let provenance = &model.metadata().provenance;
-            let chosen = NameArgs::FLAGS.iter().any(|flag| provenance.contains_key(*flag));
-            chosen && content_hash(path).is_ok_and(|hash| provenance.get("network") == Some(&hash))
-        };
-        Self::open_selected(path, &names.selection_for(model.filter(trained_so))?)
+        let made_from_this = model.and_then(|model| was_made_from(model, path));
+        let trained_so = model.filter(|_| made_from_this == Some(true));
+        let baseline = Self::open_selected(path, &names.selection_for(trained_so)?)?;
+        if made_from_this == Some(false) && !model.is_some_and(|model| baseline.has_same_origin(model)) {
+            complain(&format!(
+                "note: {} is not the file that the model was made from, by its SHA-256; the figures compare the model with \
+                 this one",
+                path.display()
+            ));
+        }
+        Ok(baseline)
+    }
+
+    /// Whether this is a model, too, and both were made from one file.
+    fn has_same_origin(&self, model: &ImplicitModel) -> bool {
+        let network = |model: &ImplicitModel| model.metadata().provenance.get("network").cloned();
+        match &self.kind {
+            Kind::Network(_) => false,
+            Kind::Model(own, _) => network(own).is_some() && network(own) == network(model),
+        }
     }
 
     /// As [`Baseline::open`], with a selection for what an ONNX file leaves open.
@@ -55,9 +70,10 @@ impl Baseline {
                     path.display()
                 );
             }
-            Kind::of_model(ImplicitModel::load(path)?)?
+            Kind::of_model(load_model(path)?)?
         } else {
-            Kind::Network(Arc::new(Network::from_onnx_selected(path, selection)?))
+            let network = Network::from_onnx_selected(path, selection).map_err(|e| no_network(path, e))?;
+            Kind::Network(Arc::new(network))
         };
         Ok(Self { kind, bytes: Some(bytes) })
     }
@@ -79,6 +95,19 @@ impl Baseline {
             Kind::Network(network) => network.as_ref(),
             Kind::Model(_, equilibrium) => equilibrium.as_ref(),
         }
+    }
+
+    /// The axes of a sample, without the batch, where they are known.
+    pub fn axes(&self) -> Option<Vec<usize>> {
+        match &self.kind {
+            Kind::Network(network) => network.input_shape().dims().sizes().get(1..).map(<[usize]>::to_vec),
+            Kind::Model(model, _) => model.input_axes(),
+        }
+    }
+
+    /// An error where the inputs have the axes of a sample in another order.
+    pub(crate) fn require_order(&self, inputs: &Inputs) -> anyhow::Result<()> {
+        require_order(inputs, None, Some(self))
     }
 
     /// The equivalent implicit model.
@@ -115,6 +144,22 @@ impl Baseline {
             }
         }
     }
+}
+
+/// An error where the inputs have the axes of a sample in another order than a network, or the model in its place, expects.
+pub(crate) fn require_order(
+    inputs: &Inputs,
+    model: Option<&ImplicitModel>,
+    baseline: Option<&Baseline>,
+) -> anyhow::Result<()> {
+    let axes = baseline.and_then(Baseline::axes).or_else(|| model?.input_axes());
+    Ok(axes.map_or(Ok(()), |axes| inputs.require_order(&axes))?)
+}
+
+/// Whether a model was made from this file; unknown where it stores no hash or the file cannot be read.
+pub(crate) fn was_made_from(model: &ImplicitModel, path: &Path) -> Option<bool> {
+    let stored = model.metadata().provenance.get("network")?;
+    Some(content_hash(path).ok()? == *stored)
 }
 
 impl Kind {

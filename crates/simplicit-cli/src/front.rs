@@ -135,7 +135,7 @@ impl Training {
         results.samples = Some(source.samples());
         results.seconds = stopwatch.seconds();
         let mut notices = results.notices();
-        notices.extend(missed_target(&self.effective, trained.sparsity()));
+        notices.extend(missed_target(&self.effective, trained.sparsity(), trained.baseline_nonzeros));
         Ok((results.text()?, notices))
     }
 

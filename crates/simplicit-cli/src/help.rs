@@ -102,6 +102,20 @@ pub(crate) fn missing(error: &clap::Error, line: &[OsString]) -> Option<String> 
     Some(format!("{path}: missing {}{}; see {path} -h", described.join(", "), example.unwrap_or_default()))
 }
 
+/// The flag that was meant by a part of its name, such as --sparsity for --target-sparsity.
+pub(crate) fn meant(error: &clap::Error, line: &[OsString]) -> Option<String> {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidArg) else { return None };
+    let word = given.strip_prefix("--")?;
+    if error.kind() != ErrorKind::UnknownArgument {
+        return None;
+    }
+    let root = shaped(crate::program::command());
+    let (command, path) = called(&root, line);
+    let flags = command.get_arguments().filter(|a| !a.is_hide_set()).filter_map(Arg::get_long);
+    let near = flags.into_iter().find(|flag| flag.strip_suffix(word).is_some_and(|rest| rest.ends_with('-')))?;
+    Some(format!("unexpected argument '{given}', did you mean --{near}? See {path} -h"))
+}
+
 /// The command that a line names, and the words that name it.
 fn called<'a>(root: &'a Command, line: &[OsString]) -> (&'a Command, String) {
     let (mut command, mut path) = (root, String::from("simplicit"));

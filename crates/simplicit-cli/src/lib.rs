@@ -12,6 +12,7 @@ mod interrupt;
 mod measure;
 mod operands;
 mod overall;
+mod paths;
 mod program;
 mod progress;
 mod recipe;

@@ -4,11 +4,13 @@ use std::time::{Duration, Instant};
 
 use simplicit::backend::Device;
 use simplicit::equilibrium::{DeviceModel, Equilibrium, EquilibriumSettings, SampleDiagnostics, not_converged};
+use simplicit::evaluate;
+use simplicit::layout::Layout;
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::network::Network;
 use simplicit::parallel::{self, Cancel, Threads};
-use simplicit::states::InputSource;
+use simplicit::states::{InputSource, StateMap};
 use simplicit::{Error, Result};
 
 use crate::baseline::{Baseline, Kind};
@@ -33,9 +35,23 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// Number of samples without equilibrium.
+    /// Samples without equilibrium; those that are no numbers are counted apart.
     pub(crate) fn not_converged(&self) -> u64 {
-        not_converged(&self.diagnostics).len() as u64
+        not_converged(&self.diagnostics).into_iter().filter(|&sample| self.is_finite(sample)).count() as u64
+    }
+
+    /// Samples with an output that is NaN or infinite.
+    pub(crate) fn not_finite(&self) -> u64 {
+        (0..self.outputs.rows()).filter(|&sample| !self.is_finite(sample)).count() as u64
+    }
+
+    /// The first of them, as a row of the outputs.
+    pub(crate) fn first_not_finite(&self) -> Option<usize> {
+        (0..self.outputs.rows()).find(|&sample| !self.is_finite(sample))
+    }
+
+    fn is_finite(&self, sample: usize) -> bool {
+        self.outputs.row(sample).iter().all(|v| v.is_finite())
     }
 
     /// The largest certified error of an output, in units of the outputs; `None` where some sample has no bound.
@@ -48,6 +64,11 @@ impl Measured {
     pub(crate) fn milliseconds(&self) -> f64 {
         1e6 * self.seconds / self.outputs.rows().max(1) as f64
     }
+}
+
+/// The share of samples that both predict alike; nothing where there is one output and no class to predict.
+pub(crate) fn agreement(ours: &Matrix<f32>, theirs: &Matrix<f32>) -> Result<Option<f64>> {
+    (ours.cols() > 1).then(|| evaluate::agreement(ours, theirs)).transpose()
 }
 
 /// Something that runs a batch on some threads.
@@ -74,6 +95,15 @@ impl<'a> Runner<'a> {
         match &baseline.kind {
             Kind::Network(network) => Ok(Runner::Network(network, threads)),
             Kind::Model(model, _) => Self::of_model(model, threads),
+        }
+    }
+
+    /// The layers, where they are at hand.
+    fn layout(&self) -> Option<&Layout> {
+        match self {
+            Runner::Network(network, _) => Some(network.layout()),
+            Runner::Model(equilibrium, _) => Some(equilibrium.layout()),
+            Runner::Gpu(..) => None,
         }
     }
 
@@ -122,6 +152,9 @@ impl<'a> Runner<'a> {
         for first in (0..samples).step_by(CHUNK) {
             cancel.check()?;
             let u = inputs.rows(first..(first + CHUNK).min(samples))?;
+            if let Some(layout) = self.layout() {
+                layout.require_rows_of_tables(&u, first)?;
+            }
             let start = Instant::now();
             let (y, more) = self.batch(&u)?;
             seconds += start.elapsed().as_secs_f64();

@@ -80,7 +80,10 @@ fn run() -> anyhow::Result<Outcome> {
         Err(error) if error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             anyhow::bail!(help::no_command(&line))
         }
-        Err(error) => anyhow::bail!(help::missing(&error, &line).unwrap_or_else(|| usage(&error))),
+        Err(error) => {
+            let said = help::missing(&error, &line).or_else(|| help::meant(&error, &line));
+            anyhow::bail!(said.unwrap_or_else(|| usage(&error)))
+        }
     };
     if cli.quiet {
         exit::be_quiet();

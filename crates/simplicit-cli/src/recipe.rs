@@ -23,8 +23,14 @@ pub(crate) fn expand(mut line: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let bytes = read_capped(path, MAX_BYTES)?;
     let text = String::from_utf8(bytes).with_context(|| path.display().to_string())?;
     let misplaced = |message: String, span: Range<usize>| Misplaced::new(path, &text, message, span);
-    let table: toml::Table =
-        text.parse().map_err(|e: toml::de::Error| misplaced(e.message().to_string(), e.span().unwrap_or(0..0)))?;
+    let table: toml::Table = text.parse().map_err(|e: toml::de::Error| {
+        let place = misplaced(e.message().to_string(), e.span().unwrap_or(0..0));
+        // The place helps in a recipe, not in a file of another kind.
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            return anyhow::Error::from(place);
+        }
+        anyhow::anyhow!("{place}; expected a recipe in TOML, as a run writes beside its --out")
+    })?;
     // Parsed once more to learn the places of the keys; text that parses as a table also parses this way.
     let places = DeTable::parse(&text).map(Spanned::into_inner).unwrap_or_default();
     for (key, value) in table {

@@ -34,6 +34,14 @@ pub(crate) struct Results {
     pub(crate) lambda_pf_upper: Option<f64>,
     pub(crate) equilibrium_error: Option<f64>,
     pub(crate) not_converged: Option<u64>,
+    /// Samples with an output that is NaN or infinite.
+    pub(crate) not_finite: Option<u64>,
+    /// The first of them, as a row of the outputs.
+    #[serde(skip)]
+    pub(crate) first_not_finite: Option<usize>,
+    /// Accuracy and errors are those of the inputs that were trained on, as no others were given.
+    #[serde(skip)]
+    pub(crate) on_training_inputs: bool,
     pub(crate) seconds: BTreeMap<String, f64>,
     pub(crate) seed: Option<u64>,
     pub(crate) version: &'static str,
@@ -255,6 +263,12 @@ impl Results {
         if let Some(count) = self.not_converged.filter(|n| *n > 0) {
             notices.push(format!("the equilibrium of {count} sample(s) was not reached"));
         }
+        if let Some(first) = self.first_not_finite {
+            let count = self.not_finite.unwrap_or(1);
+            notices.push(format!(
+                "outputs of {count} sample(s) are no finite numbers (NaN or infinite), first in row {first}; check these inputs"
+            ));
+        }
         notices
     }
 
@@ -351,12 +365,4 @@ impl Stopwatch {
         seconds.insert("total".into(), self.begin.elapsed().as_secs_f64());
         seconds
     }
-}
-
-/// Checks that every file to be written can be written, so that an error comes now and not after an hour.
-pub(crate) fn require_writable<'a>(paths: impl IntoIterator<Item = &'a Path>) -> anyhow::Result<()> {
-    for path in paths {
-        drop(OutputFile::create(path)?);
-    }
-    Ok(())
 }

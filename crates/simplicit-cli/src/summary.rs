@@ -77,7 +77,8 @@ pub(crate) fn summary(results: &Results, baseline_bytes: Option<u64>) -> String 
         single("agreement", format!("{} of the samples are predicted as by the baseline", percent(agreement)));
     }
     if let Some(error) = r.equilibrium_error {
-        single("output error", format!("{} of the baseline's outputs (RMS)", percent(error)));
+        let on = if r.on_training_inputs { ", on the training inputs" } else { "" };
+        single("output error", format!("{} of the baseline's outputs (RMS){on}", percent(error)));
     }
     if let (Some(rows), Some(proven), Some(median), Some(worst)) =
         (r.rows_bounded, r.rows_proven, r.median_bound_distance, r.max_bound_distance)

@@ -195,6 +195,9 @@ fn errors_are_one_line_each() {
     std::fs::write(d.join("typo.toml"), "betta = 1e-3\n").unwrap();
     std::fs::write(d.join("broken.toml"), "beta = = 1\n").unwrap();
     std::fs::write(d.join("value.toml"), "seed = 1\npenalty = \"l0\"  # not one of ours\n").unwrap();
+    std::fs::write(d.join("notes.txt"), "hello world\n").unwrap();
+    std::fs::write(d.join("cut.onnx"), &std::fs::read(data("fashion_fc.onnx")).unwrap()[..5000]).unwrap();
+    program::npy(&d.join("array.npy"), &[2, 3], |k| k as f32);
     std::fs::create_dir(d.join("folder")).unwrap();
     std::fs::write(d.join("folder/holiday.jpg"), b"x").unwrap();
     let with = |flags: &str| format!("{TRAIN} --out m.safetensors {flags}");
@@ -244,6 +247,11 @@ fn errors_are_one_line_each() {
         "evaluate @fashion_fc.onnx --inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz --report r.html",
         "-q -v inspect missing.safetensors",
         "train --recipe value.toml",
+        "train --recipe notes.txt",
+        "inspect array.npy",
+        "inspect cut.onnx",
+        "export @fashion_fc.onnx --out x.onnx",
+        "train @fashion_fc.onnx --inputs array.npy --out array.npy",
     ]
     .iter()
     .map(|line| (*line).to_string())
@@ -256,6 +264,8 @@ fn errors_are_one_line_each() {
             "--penalty cardinality --refit off",
             "--penalty l1 --beta -1",
             "--target-sparsity 1.5",
+            "--target-sparsity=-0.1",
+            "--sparsity 0.5",
             "--target-sparsity 0.5 --max-drop 1",
             "--kappa 1.5",
             "--connectivity mask",

@@ -5,7 +5,7 @@ use std::ops::Range;
 use numpy::ndarray::{Array2, ArrayViewD, Axis};
 use numpy::{IntoPyArray, PyArray2, PyReadonlyArrayDyn};
 use pyo3::prelude::*;
-use simplicit::arrays::{PerFeature, Preprocessing};
+use simplicit::arrays::{PerFeature, Preprocessing, require_order};
 use simplicit::layout::Layout;
 use simplicit::linalg::Matrix;
 use simplicit::states::{InputSource, StateBlock, StateShape, StateSource, require_activation};
@@ -61,9 +61,9 @@ impl Lent<'_> {
         }
     }
 
-    /// The array as raw inputs.
-    pub(crate) fn inputs(&self, preprocessing: &Preprocessing) -> PyResult<ViewInputs<'_>> {
-        ViewInputs::new(self.numbers(), preprocessing, None).map_err(|e| errors::of_library(&e))
+    /// The array as raw inputs, its axes in the order that is expected, where that is known.
+    pub(crate) fn inputs(&self, preprocessing: &Preprocessing, axes: Option<&[usize]>) -> PyResult<ViewInputs<'_>> {
+        ViewInputs::new(self.numbers(), preprocessing, None, axes).map_err(|e| errors::of_library(&e))
     }
 
     /// The whole array as float32, for what a network or model takes at once.
@@ -154,8 +154,12 @@ impl<'a> ViewInputs<'a> {
         numbers: Numbers<'a>,
         preprocessing: &Preprocessing,
         indices: Option<Vec<usize>>,
+        axes: Option<&[usize]>,
     ) -> Result<Self> {
         numbers.require("U")?;
+        if let Some(axes) = axes {
+            require_order("U", &numbers.shape()[1..], axes)?;
+        }
         let per_feature = preprocessing.per_feature(&numbers.shape()[1..])?;
         Ok(Self { numbers, per_feature, indices })
     }

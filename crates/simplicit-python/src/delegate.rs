@@ -104,7 +104,7 @@ pub(crate) fn run_statistics<'py>(
     let task = StatisticsTask::from_bytes(task).map_err(|e| of_library(&e))?;
     let baseline = baseline.map(baseline_of).transpose()?;
     let preprocessing = serde_json::from_str(preprocessing).map_err(|e| crate::errors::of_any(&e.into()))?;
-    let inputs = u.as_ref().map(|u| u.inputs(&preprocessing)).transpose()?;
+    let inputs = u.as_ref().map(|u| u.inputs(&preprocessing, None)).transpose()?;
     let states = states.as_ref().map(GivenStates::source).transpose()?;
     enter(py, None, |inside| {
         let run = |source: &dyn StateSource| task.run(source, Threads::new(threads), inside.cancel, |_| {});
@@ -206,7 +206,7 @@ pub(crate) fn run_sums<'py>(
     let task = SumsTask::from_bytes(task).map_err(|e| of_library(&e))?;
     let network = baseline.and_then(|b| b.cast::<Network>().ok()).map(|n| n.get().network.clone());
     let preprocessing = serde_json::from_str(preprocessing).map_err(|e| crate::errors::of_any(&e.into()))?;
-    let inputs = u.inputs(&preprocessing)?;
+    let inputs = u.inputs(&preprocessing, None)?;
     let sums = enter(py, None, |inside| {
         let inputs = inputs.rows(0..inputs.samples())?;
         Ok(task.run(network.as_deref(), &inputs, first, Threads::new(threads), inside.cancel)?)
@@ -250,7 +250,7 @@ impl Shard {
         share: f64,
     ) -> PyResult<Self> {
         let preprocessing = serde_json::from_str(preprocessing).map_err(|e| crate::errors::of_any(&e.into()))?;
-        let inputs = u.inputs(&preprocessing)?;
+        let inputs = u.inputs(&preprocessing, None)?;
         enter(py, None, |_| {
             let (task, settings) = (WalkTask::from_bytes(task)?, settings_of(decided, device)?);
             let inputs = inputs.rows(0..inputs.samples())?;

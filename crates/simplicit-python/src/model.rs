@@ -50,7 +50,9 @@ impl Model {
     }
 
     fn inputs<'a>(&self, u: &'a Lent<'_>, preprocess: bool) -> PyResult<ViewInputs<'a>> {
-        if preprocess { u.inputs(self.model.preprocessing()) } else { u.inputs(&Preprocessing::identity()) }
+        let identity = Preprocessing::identity();
+        let preprocessing = if preprocess { self.model.preprocessing() } else { &identity };
+        u.inputs(preprocessing, self.model.input_axes().as_deref())
     }
 
     fn csr_of(&self, letter: &str) -> PyResult<&Csr<f32>> {

@@ -31,6 +31,13 @@ pub(crate) struct Network {
     pub(crate) bytes: Option<u64>,
 }
 
+impl Network {
+    /// The axes of a sample.
+    fn axes(&self) -> Option<Vec<usize>> {
+        self.network.input_shape().dims().sizes().get(1..).map(<[usize]>::to_vec)
+    }
+}
+
 /// U, Z, X, Y of a batch.
 type States<'py> = [Bound<'py, PyArray2<f64>>; 4];
 
@@ -122,14 +129,14 @@ impl Network {
         u: Lent<'py>,
         threads: Option<usize>,
     ) -> PyResult<Bound<'py, PyArray2<f32>>> {
-        let inputs = u.inputs(&Preprocessing::identity())?;
+        let inputs = u.inputs(&Preprocessing::identity(), self.axes().as_deref())?;
         let blocks = blocks(py, &inputs, threads, |u| self.network.forward(u))?;
         stacked(py, inputs.samples(), self.network.shape().outputs, blocks.into_iter())
     }
 
     /// U, Z, X, Y of inputs that are already preprocessed.
     fn states<'py>(&self, py: Python<'py>, u: Lent<'py>) -> PyResult<States<'py>> {
-        let inputs = u.inputs(&Preprocessing::identity())?;
+        let inputs = u.inputs(&Preprocessing::identity(), self.axes().as_deref())?;
         let blocks = blocks(py, &inputs, None, |u| self.network.states(u))?;
         let (m, StateShape { inputs: p, states: n, outputs: q }) = (inputs.samples(), self.network.shape());
         let (mut u, mut z, mut x, mut y) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -44,7 +44,7 @@ pub(crate) fn attack_model<'py>(
     threads: Option<usize>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let model = model.get().model.clone();
-    let inputs = u.inputs(model.preprocessing())?;
+    let inputs = u.inputs(model.preprocessing(), model.input_axes().as_deref())?;
     let per_feature = inputs.per_feature().clone();
     let sample_shape = inputs.sample_shape().to_vec();
     let methods = self::methods(&methods).map_err(|e| of_library(&e))?;
@@ -120,7 +120,7 @@ pub(crate) fn certify_model<'py>(
     threads: Option<usize>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let model = model.get().model.clone();
-    let inputs = u.inputs(model.preprocessing())?;
+    let inputs = u.inputs(model.preprocessing(), model.input_axes().as_deref())?;
     let arithmetic = match arithmetic {
         "single" => certify::Arithmetic::Single,
         "exact" => certify::Arithmetic::Exact,

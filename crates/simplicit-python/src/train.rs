@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::prelude::*;
 use simplicit::Error;
 use simplicit::arrays::{
-    Array, Augment, Augmented, DeviceInputs, Element, InputSource, Labels, Preprocessing, Selection,
+    Array, Augment, Augmented, DeviceInputs, Element, InputSource, Labels, Preprocessing, Selection, require_order,
 };
 use simplicit::layout::{Activation, Layer, Layout};
 use simplicit::problem::Mask;
@@ -89,17 +89,19 @@ impl<'py> Given<'py> {
         preprocessing: &Preprocessing,
         indices: Option<Vec<usize>>,
         how: Option<(Augment, u64)>,
+        axes: Option<&[usize]>,
     ) -> PyResult<Box<dyn InputSource + '_>> {
         let library = |e: Error| of_library(&e);
         match self {
             Self::Host(lent) => {
-                let inputs = ViewInputs::new(lent.numbers(), preprocessing, indices).map_err(library)?;
+                let inputs = ViewInputs::new(lent.numbers(), preprocessing, indices, axes).map_err(library)?;
                 let Some((augment, seed)) = how else { return Ok(Box::new(inputs)) };
                 let (shape, spread) = (inputs.sample_shape().to_vec(), inputs.per_feature().clone());
                 Ok(Box::new(Augmented::new(inputs, &shape, &spread, augment, seed).map_err(library)?))
             }
             Self::Device(tensor) => {
                 let (rows, shape) = (tensor.rows()?, tensor.shape().get(1..).unwrap_or_default());
+                axes.map_or(Ok(()), |axes| require_order("U", shape, axes)).map_err(library)?;
                 let spread = preprocessing.per_feature(shape).map_err(library)?;
                 let inputs = DeviceInputs::new(rows, spread.clone(), indices.as_deref()).map_err(library)?;
                 let Some((augment, seed)) = how else { return Ok(Box::new(inputs)) };
@@ -146,7 +148,8 @@ pub(crate) fn train<'py>(
         Some(u) => {
             let indices = training.selection().indices(u.samples()).map_err(|e| of_library(&e))?;
             chosen.clone_from(&indices);
-            Some(u.inputs(training.preprocessing(), indices, training.augment())?)
+            let axes = baseline.as_ref().and_then(Baseline::axes);
+            Some(u.inputs(training.preprocessing(), indices, training.augment(), axes.as_deref())?)
         }
         None => None,
     };
@@ -213,7 +216,7 @@ pub(crate) fn page<'py>(
 ) -> PyResult<String> {
     let model = model.get().model.clone();
     let baseline = baseline.map(baseline_of).transpose()?;
-    let inputs = u.as_ref().map(|u| u.inputs(model.preprocessing())).transpose()?;
+    let inputs = u.as_ref().map(|u| u.inputs(model.preprocessing(), model.input_axes().as_deref())).transpose()?;
     let labels = labels.map(|values| {
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         let array = Array::from_le_bytes("labels", Element::U32, &[values.len()], bytes)?;

@@ -11,11 +11,12 @@ use simplicit::parallel::Cancel;
 use simplicit::states::InputSource;
 
 use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs, number};
-use crate::baseline::{Baseline, Kind};
+use crate::baseline::{Baseline, Kind, require_order};
 use crate::exit::Outcome;
-use crate::operands::ModelOrNetwork;
+use crate::operands::{ModelOrNetwork, load_model};
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{Results, Stopwatch, require_writable};
+use crate::results::{Results, Stopwatch};
 use crate::robustness::{AttackCurve, NormKind, RobustnessResults, cell, epsilon_text};
 use crate::table::{Table, count, percent};
 
@@ -105,11 +106,18 @@ pub(crate) struct AttackArgs {
 
 pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let mut stopwatch = Stopwatch::start();
-    require_writable(args.json.file())?;
+    let [model, network] = args.files.named();
+    Paths::default()
+        .reads(model.0, model.1)
+        .reads(network.0, network.1)
+        .reads("--inputs", Some(&args.data.inputs))
+        .reads("--labels", Some(&args.labels))
+        .writes("--json", args.json.file())
+        .check()?;
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
     let (model, network) = args.files.paths()?;
-    let model = model.map(ImplicitModel::load).transpose()?;
+    let model = model.map(load_model).transpose()?;
     let baseline = network.map(|n| Baseline::open_beside(n, &args.names, model.as_ref())).transpose()?;
     if args.gradient == GradientKind::Baseline && (model.is_none() || baseline.is_none()) {
         bail!(
@@ -119,6 +127,7 @@ pub(crate) fn run(args: &AttackArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     let own = model.as_ref().map(ImplicitModel::preprocessing);
     let own = own.or(baseline.as_ref().and_then(Baseline::preprocessing));
     let inputs = args.data.open(own)?;
+    require_order(&inputs, model.as_ref(), baseline.as_ref())?;
     let labels = Labels::read(&args.labels, &args.data.selection.selection())?;
     stopwatch.lap("load");
     let of_model = model.as_ref().map(Classifier::new).transpose()?;

@@ -22,8 +22,9 @@ use crate::commands::lab::moved;
 use crate::embedded;
 use crate::exit::Outcome;
 use crate::measure::Runner;
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{deliver, require_writable};
+use crate::results::deliver;
 use crate::table::{Table, count, percent};
 
 /// The paper's problem: 1,000 samples, λ = 0.1, β = 1e-3, κ = 0.99.
@@ -70,7 +71,7 @@ pub(crate) fn run(args: &BenchArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
         return frontier::run(&args.frontier, &args.run, cancel);
     }
     args.frontier.refuse()?;
-    require_writable(args.frontier.json.file())?;
+    Paths::default().writes("--json", args.frontier.json.file()).check()?;
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
     let network = embedded::network()?;

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use simplicit::arrays::Labels;
 use simplicit::certify::{Arithmetic, Bound, CertifyReport, CertifySettings, certify};
-use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 use simplicit::states::InputSource;
 
 use crate::args::{InputArgs, JsonArgs, RunArgs, number};
 use crate::exit::Outcome;
 use crate::measure::Runner;
-use crate::operands::ModelOperand;
+use crate::operands::{ModelOperand, load_model};
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{Results, Stopwatch, require_writable};
+use crate::results::{Results, Stopwatch};
 use crate::robustness::{BoundCurve, NormKind, RobustnessResults, cell, epsilon_text};
 use crate::table::{Table, count, percent};
 
@@ -91,11 +91,19 @@ pub(crate) struct CertifyArgs {
 
 pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let mut stopwatch = Stopwatch::start();
-    require_writable(args.json.file())?;
+    Paths::default()
+        .reads("MODEL", Some(args.model.path()))
+        .reads("--inputs", Some(&args.data.inputs))
+        .reads("--labels", Some(&args.labels))
+        .writes("--json", args.json.file())
+        .check()?;
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
-    let model = ImplicitModel::load(args.model.path())?;
+    let model = load_model(args.model.path())?;
     let inputs = args.data.open(Some(model.preprocessing()))?;
+    if let Some(axes) = model.input_axes() {
+        inputs.require_order(&axes)?;
+    }
     let labels = Labels::read(&args.labels, &args.data.selection.selection())?;
     let samples = inputs.samples();
     labels.require(samples, model.shape().outputs)?;

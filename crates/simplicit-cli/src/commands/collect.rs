@@ -10,8 +10,9 @@ use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
 use crate::baseline::Baseline;
 use crate::exit::Outcome;
 use crate::operands::NetworkOperand;
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{Results, Stopwatch, require_writable};
+use crate::results::{Results, Stopwatch};
 use crate::table::{bytes, count};
 
 const HELP: &str = "\
@@ -43,10 +44,16 @@ pub(crate) struct CollectArgs {
 
 pub(crate) fn run(args: &CollectArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
-    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
+    Paths::default()
+        .reads("NETWORK", Some(args.network.path()))
+        .reads("--inputs", Some(&args.data.inputs))
+        .writes("--out", Some(&args.out))
+        .writes("--json", args.json.file())
+        .check()?;
     let watcher = Watcher::new(args.run.progress);
     let baseline = Baseline::open_selected(args.network.path(), &args.names.selection()?)?;
     let inputs = args.data.open(baseline.preprocessing())?;
+    baseline.require_order(&inputs)?;
     let source = Collected::new(baseline.map(), &inputs)?;
     let metadata = StatesMetadata {
         baseline_nonzeros: Some(baseline.size().0),

@@ -10,7 +10,8 @@ use crate::args::{JsonArgs, NameArgs, PreprocessingArgs};
 use crate::baseline::Baseline;
 use crate::exit::Outcome;
 use crate::operands::NetworkOperand;
-use crate::results::{Results, require_writable};
+use crate::paths::Paths;
+use crate::results::Results;
 use crate::table::{bytes, count};
 
 const HELP: &str = "\
@@ -39,7 +40,11 @@ pub(crate) struct ConvertArgs {
 }
 
 pub(crate) fn run(args: &ConvertArgs) -> anyhow::Result<Outcome> {
-    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
+    Paths::default()
+        .reads("NETWORK", Some(args.network.path()))
+        .writes("--out", Some(&args.out))
+        .writes("--json", args.json.file())
+        .check()?;
     let baseline = Baseline::open_selected(args.network.path(), &args.names.selection()?)?;
     let mut parts = baseline.implicit()?.into_parts();
     let identity = Preprocessing::identity();

@@ -4,21 +4,22 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
-use simplicit::arrays::{Element, Labels, Selection};
-use simplicit::evaluate::{accuracy, agreement, equilibrium_error, mean_squared_error, top_accuracy};
+use simplicit::arrays::{Array, Element, InputSource, Labels, Selection};
+use simplicit::evaluate::{accuracy, equilibrium_error, mean_squared_error, top_accuracy};
 use simplicit::files::write_bytes_atomically;
 use simplicit::linalg::Matrix;
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
 use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
-use crate::baseline::Baseline;
+use crate::baseline::{Baseline, require_order};
 use crate::commands::report::{About, page_about};
 use crate::exit::Outcome;
-use crate::measure::{Measured, Runner};
-use crate::operands::ModelOrNetwork;
+use crate::measure::{Measured, Runner, agreement};
+use crate::operands::{ModelOrNetwork, load_model};
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{Results, Stopwatch, require_writable};
+use crate::results::{Results, Stopwatch};
 use crate::summary::{certified, summary};
 
 const HELP: &str = "\
@@ -58,11 +59,19 @@ pub(crate) struct EvaluateArgs {
 
 pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let mut stopwatch = Stopwatch::start();
-    require_writable(args.json.file().into_iter().chain(args.report.as_deref()))?;
+    let [model, network] = args.files.named();
+    Paths::default()
+        .reads(model.0, model.1)
+        .reads(network.0, network.1)
+        .reads("--inputs", Some(&args.data.inputs))
+        .reads("--labels", args.labels.as_deref())
+        .writes("--json", args.json.file())
+        .writes("--report", args.report.as_deref())
+        .check()?;
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
     let (model_path, network) = args.files.paths()?;
-    let model = model_path.map(ImplicitModel::load).transpose()?;
+    let model = model_path.map(load_model).transpose()?;
     let baseline = network.map(|n| Baseline::open_beside(n, &args.names, model.as_ref())).transpose()?;
     if args.labels.is_none() && (model.is_none() || baseline.is_none()) {
         bail!("--labels: expected a file with the labels, or both a model and a network to compare; got neither");
@@ -76,7 +85,14 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
     let own = model.as_ref().map(ImplicitModel::preprocessing);
     let own = own.or(baseline.as_ref().and_then(Baseline::preprocessing));
     let inputs = args.data.open(own)?;
-    let answers = args.labels.as_ref().map(|path| Answers::read(path, &args.data.selection.selection())).transpose()?;
+    require_order(&inputs, model.as_ref(), baseline.as_ref())?;
+    let outputs = model.as_ref().map(ImplicitModel::shape).or(baseline.as_ref().map(|b| b.map().shape()));
+    let outputs = outputs.map_or(0, |shape| shape.outputs);
+    let selection = args.data.selection.selection();
+    let answers = args.labels.as_ref().map(|path| Answers::read(path, &selection, outputs)).transpose()?;
+    if let Some(Answers::Classes(labels)) = &answers {
+        labels.require(inputs.samples(), outputs)?;
+    }
     stopwatch.lap("load");
     let mut results = model.as_ref().map_or_else(Results::new, Results::of_model);
     results.seed = Some(args.data.selection.seed);
@@ -114,6 +130,8 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
         let scores = score(measured)?.unwrap_or_default();
         (results.accuracy, results.top5_accuracy, results.mean_squared_error) = scores.into_parts();
         results.not_converged = Some(measured.not_converged());
+        results.not_finite = Some(measured.not_finite());
+        results.first_not_finite = measured.first_not_finite();
         results.certified_error = measured.certified_error();
     }
     if let Some(measured) = &of_baseline {
@@ -122,7 +140,7 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
             scores.into_parts();
     }
     if let (Some(model), Some(baseline)) = (&of_model, &of_baseline) {
-        results.agreement = Some(agreement(&model.outputs, &baseline.outputs)?);
+        results.agreement = agreement(&model.outputs, &baseline.outputs)?;
         results.equilibrium_error = Some(equilibrium_error(&model.outputs, &baseline.outputs)?);
     }
     results.seconds = stopwatch.seconds();
@@ -143,7 +161,14 @@ pub(crate) fn run(args: &EvaluateArgs, cancel: &Cancel) -> anyhow::Result<Outcom
         text.push_str(&format!("{}\n", certified(results.certified_error)));
     }
     results.deliver(&args.json, &text)?;
-    Ok(Outcome::with_notices(&results.notices()))
+    let mut notices = results.notices();
+    let theirs = of_baseline.as_ref().and_then(|measured| Some((measured.not_finite(), measured.first_not_finite()?)));
+    notices.extend(theirs.map(|(count, first)| {
+        format!(
+            "the baseline's outputs of {count} sample(s) are no finite numbers (NaN or infinite), first in row {first}"
+        )
+    }));
+    Ok(Outcome::with_notices(&notices))
 }
 
 /// The answers that the outputs are compared with: classes, or numbers.
@@ -172,15 +197,23 @@ impl Answers {
         if let Answers::Classes(labels) = self { Some(labels) } else { None }
     }
 
-    /// One integer a sample is its class; several numbers, or numbers that are not integers, are targets.
-    fn read(path: &Path, selection: &Selection) -> anyhow::Result<Self> {
+    /// One integer a sample is its class; several numbers, or numbers that are not integers, are targets. So is anything
+    /// for a network with one output, which has no classes.
+    fn read(path: &Path, selection: &Selection, outputs: usize) -> anyhow::Result<Self> {
         let array = Labels::open(path)?;
+        if outputs == 1 && array.own_labels().is_none() && array.features() == 1 {
+            return Self::targets(&array, selection);
+        }
         let is_class =
             array.own_labels().is_some() || array.features() == 1 && Labels::from_array(&array, selection).is_ok();
         let is_float = matches!(array.element(), Element::F32 | Element::F64);
         if is_class || array.features() == 1 && !is_float {
             return Ok(Answers::Classes(Labels::from_array(&array, selection)?));
         }
+        Self::targets(&array, selection)
+    }
+
+    fn targets(array: &Array, selection: &Selection) -> anyhow::Result<Self> {
         let all: Matrix<f32> = array.rows(0..array.samples())?;
         Ok(Answers::Targets(match selection.indices(array.samples())? {
             None => all,
@@ -228,7 +261,7 @@ mod tests {
         let outputs = Matrix::from_fn(2, 6, |i, j| if j == i { 1.0 } else { 0.25 * (j % 2) as f32 });
         let score = |name: &str, kind: &str, shape: &str, bytes: Vec<u8>| {
             let path = file(folder.path(), name, kind, shape, &bytes);
-            Answers::read(&path, &Selection::all()).unwrap().score(&outputs).unwrap().into_parts()
+            Answers::read(&path, &Selection::all(), outputs.cols()).unwrap().score(&outputs).unwrap().into_parts()
         };
         let ints = |values: &[i64]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();
         let floats = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<_>>();

@@ -1,16 +1,20 @@
 //! `simplicit export`: a model as ONNX.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use clap::Args;
 use simplicit::model::ImplicitModel;
-use simplicit::onnx::{OnnxSettings, export_onnx, export_onnx_like};
+use simplicit::model::{TapBlock, TapWeights, Target};
+use simplicit::network::Network;
+use simplicit::onnx::{OnnxSelection, OnnxSettings, export_onnx, export_onnx_like};
 
 use crate::args::{JsonArgs, NameArgs};
-use crate::exit::Outcome;
-use crate::operands::ModelOperand;
-use crate::results::{Results, Stopwatch, require_writable};
+use crate::baseline::was_made_from;
+use crate::exit::{Outcome, complain};
+use crate::operands::{ModelOperand, load_model, no_network};
+use crate::paths::Paths;
+use crate::results::{Results, Stopwatch};
 use crate::table::bytes;
 
 const HELP: &str = "\
@@ -42,10 +46,29 @@ pub(crate) struct ExportArgs {
 
 pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
-    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
-    let model = ImplicitModel::load(args.model.path())?;
+    Paths::default()
+        .reads("MODEL", Some(args.model.path()))
+        .reads("--like", args.like.as_deref())
+        .writes("--out", Some(&args.out))
+        .writes("--json", args.json.file())
+        .check()?;
+    let model = load_model(args.model.path())?;
     match &args.like {
-        Some(original) => export_onnx_like(&model, original, &args.names.selection_for(Some(&model))?, &args.out)?,
+        Some(original) => {
+            let selection = args.names.selection_for(Some(&model))?;
+            let other = was_made_from(&model, original) == Some(false);
+            if other {
+                require_same_form(&model, original, &selection)?;
+            }
+            export_onnx_like(&model, original, &selection, &args.out)?;
+            if other {
+                complain(&format!(
+                    "note: {} is not the file that the model was made from, by its SHA-256; the graph is the same, and all weights \
+                     in it are the model's",
+                    original.display()
+                ));
+            }
+        }
         None if !args.names.given().is_empty() => {
             bail!("--input, --output, --input-shape, --fill: expected --like NET.onnx as well, which they are about")
         }
@@ -64,4 +87,43 @@ pub(crate) fn run(args: &ExportArgs) -> anyhow::Result<Outcome> {
     let results = Results { seconds: stopwatch.seconds(), ..Results::of_model(&model) };
     results.deliver(&args.json, &line)?;
     Ok(Outcome::Done)
+}
+
+/// An error if a network is another one than the model's: if it computes its layers otherwise, or keeps other parameters.
+fn require_same_form(model: &ImplicitModel, original: &Path, selection: &OnnxSelection) -> anyhow::Result<()> {
+    let network = Network::from_onnx_selected(original, selection).map_err(|e| no_network(original, e))?;
+    let other = ImplicitModel::from_network(&network)?;
+    let refuse = |what: &str| -> anyhow::Error {
+        anyhow::anyhow!(
+            "--like {}: expected the network that the model was made from, got another one: {what}",
+            original.display()
+        )
+    };
+    let (own, theirs) = (model.layout().layers(), other.layout().layers());
+    let shapes = (model.shape(), other.shape());
+    if own.len() != theirs.len() || (shapes.0.inputs, shapes.0.outputs) != (shapes.1.inputs, shapes.1.outputs) {
+        return Err(refuse("it has other layers, inputs or outputs"));
+    }
+    for (own, theirs) in own.iter().zip(theirs) {
+        if (own.size, own.map, own.activation, &own.operator)
+            != (theirs.size, theirs.map, theirs.activation, &theirs.operator)
+        {
+            return Err(refuse(&format!("its layer {:?} computes something else than {:?}", theirs.name, own.name)));
+        }
+    }
+    let fixed = |model: &ImplicitModel| {
+        let blocks = model.taps().iter().filter(|block| !matches!(block.weights, TapWeights::Taps(_)));
+        blocks.cloned().collect::<Vec<TapBlock>>()
+    };
+    let (sums, others) = (fixed(model), fixed(&other));
+    if sums.len() != others.len() || !sums.iter().all(|block| others.contains(block)) {
+        return Err(refuse("its residual sums are others"));
+    }
+    for name in &model.metadata().kept {
+        let target = own.iter().position(|layer| layer.name == *name).map_or(Target::Output, Target::Layer);
+        if model.summands(target) != other.summands(target) {
+            return Err(refuse(&format!("its layer {name:?}, which the model keeps as it was, has other weights")));
+        }
+    }
+    Ok(())
 }

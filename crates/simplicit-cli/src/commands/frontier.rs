@@ -21,8 +21,8 @@ use crate::commands::inference::Shared;
 use crate::embedded;
 use crate::exit::{Outcome, emit, say};
 use crate::measure::Runner;
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::require_writable;
 use crate::table::{Table, count, or_dash, percent};
 
 const LEVELS: [f64; 9] = [0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.95];
@@ -81,7 +81,11 @@ impl FrontierArgs {
 }
 
 pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
-    require_writable(args.json.file())?;
+    Paths::default()
+        .reads("NETWORK", args.network.as_deref())
+        .reads("--inputs", args.inputs.as_deref())
+        .writes("--json", args.json.file())
+        .check()?;
     let watcher = Watcher::new(run.progress);
     let threads = run.threads();
     let selection = args.selection.selection();
@@ -89,6 +93,7 @@ pub(crate) fn run(args: &FrontierArgs, run: &RunArgs, cancel: &Cancel) -> anyhow
         (Some(network), Some(inputs)) => {
             let baseline = Baseline::open(network)?;
             let inputs = open_inputs(inputs, &PreprocessingArgs::default(), baseline.preprocessing(), &selection)?;
+            baseline.require_order(&inputs)?;
             (baseline, inputs)
         }
         (None, Some(_)) => bail!("--inputs: expected the network that they are for as well, got none"),

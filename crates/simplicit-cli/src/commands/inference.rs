@@ -17,10 +17,11 @@ use simplicit::parallel::{Cancel, Threads};
 use simplicit::states::InputSource;
 
 use crate::args::{JsonArgs, NameArgs, PreprocessingArgs, RunArgs, open_inputs};
-use crate::baseline::Baseline;
+use crate::baseline::{Baseline, require_order};
 use crate::exit::{Outcome, say};
+use crate::operands::load_model;
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::require_writable;
 use crate::table::{Table, count, or_dash, percent};
 
 const BATCHES: [usize; 3] = [1, 8, 64];
@@ -108,9 +109,14 @@ pub(crate) fn run(
     let (Some(path), Some(network), Some(inputs)) = (&args.model, shared.network, shared.inputs) else {
         bail!("bench inference: expected --model, --network and --inputs");
     };
-    require_writable(shared.json.file())?;
+    Paths::default()
+        .reads("--model", Some(path))
+        .reads("--network", Some(network))
+        .reads("--inputs", Some(inputs))
+        .writes("--json", shared.json.file())
+        .check()?;
     let watcher = Watcher::new(run.progress);
-    let model = ImplicitModel::load(path)?;
+    let model = load_model(path)?;
     let dense = Baseline::open_beside(network, &NameArgs::default(), Some(&model))?.implicit()?;
     if dense.shape().inputs != model.shape().inputs {
         bail!(
@@ -121,6 +127,7 @@ pub(crate) fn run(
     }
     let selection = simplicit::arrays::Selection::all();
     let inputs = open_inputs(inputs, &PreprocessingArgs::default(), Some(model.preprocessing()), &selection)?;
+    require_order(&inputs, Some(&dense), None)?;
     let largest = BATCHES.iter().copied().max().unwrap_or(1);
     let some = inputs.rows(0..inputs.samples().min(largest))?;
     if some.rows() == 0 {

@@ -7,7 +7,8 @@ use simplicit::model::ImplicitModel;
 use super::inspect_network;
 use crate::args::{JsonArgs, NameArgs};
 use crate::exit::Outcome;
-use crate::operands::{ModelOperand, is_model};
+use crate::operands::{ModelOperand, is_model, load_model};
+use crate::paths::Paths;
 use crate::results::{Results, Stopwatch};
 use crate::table::{Table, bytes, count, or_dash, percent};
 
@@ -30,6 +31,7 @@ pub(crate) struct InspectArgs {
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
+    Paths::default().reads("MODEL", Some(args.model.path())).writes("--json", args.json.file()).check()?;
     if !is_model(args.model.path())? {
         return inspect_network::run(args.model.path(), &args.names.selection()?, args.samples, &args.json);
     }
@@ -39,7 +41,7 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Outcome> {
     if !args.names.given().is_empty() {
         bail!("--input, --output, --input-shape, --fill: expected an ONNX network, which leaves a choice; got a model");
     }
-    let model = ImplicitModel::load(args.model.path())?;
+    let model = load_model(args.model.path())?;
     let mut results = Results::of_model(&model);
     let seed = model.metadata().provenance.get("seed");
     results.seed = seed.and_then(|s| s.parse().ok());

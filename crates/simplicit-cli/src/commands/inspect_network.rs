@@ -20,6 +20,7 @@ use simplicit::train::{Estimate, TrainInput, TrainSettings, estimate};
 
 use crate::args::JsonArgs;
 use crate::exit::{Outcome, say};
+use crate::operands::no_network;
 use crate::table::{Table, count};
 
 /// Multiply-adds of the row weights for every sample and multiply-add of the network: one pass forward (1), then two
@@ -38,7 +39,7 @@ pub(crate) fn run(
     json: &JsonArgs,
 ) -> anyhow::Result<Outcome> {
     let start = Instant::now();
-    let file = OnnxFile::read(path, selection)?;
+    let file = OnnxFile::read(path, selection).map_err(|e| no_network(path, e))?;
     let layers = file.network.as_ref().map(|network| network.summary());
     let training = match (&file.network, samples) {
         (Some(network), Some(samples)) => Some(Training::of(network, samples)?),

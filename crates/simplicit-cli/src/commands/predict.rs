@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use clap::Args;
 use simplicit::arrays::write_npy;
-use simplicit::model::ImplicitModel;
 use simplicit::parallel::Cancel;
 
 use crate::args::{InputArgs, JsonArgs, NameArgs, RunArgs};
 use crate::baseline::{Baseline, Kind};
 use crate::exit::Outcome;
 use crate::measure::Runner;
-use crate::operands::ModelOrNetwork;
+use crate::operands::{ModelOrNetwork, load_model};
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{Results, Stopwatch, require_writable};
+use crate::results::{Results, Stopwatch};
 use crate::summary::certified;
 use crate::table::count;
 
@@ -50,7 +50,14 @@ pub(crate) struct PredictArgs {
 
 pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let mut stopwatch = Stopwatch::start();
-    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
+    let [model, network] = args.files.named();
+    Paths::default()
+        .reads(model.0, model.1)
+        .reads(network.0, network.1)
+        .reads("--inputs", Some(&args.data.inputs))
+        .writes("--out", Some(&args.out))
+        .writes("--json", args.json.file())
+        .check()?;
     let watcher = Watcher::new(args.run.progress);
     let (model, network) = args.files.paths()?;
     let (baseline, mut results) = match (model, network) {
@@ -59,7 +66,7 @@ pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome
             "--input, --output, --input-shape, --fill: expected an ONNX network, which leaves a choice; got a model"
         ),
         (Some(path), None) => {
-            let model = ImplicitModel::load(path)?;
+            let model = load_model(path)?;
             let results = Results::of_model(&model);
             (Baseline::of_model(model)?, results)
         }
@@ -69,6 +76,7 @@ pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome
         }
     };
     let inputs = args.data.open(baseline.preprocessing())?;
+    baseline.require_order(&inputs)?;
     watcher.phase("outputs");
     stopwatch.lap("load");
     let threads = args.run.threads();
@@ -96,6 +104,8 @@ pub(crate) fn run(args: &PredictArgs, cancel: &Cancel) -> anyhow::Result<Outcome
     results.certified_error = measured.certified_error();
     results.samples = Some(measured.outputs.rows());
     results.not_converged = Some(measured.not_converged());
+    results.not_finite = Some(measured.not_finite());
+    results.first_not_finite = measured.first_not_finite();
     results.milliseconds = Some(measured.milliseconds());
     results.threads = Some(threads.get());
     results.seed = Some(args.data.selection.seed);

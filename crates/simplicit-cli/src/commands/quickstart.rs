@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::report;
 use anyhow::Context;
 use clap::Args;
-use simplicit::evaluate::{accuracy, agreement, class_changes, equilibrium_error, layer_errors};
+use simplicit::evaluate::{accuracy, class_changes, equilibrium_error, layer_errors};
 use simplicit::parallel::Cancel;
 use simplicit::train::Forget;
 
@@ -16,9 +16,10 @@ use crate::baseline::{Baseline, Kind};
 use crate::embedded;
 use crate::exit::Outcome;
 use crate::interrupt::set_how_to_go_on;
-use crate::measure::Runner;
+use crate::measure::{Runner, agreement};
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{Results, Staged, Stopwatch, require_writable};
+use crate::results::{Results, Staged, Stopwatch};
 use crate::settings::{ConnectivityKind, Effective, MatchingKind, PenaltyKind};
 use crate::summary::summary;
 use crate::training::{Job, Samples};
@@ -54,7 +55,12 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
     std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     let [model_path, report_path, run_path] =
         ["model.safetensors", "report.html", "run.json"].map(|name| args.out.join(name));
-    require_writable([model_path.as_path(), &report_path, &run_path].into_iter().chain(args.json.file()))?;
+    Paths::default()
+        .writes("the model", Some(&model_path))
+        .writes("the report", Some(&report_path))
+        .writes("the results", Some(&run_path))
+        .writes("--json", args.json.file())
+        .check()?;
     set_how_to_go_on("it takes seconds; run it again".into());
     let watcher = Watcher::new(args.run.progress);
     let threads = args.run.threads();
@@ -94,7 +100,7 @@ pub(crate) fn run(args: &QuickstartArgs, cancel: &Cancel) -> anyhow::Result<Outc
     results.samples = Some(ours.outputs.rows());
     results.accuracy = Some(accuracy(&ours.outputs, labels.as_slice())?);
     results.baseline_accuracy = Some(accuracy(&theirs.outputs, labels.as_slice())?);
-    results.agreement = Some(agreement(&ours.outputs, &theirs.outputs)?);
+    results.agreement = agreement(&ours.outputs, &theirs.outputs)?;
     results.equilibrium_error = Some(equilibrium_error(&ours.outputs, &theirs.outputs)?);
     results.not_converged = Some(ours.not_converged());
     results.milliseconds = Some(of_model.milliseconds(&test, cancel)?);

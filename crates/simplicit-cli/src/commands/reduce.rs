@@ -14,9 +14,10 @@ use simplicit::states::Collected;
 use crate::args::{JsonArgs, PreprocessingArgs, RunArgs, SelectionArgs, number, open_inputs};
 use crate::baseline::{Baseline, Kind};
 use crate::exit::Outcome;
-use crate::operands::ModelOperand;
+use crate::operands::{ModelOperand, load_model};
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{Results, Stopwatch, deliver, require_writable};
+use crate::results::{Results, Stopwatch, deliver};
 use crate::table::{Table, bytes, count};
 
 const HELP: &str = "\
@@ -74,12 +75,17 @@ struct Reduced {
 
 pub(crate) fn run(args: &ReduceArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
-    let outputs = [args.out.as_path()].into_iter().chain(args.drop_inputs.as_deref());
-    require_writable(outputs.chain(args.json.file()))?;
+    Paths::default()
+        .reads("MODEL", Some(args.model.path()))
+        .reads("--observed", args.observed.as_deref())
+        .writes("--out", Some(&args.out))
+        .writes("--drop-inputs", args.drop_inputs.as_deref())
+        .writes("--json", args.json.file())
+        .check()?;
     if args.observed.is_none() && (args.selection.samples.is_some() || args.selection.seed != 0) {
         bail!("--samples, --seed: expected --observed, whose inputs are chosen from; got none");
     }
-    let model = ImplicitModel::load(args.model.path())?;
+    let model = load_model(args.model.path())?;
     let watcher = Watcher::new(args.run.progress);
     let ranges = match (&args.range[..], &args.observed) {
         ([], None) => Ranges::Unknown,
@@ -88,6 +94,7 @@ pub(crate) fn run(args: &ReduceArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
             let own = Some(model.preprocessing());
             let inputs = open_inputs(path, &PreprocessingArgs::default(), own, &args.selection.selection())?;
             let baseline = Baseline { kind: Kind::of_model(model.clone())?, bytes: None };
+            baseline.require_order(&inputs)?;
             Ranges::Observed(state_ranges(&Collected::new(baseline.map(), &inputs)?, args.run.threads(), cancel)?)
         }
         ([low, high], _) if low <= high => Ranges::Inputs(input_ranges(&model, *low, *high)),
@@ -125,7 +132,10 @@ pub(crate) fn run(args: &ReduceArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
     let change = |a: u64, b: u64| format!("{} of {}", count(b), count(a));
     table.row(&["states left", &change(model.shape().states as u64, small.shape().states as u64)]);
     table.row(&["non-zeros left", &change(before.nonzeros, after.nonzeros)]);
-    if let Ok(of_a) = rank(small.a()) {
+    // With tap blocks A is only what they leave.
+    if let Ok(of_a) = rank(small.a())
+        && small.taps().is_empty()
+    {
         table.row(&["rank of A", &format!("{} of {}", of_a.rank, small.shape().states)]);
     }
     table.row(&["file", &format!("{} ({}, before {})", args.out.display(), bytes(after.bytes), bytes(before.bytes))]);

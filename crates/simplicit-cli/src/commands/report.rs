@@ -8,7 +8,7 @@ use clap::Args;
 use serde::Deserialize;
 use simplicit::arrays::{Inputs, Labels};
 use simplicit::attack::Norm;
-use simplicit::evaluate::{accuracy, agreement, class_changes, equilibrium_error, layer_errors};
+use simplicit::evaluate::{accuracy, class_changes, equilibrium_error, layer_errors};
 use simplicit::files::{read_capped, write_bytes_atomically};
 use simplicit::model::ImplicitModel;
 use simplicit::parallel::{Cancel, Threads};
@@ -16,12 +16,13 @@ use simplicit::states::InputSource;
 use simplicit::train::{RowReport, TriedModel};
 
 use crate::args::{JsonArgs, NameArgs, PreprocessingArgs, RunArgs, SelectionArgs, open_inputs};
-use crate::baseline::Baseline;
+use crate::baseline::{Baseline, require_order};
 use crate::exit::Outcome;
-use crate::measure::Runner;
-use crate::operands::ModelAndBaseline;
+use crate::measure::{Runner, agreement};
+use crate::operands::{ModelAndBaseline, load_model};
+use crate::paths::Paths;
 use crate::progress::Watcher;
-use crate::results::{ModelDetails, Results, RowDetails, Stopwatch, require_writable};
+use crate::results::{ModelDetails, Results, RowDetails, Stopwatch};
 use crate::robustness::AttackCurve;
 
 const MAX_RUN: u64 = 256 << 20;
@@ -117,10 +118,21 @@ impl Run {
 
 pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let stopwatch = Stopwatch::start();
-    require_writable([args.out.as_path()].into_iter().chain(args.json.file()))?;
+    let found = args.attack.iter().map(|path| ("--attack", path));
+    let found = found.chain(args.certify.iter().map(|path| ("--certify", path)));
+    let paths = found.fold(Paths::default(), |paths, (name, path)| paths.reads(name, Some(path)));
+    paths
+        .reads("MODEL", Some(args.files.model()))
+        .reads("NETWORK", args.files.network())
+        .reads("--run", args.run.as_deref())
+        .reads("--inputs", args.inputs.as_deref())
+        .reads("--labels", args.labels.as_deref())
+        .writes("--out", Some(&args.out))
+        .writes("--json", args.json.file())
+        .check()?;
     let watcher = Watcher::new(args.running.progress);
     let threads = args.running.threads();
-    let model = ImplicitModel::load(args.files.model())?;
+    let model = load_model(args.files.model())?;
     let baseline = args.files.network();
     let baseline = baseline.map(|path| Baseline::open_beside(path, &NameArgs::default(), Some(&model))).transpose()?;
     let read = |paths: &[PathBuf]| {
@@ -138,7 +150,13 @@ pub(crate) fn run(args: &ReportArgs, cancel: &Cancel) -> anyhow::Result<Outcome>
         Some(path) => Some(open_inputs(path, &args.preprocessing, Some(model.preprocessing()), &selection)?),
         None => None,
     };
+    if let Some(inputs) = &inputs {
+        require_order(inputs, Some(&model), baseline.as_ref())?;
+    }
     let labels = args.labels.as_ref().map(|path| Labels::read(path, &selection)).transpose()?;
+    if let (Some(inputs), Some(labels)) = (&inputs, &labels) {
+        labels.require(inputs.samples(), model.shape().outputs)?;
+    }
     let title = args.files.model().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let page = page(Page {
         title: &title,
@@ -226,7 +244,7 @@ pub(crate) fn page(of: Page) -> anyhow::Result<String> {
             let runner = Runner::of_baseline(baseline, threads)?;
             let theirs = runner.run(inputs, cancel, watcher)?;
             run.baseline_milliseconds = Some(runner.milliseconds(inputs, cancel)?);
-            run.agreement = Some(agreement(&ours.outputs, &theirs.outputs)?);
+            run.agreement = agreement(&ours.outputs, &theirs.outputs)?;
             run.equilibrium_error = Some(equilibrium_error(&ours.outputs, &theirs.outputs)?);
             if let Some(labels) = labels {
                 run.baseline_accuracy = Some(accuracy(&theirs.outputs, labels.as_slice())?);

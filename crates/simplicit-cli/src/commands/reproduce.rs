@@ -12,9 +12,10 @@ use crate::args::{JsonArgs, RunArgs};
 use crate::embedded;
 use crate::exit::Outcome;
 use crate::interrupt::set_how_to_go_on;
+use crate::paths::Paths;
 use crate::progress::Watcher;
 use crate::reproduce::{Cifar, Experiment, Fashion, Files, Found, Laboratory, Page, cifar};
-use crate::results::{deliver, require_writable};
+use crate::results::deliver;
 
 const HELP: &str = "\
 Writes results.md (tables, what the paper says, what was found), results.json and one SVG per
@@ -65,7 +66,7 @@ pub(crate) struct ReproduceArgs {
 }
 
 pub(crate) fn run(args: &ReproduceArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
-    require_writable(args.json.file())?;
+    Paths::default().writes("--json", args.json.file()).check()?;
     std::fs::create_dir_all(&args.out).with_context(|| args.out.display().to_string())?;
     set_how_to_go_on("the same command goes on from the steps in --out".into());
     let data = args.out.join("data");

@@ -1,34 +1,36 @@
 //! `simplicit train`: a sparse implicit model from a network, a model or plain states.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use simplicit::arrays::{
     Array, Augment, Augmented, InputSource, Inputs, Labels, Preprocessing, Selection, content_hash,
 };
 use simplicit::backend::Device;
-use simplicit::evaluate::{accuracy, agreement, equilibrium_error};
+use simplicit::evaluate::{accuracy, equilibrium_error};
 use simplicit::layout::Activation;
 use simplicit::linalg::{Csr, Matrix};
-use simplicit::model::{ImplicitModel, components};
+use simplicit::model::{ImplicitModel, TapWeights, Target, components};
 use simplicit::parallel::Cancel;
 use simplicit::problem::Mask;
-use simplicit::states::{ArrayStates, StateSource};
+use simplicit::states::{ArrayStates, StateShape, StateSource};
 use simplicit::train::{Checkpoint, Forget, Keep};
 
 use crate::args::{JsonArgs, NameArgs, PictureArgs, PreprocessingArgs, RunArgs, SelectionArgs, Switch, number};
-use crate::baseline::Baseline;
+use crate::baseline::{Baseline, require_order};
 use crate::cluster::{Cluster, Trained};
 use crate::commands::report::{About, page_about};
 use crate::exit::{Outcome, not_yet};
 use crate::interrupt::set_how_to_go_on;
-use crate::measure::{Runner, run_on};
+use crate::measure::{Runner, agreement, run_on};
+use crate::paths::{Paths, same_file};
 use crate::progress::Watcher;
 use crate::recipe::beside;
 use crate::remote::Remote;
-use crate::results::{Results, Staged, Stopwatch, require_writable};
+use crate::results::{Results, Staged, Stopwatch};
 use crate::settings::{BoundsKind, ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
 use crate::summary::summary;
 use crate::table::count;
@@ -36,6 +38,9 @@ use crate::training::{Job, Samples, moved};
 
 /// A larger distance from a target than this ends the command with exit code 1, so that a script sees it.
 const MISSED: f64 = 0.002;
+/// The first line of a recipe that a run writes, around the version.
+const RECIPE_HEAD: &str = "# simplicit ";
+const RECIPE_TAIL: &str = " train --recipe THIS";
 /// From this relative error of the outputs on, the table names a likely reason.
 const FAR_OFF: f64 = 0.4;
 
@@ -254,9 +259,21 @@ impl TrainArgs {
 pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> {
     let mut stopwatch = Stopwatch::start();
     let recipe_path = beside(&args.out);
-    require_writable(
-        [args.out.as_path(), &recipe_path].into_iter().chain(args.json.file()).chain(args.report.as_deref()),
-    )?;
+    Paths::default()
+        .reads("NETWORK", args.network.as_deref())
+        .reads("--inputs", args.inputs.as_deref())
+        .reads("--states", args.states.as_deref())
+        .reads("--mask", args.mask.as_deref())
+        .reads("--test-inputs", args.test_inputs.as_deref())
+        .reads("--test-labels", args.test_labels.as_deref())
+        // A recipe may be written again where it lies: see below.
+        .reads("--recipe", args.recipe.as_deref().filter(|recipe| !same_file(recipe, &recipe_path)))
+        .writes("--out", Some(&args.out))
+        .writes("the recipe of --out", Some(&recipe_path))
+        .writes("--json", args.json.file())
+        .writes("--report", args.report.as_deref())
+        .check()?;
+    require_own(&recipe_path)?;
     set_how_to_go_on(match &args.checkpoint {
         Some(_) => "the same command goes on from the checkpoint".to_string(),
         None => "no model was written; with --checkpoint DIR the same command could go on where it was".to_string(),
@@ -269,7 +286,7 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     let sizes = origin.sizes();
     let mask_is_cyclic = mask.as_ref().is_some_and(|m| is_cyclic(m, sizes.states));
     let effective = resolve(args, origin.facts(), mask_is_cyclic)?;
-    let test = Test::open(args, origin.preprocessing())?;
+    let test = Test::open(args, &origin)?;
     let provenance = provenance(args, &effective)?;
     let checkpoint = match &args.checkpoint {
         Some(directory) => {
@@ -311,13 +328,24 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
     results.samples = Some(sizes.samples);
     results.equilibrium_error = Some(trained.output_error);
     results.not_converged = Some(trained.not_converged);
-    if let Some(test) = &test {
+    results.on_training_inputs = test.is_none();
+    // What took long is kept, whatever becomes of measuring it.
+    watcher.phase("writing");
+    let recipe = recipe(args, &effective, origin.preprocessing())?;
+    let mut files = Staged::default();
+    files.stage(&recipe_path, recipe.as_bytes())?.stage(&args.out, &trained.model.to_bytes())?.finish()?;
+    set_how_to_go_on(format!("the model is in {}; evaluate measures it", args.out.display()));
+    let written = || format!("the model is in {}, but what follows it failed", args.out.display());
+    let mut measure = || -> anyhow::Result<()> {
+        let Some(test) = &test else { return Ok(()) };
         watcher.phase("test inputs");
         let runner = Runner::of_model(&trained.model, threads)?;
         let device: Device = effective.device.parse()?;
         let of_model = run_on(device, &trained.model, &runner, &test.inputs, cancel, &watcher)?;
         results.samples = Some(of_model.outputs.rows());
         results.not_converged = Some(of_model.not_converged());
+        results.not_finite = Some(of_model.not_finite());
+        results.first_not_finite = of_model.first_not_finite();
         results.accuracy = test.accuracy(&of_model.outputs)?;
         results.milliseconds = Some(runner.milliseconds(&test.inputs, cancel)?);
         // Plain states have no baseline to compare with.
@@ -327,22 +355,26 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
             let of_baseline = run_on(device, &baseline.implicit()?, &runner, &test.inputs, cancel, &watcher)?;
             results.baseline_accuracy = test.accuracy(&of_baseline.outputs)?;
             results.baseline_milliseconds = Some(runner.milliseconds(&test.inputs, cancel)?);
-            results.agreement = Some(agreement(&of_model.outputs, &of_baseline.outputs)?);
+            results.agreement = agreement(&of_model.outputs, &of_baseline.outputs)?;
             results.equilibrium_error = Some(equilibrium_error(&of_model.outputs, &of_baseline.outputs)?);
         }
         stopwatch.lap("test");
-    }
-    watcher.phase("writing");
+        Ok(())
+    };
+    measure().with_context(written)?;
     results.seconds = stopwatch.seconds();
-    let recipe = recipe(args, &effective, origin.preprocessing())?;
-    let mut files = Staged::default();
-    files.stage(&recipe_path, recipe.as_bytes())?.stage_optional(args.json.file(), results.text()?.as_bytes())?;
-    if let Some(path) = &args.report {
-        let about = About { title: &args.out, model: &trained.model, baseline: origin.baseline(), results: &results };
-        let measured = test.as_ref().map(|test| (&test.inputs, test.labels.as_ref()));
-        files.stage(path, page_about(&about, measured, threads, cancel, &watcher)?.as_bytes())?;
-    }
-    files.stage(&args.out, &trained.model.to_bytes())?.finish()?;
+    let write = || -> anyhow::Result<()> {
+        let mut files = Staged::default();
+        files.stage_optional(args.json.file(), results.text()?.as_bytes())?;
+        if let Some(path) = &args.report {
+            let about =
+                About { title: &args.out, model: &trained.model, baseline: origin.baseline(), results: &results };
+            let measured = test.as_ref().map(|test| (&test.inputs, test.labels.as_ref()));
+            files.stage(path, page_about(&about, measured, threads, cancel, &watcher)?.as_bytes())?;
+        }
+        files.finish()
+    };
+    write().with_context(written)?;
     watcher.finish();
     let mut table = summary(&results, origin.baseline().and_then(|b| b.bytes));
     table.push_str(&format!("model           {}\nrecipe          {}\n", args.out.display(), recipe_path.display()));
@@ -356,7 +388,19 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
             count(again as u64)
         ));
     }
-    if effective.output_aware.is_on() && results.equilibrium_error.is_some_and(|error| error > FAR_OFF) {
+    let row = origin.widest_row(&effective)?;
+    if let Some(Row { features, positions }) = row.filter(|row| row.features > sizes.samples * row.positions) {
+        let at = if positions > 1 { format!(" at {positions} positions each") } else { String::new() };
+        table.push_str(&format!(
+            "advice          {} samples{at} for rows of up to {} inputs: on other inputs the error will be larger; a few thousand \
+             are usual\n",
+            count(sizes.samples as u64),
+            count(features as u64)
+        ));
+    }
+    let classes = trained.model.shape().outputs > 1;
+    let far_off = results.equilibrium_error.is_some_and(|error| error > FAR_OFF);
+    if effective.output_aware.is_on() && classes && far_off {
         table.push_str(
             "advice          outputs are far off; if they are no scores of classes, add --output-aware off\n",
         );
@@ -369,7 +413,8 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
 
 /// A notice where a target was not reached.
 pub(crate) fn missed(effective: &Effective, model: &ImplicitModel, agreement: Option<f64>) -> Option<String> {
-    if let Some(missed) = missed_target(effective, model.sparsity().sparsity) {
+    let about = model.sparsity();
+    if let Some(missed) = missed_target(effective, about.sparsity, about.baseline_nonzeros) {
         return Some(missed);
     }
     let (drop, agreement) = (effective.max_drop?, agreement?);
@@ -377,9 +422,10 @@ pub(crate) fn missed(effective: &Effective, model: &ImplicitModel, agreement: Op
         .then(|| format!("max-drop {drop} missed: {:.2} points on the held-out inputs", 100.0 * (1.0 - agreement)))
 }
 
-/// A notice where the target sparsity was missed.
-pub(crate) fn missed_target(effective: &Effective, sparsity: f64) -> Option<String> {
-    let target = effective.target_sparsity.filter(|target| (sparsity - target).abs() > MISSED)?;
+/// A notice if the target sparsity was missed. With few parameters the sparsity cannot come nearer than one of them.
+pub(crate) fn missed_target(effective: &Effective, sparsity: f64, parameters: u64) -> Option<String> {
+    let within = MISSED.max(1.0 / parameters.max(1) as f64) + 1e-12;
+    let target = effective.target_sparsity.filter(|target| (sparsity - target).abs() > within)?;
     Some(format!("target sparsity {target} missed: {sparsity:.4}"))
 }
 
@@ -405,6 +451,7 @@ impl Origin {
                 let baseline = Baseline::open_selected(network, &args.names.selection()?)?;
                 let (own, selection) = (baseline.preprocessing(), args.selection.selection());
                 let inputs = args.pictures.open_inputs(inputs, &args.preprocessing, own, &selection)?;
+                baseline.require_order(&inputs)?;
                 let preprocessing = inputs.preprocessing().clone();
                 let source: Box<dyn InputSource> = match args.augment {
                     None => Box::new(inputs),
@@ -459,6 +506,29 @@ impl Origin {
         }
     }
 
+    /// Inputs, states and outputs.
+    fn shape(&self) -> StateShape {
+        match self {
+            Origin::Network(baseline, ..) => baseline.map().shape(),
+            Origin::States(states, _) => states.shape(),
+        }
+    }
+
+    /// The row with the most features for what a sample says about it. Unknown where the connections are neither the baseline's
+    /// nor all.
+    fn widest_row(&self, effective: &Effective) -> anyhow::Result<Option<Row>> {
+        let shape = self.shape();
+        Ok(match (effective.connectivity, self.baseline()) {
+            (ConnectivityKind::Full | ConnectivityKind::NoSelfLoop, _) => {
+                Some(Row { features: shape.states + shape.inputs, positions: 1 })
+            }
+            (ConnectivityKind::Baseline, Some(baseline)) => {
+                widest(&baseline.implicit()?, effective.positions.unwrap_or(usize::MAX))
+            }
+            _ => None,
+        })
+    }
+
     /// Joins the cluster at an address, which receives what is trained on.
     fn join(&self, address: &str, args: &TrainArgs, effective: &Effective) -> anyhow::Result<Cluster> {
         let decided = serde_json::to_string(effective)?;
@@ -489,6 +559,57 @@ impl Origin {
     }
 }
 
+/// What a row is fitted to: its features, and the positions of a feature map at which every sample has them.
+#[derive(Clone, Copy)]
+struct Row {
+    features: usize,
+    positions: usize,
+}
+
+/// The row with the most features for each of its positions, of which no more than so many are used.
+fn widest(model: &ImplicitModel, most: usize) -> Option<Row> {
+    let layers = model.layout().layers();
+    let in_row = |m: &Csr<f32>, i: usize| m.indptr()[i + 1] - m.indptr()[i];
+    let targets = (0..layers.len()).map(Target::Layer).chain([Target::Output]);
+    let rows = targets.flat_map(|target| {
+        let (count, units, map) = match target {
+            Target::Layer(k) => (layers[k].rows(), model.layout().range(k), layers[k].map),
+            Target::Output => (model.shape().outputs, 0..model.shape().outputs, None),
+        };
+        let (own, inputs) = match target {
+            Target::Layer(_) => (model.a(), model.b()),
+            Target::Output => (model.c(), model.d()),
+        };
+        let each = units.len() / count.max(1);
+        let positions = map.map_or(1, |map| map.positions()).min(most).max(1);
+        (0..count).map(move |row| {
+            let unit = units.start + row * each;
+            let taps = model.taps().iter().filter(|block| block.target == target).map(|block| match &block.weights {
+                TapWeights::Taps(taps) if row < taps.rows() => in_row(taps, row),
+                _ => 0,
+            });
+            Row { features: in_row(own, unit) + in_row(inputs, unit) + taps.sum::<usize>(), positions }
+        })
+    });
+    rows.max_by_key(|row| row.features / row.positions)
+}
+
+/// An error if a file is where the recipe goes and no run of this program wrote it.
+fn require_own(recipe: &Path) -> anyhow::Result<()> {
+    let Ok(file) = std::fs::File::open(recipe) else { return Ok(()) };
+    let mut first = String::new();
+    // What is no text is no recipe of ours.
+    let read = std::io::BufReader::new(file.take(RECIPE_HEAD.len() as u64 + 64)).read_line(&mut first);
+    if read.is_ok() && first.starts_with(RECIPE_HEAD) && first.trim_end().ends_with(RECIPE_TAIL) {
+        return Ok(());
+    }
+    bail!(
+        "{}: the recipe of this run goes here, and simplicit did not write the file that is there; move it, or choose another \
+         --out",
+        recipe.display()
+    )
+}
+
 /// Test inputs and their labels, opened before the work begins so that errors come early.
 struct Test {
     inputs: Inputs,
@@ -496,11 +617,24 @@ struct Test {
 }
 
 impl Test {
-    fn open(args: &TrainArgs, preprocessing: &Preprocessing) -> anyhow::Result<Option<Self>> {
+    /// Whatever would fail after the training fails here.
+    fn open(args: &TrainArgs, origin: &Origin) -> anyhow::Result<Option<Self>> {
         let Some(path) = &args.test_inputs else { return Ok(None) };
-        let all = Selection::all();
-        let inputs = args.pictures.open_inputs(path, &PreprocessingArgs::default(), Some(preprocessing), &all)?;
+        let (all, preprocessing, shape) = (Selection::all(), Some(origin.preprocessing()), origin.shape());
+        let inputs = args.pictures.open_inputs(path, &PreprocessingArgs::default(), preprocessing, &all)?;
+        require_order(&inputs, None, origin.baseline())?;
+        if inputs.features() != shape.inputs {
+            bail!(
+                "--test-inputs {}: expected {} values per sample, got {}",
+                path.display(),
+                shape.inputs,
+                inputs.features()
+            );
+        }
         let labels = args.test_labels.as_ref().map(|path| Labels::read(path, &all)).transpose()?;
+        if let Some(labels) = &labels {
+            labels.require(inputs.samples(), shape.outputs).context("--test-labels")?;
+        }
         Ok(Some(Self { inputs, labels }))
     }
 
@@ -581,5 +715,5 @@ fn recipe(args: &TrainArgs, effective: &Effective, preprocessing: &Preprocessing
     table.insert("mean".into(), preprocessing.mean.clone().into());
     table.insert("std".into(), preprocessing.std.clone().into());
     table.extend(toml::Table::try_from(effective)?);
-    Ok(format!("# simplicit {} train --recipe THIS\n{table}", env!("CARGO_PKG_VERSION")))
+    Ok(format!("{RECIPE_HEAD}{}{RECIPE_TAIL}\n{table}", env!("CARGO_PKG_VERSION")))
 }

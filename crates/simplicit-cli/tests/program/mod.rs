@@ -76,3 +76,17 @@ pub fn names(directory: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+/// Writes a `.npy` of float32 with these sizes, number k of which is `value(k)`.
+pub fn npy(path: &Path, sizes: &[usize], value: impl Fn(usize) -> f32) {
+    let sizes_text: Vec<String> = sizes.iter().map(|size| format!("{size},")).collect();
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({}), }}", sizes_text.join(" "));
+    let padding = (64 - (10 + header.len() + 1) % 64) % 64;
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend(((header.len() + padding + 1) as u16).to_le_bytes());
+    bytes.extend(header.bytes());
+    bytes.extend(std::iter::repeat_n(b' ', padding));
+    bytes.push(b'\n');
+    (0..sizes.iter().product()).for_each(|k| bytes.extend(value(k).to_le_bytes()));
+    std::fs::write(path, bytes).unwrap();
+}

@@ -10,6 +10,7 @@ mod program;
 mod contract;
 mod guides;
 mod memory;
+mod mistakes;
 mod prove;
 mod quickstart;
 mod report_browser;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::program::{PROGRAM, Ran, TRAIN_UNBOUNDED, command, names, run, words};
+use crate::program::{PROGRAM, Ran, TRAIN_UNBOUNDED, command, names, npy, run, words};
 use simplicit::random::Random;
 
 /// One model; `--progress json` says how far it is.
@@ -166,6 +166,25 @@ fn a_file_size_limit_is_one_line_and_nothing_half_written() {
     assert_eq!(names(&d.join("simplicit-quickstart")), Vec::<String>::new());
     // Without the limit the checkpoint goes on.
     run(d, &format!("{TRAIN_UNBOUNDED} --out m.safetensors --checkpoint kept")).expect(0);
+}
+
+#[test]
+fn what_fails_after_the_training_does_not_lose_the_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let d = directory.path();
+    // The model takes 43 kB, the page 52 kB; the limit is 48 kB.
+    let ran = limited(d, 94, &format!("{TRAIN_UNBOUNDED} --out m.safetensors --report r.html")).expect(2);
+    assert!(
+        ran.one_line().contains("File too large") && ran.one_line().contains("the model is in m.safetensors"),
+        "{ran:?}"
+    );
+    assert_eq!(names(d), ["m.recipe.toml", "m.safetensors"]);
+    run(d, "inspect m.safetensors").expect(0);
+    // Test inputs that cannot be read to their end.
+    npy(&d.join("t.npy"), &[5000, 784], |k| if k == 4999 * 784 { f32::NAN } else { 0.5 });
+    let ran = run(d, &format!("{TRAIN_UNBOUNDED} --out n.safetensors --test-inputs t.npy")).expect(2);
+    assert!(ran.one_line().contains("NaN at row 4999"), "{ran:?}");
+    run(d, "inspect n.safetensors").expect(0);
 }
 
 #[test]

@@ -51,6 +51,11 @@ impl Inputs {
         &self.array.shape()[1..]
     }
 
+    /// An error if these are the axes that a network expects, in another order: see [`require_order`].
+    pub fn require_order(&self, expected: &[usize]) -> Result<()> {
+        require_order(&format!("inputs {}", self.array.path().display()), self.sample_shape(), expected)
+    }
+
     /// Reads consecutive rows of the array into `out`, one row for each; `raw` and `values` are buffers.
     fn read(&self, rows: Range<usize>, raw: &mut Vec<u8>, values: &mut [f64], out: &mut [f32]) -> Result<()> {
         let features = self.array.features();
@@ -69,6 +74,22 @@ impl Inputs {
         }
         Ok(())
     }
+}
+
+/// An error if the axes of a sample are those that a network expects in another order, such as 32 × 32 × 3 for 3 × 32 × 32:
+/// the number of values would fit and every value would be another one. Axes of one value make no difference, and samples
+/// with fewer or more axes, flat ones say, are taken in the order in which they lie.
+pub fn require_order(name: &str, axes: &[usize], expected: &[usize]) -> Result<()> {
+    let long = |axes: &[usize]| axes.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+    let sorted = |mut axes: Vec<usize>| {
+        axes.sort_unstable();
+        axes
+    };
+    let (own, other) = (long(axes), long(expected));
+    if own == other || sorted(own) != sorted(other) {
+        return Ok(());
+    }
+    Err(Error::shape(name, Shape(expected), format!("{}: transpose the samples", Shape(axes))))
 }
 
 impl InputSource for Inputs {
@@ -101,5 +122,27 @@ impl InputSource for Inputs {
             }
         }
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn axes_in_another_order_are_refused_and_nothing_else() {
+        let said = require_order("inputs", &[32, 32, 3], &[3, 32, 32]).unwrap_err().to_string();
+        assert_eq!(said, "inputs: expected 3 × 32 × 32, got 32 × 32 × 3: transpose the samples");
+        assert!(require_order("inputs", &[16, 24], &[24, 16]).is_err());
+        for (axes, expected) in [
+            (&[3, 32, 32][..], &[3, 32, 32][..]),
+            (&[3072], &[3, 32, 32]),
+            (&[28, 28, 1], &[1, 28, 28]),
+            (&[28, 28], &[784]),
+            // Another number of values is for others to say.
+            (&[32, 32, 4], &[3, 32, 32]),
+        ] {
+            assert!(require_order("inputs", axes, expected).is_ok(), "{axes:?} for {expected:?}");
+        }
     }
 }

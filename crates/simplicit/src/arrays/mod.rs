@@ -38,7 +38,7 @@ pub use element::Element;
 pub use file::ArrayFile;
 pub use hash::content_hash;
 pub(crate) use hash::digest;
-pub use inputs::Inputs;
+pub use inputs::{Inputs, require_order};
 pub use labels::Labels;
 pub use npy::write_npy;
 pub use pictures::PictureSettings;

@@ -3,9 +3,15 @@
 use crate::linalg::Matrix;
 use crate::{Error, Result};
 
+/// What [`predictions`] says of a sample with a NaN among its outputs: no label is this number.
+pub const NO_CLASS: u32 = u32::MAX;
+
 /// For every sample the class with the largest output, the first of equal ones; a NaN is never the largest.
 pub fn predictions(outputs: &Matrix<f32>) -> Vec<u32> {
     let largest = |row: &[f32]| {
+        if row.iter().any(|v| v.is_nan()) {
+            return NO_CLASS;
+        }
         let mut best = (0, f32::NEG_INFINITY);
         for (k, &v) in row.iter().enumerate() {
             if v > best.1 {
@@ -24,7 +30,7 @@ pub fn accuracy(outputs: &Matrix<f32>, labels: &[u32]) -> Result<f64> {
 }
 
 /// The share of samples whose label is among their `k` largest outputs; of equal outputs the first ones count. `None`
-/// where there are not more than `k` outputs, because every sample would be right.
+/// where there are not more than `k` outputs, because every sample would be right. A sample with a NaN is wrong.
 pub fn top_accuracy(outputs: &Matrix<f32>, labels: &[u32], k: usize) -> Result<Option<f64>> {
     require_labels(outputs, labels)?;
     if outputs.cols() <= k {
@@ -33,8 +39,8 @@ pub fn top_accuracy(outputs: &Matrix<f32>, labels: &[u32], k: usize) -> Result<O
     let right = |sample: usize, label: usize| {
         let row = outputs.row(sample);
         let own = row[label];
-        let before = row.iter().enumerate().filter(|(j, v)| **v > own || (**v == own && *j < label) || own.is_nan());
-        before.count() < k
+        let before = row.iter().enumerate().filter(|(j, v)| **v > own || (**v == own && *j < label));
+        before.count() < k && !row.iter().any(|v| v.is_nan())
     };
     let count = labels.iter().enumerate().filter(|(i, l)| right(*i, **l as usize)).count();
     Ok(Some(share(count, labels.len())))
@@ -48,11 +54,11 @@ pub fn mean_squared_error(outputs: &Matrix<f32>, targets: &Matrix<f32>) -> Resul
     Ok(sum / outputs.as_slice().len().max(1) as f64)
 }
 
-/// The share of samples for which both predict the same class.
+/// The share of samples that both predict alike; one without a class agrees with nothing.
 pub fn agreement(outputs: &Matrix<f32>, baseline: &Matrix<f32>) -> Result<f64> {
     require_same_shape(outputs, baseline)?;
-    let alike = predictions(outputs).into_iter().zip(predictions(baseline)).filter(|(a, b)| a == b).count();
-    Ok(share(alike, outputs.rows()))
+    let alike = predictions(outputs).into_iter().zip(predictions(baseline)).filter(|(a, b)| a == b && *a != NO_CLASS);
+    Ok(share(alike.count(), outputs.rows()))
 }
 
 /// RMS of (outputs − baseline's) over the RMS of the baseline's; infinite where the baseline is all zero and the outputs
@@ -121,7 +127,9 @@ pub fn class_changes(outputs: &Matrix<f32>, baseline: &Matrix<f32>, labels: &[u3
         change.gained += usize::from(right && !was_right);
         if was_right && !right {
             change.lost += 1;
-            taken_for[label as usize * classes + now as usize] += 1;
+            if now != NO_CLASS {
+                taken_for[label as usize * classes + now as usize] += 1;
+            }
         }
     }
     for (change, row) in changes.iter_mut().zip(taken_for.chunks(classes.max(1))) {
@@ -216,7 +224,19 @@ mod tests {
     fn predictions_take_the_first_of_equals_and_no_nan() {
         let nan = f32::NAN;
         let y = Matrix::from_vec(4, 3, vec![1.0, 1.0, 0.0, nan, -5.0, nan, nan, nan, nan, -3.0, -1.0, -2.0]).unwrap();
-        assert_eq!(predictions(&y), [0, 1, 0, 1]);
+        assert_eq!(predictions(&y), [0, NO_CLASS, NO_CLASS, 1]);
+    }
+
+    #[test]
+    fn a_nan_neither_agrees_nor_is_right() {
+        let nan = f32::NAN;
+        let y = Matrix::from_vec(3, 3, vec![nan, nan, nan, 5.0, nan, 0.0, 0.0, 0.0, 1.0]).unwrap();
+        let labels = [0, 0, 2];
+        assert_eq!(agreement(&y, &y).unwrap(), 1.0 / 3.0);
+        assert_eq!(accuracy(&y, &labels).unwrap(), 1.0 / 3.0);
+        assert_eq!(top_accuracy(&y, &labels, 2).unwrap(), Some(1.0 / 3.0));
+        let found = class_changes(&y, &outputs(&[0, 0, 2]), &labels).unwrap();
+        assert_eq!((found[0].correct, found[0].lost, found[0].lost_to), (0, 2, None));
     }
 
     #[test]

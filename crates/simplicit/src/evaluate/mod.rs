@@ -8,7 +8,8 @@ mod ranges;
 mod rank;
 
 pub use accuracy::{
-    ClassChange, accuracy, agreement, class_changes, equilibrium_error, mean_squared_error, predictions, top_accuracy,
+    ClassChange, NO_CLASS, accuracy, agreement, class_changes, equilibrium_error, mean_squared_error, predictions,
+    top_accuracy,
 };
 pub use divergence::divergence;
 pub(crate) use divergence::{log_sum_exp, row_divergence};

@@ -1,7 +1,7 @@
 //! How files are written: to a temporary file in the same directory, which is renamed at the end.
 
 use std::fs::{File, OpenOptions};
-use std::io::{Seek, SeekFrom, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -34,8 +34,8 @@ impl OutputFile {
             let temporary = target.with_file_name(temporary);
             match OpenOptions::new().write(true).create_new(true).open(&temporary) {
                 Ok(file) => return Ok(Self { file, temporary, target: target.to_path_buf(), finished: false }),
-                Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(Error::io(target, e)),
+                Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(e) => return Err(Error::io(target, named(e, target))),
             }
         }
     }
@@ -62,6 +62,16 @@ impl OutputFile {
             let _ = directory.sync_all();
         }
         Ok(())
+    }
+}
+
+/// The system says the same of a missing file and of a missing folder; a file to write is never the former.
+fn named(error: io::Error, target: &Path) -> io::Error {
+    match target.parent() {
+        Some(folder) if error.kind() == io::ErrorKind::NotFound && !folder.exists() => {
+            io::Error::new(error.kind(), format!("the folder {} does not exist; make it first", folder.display()))
+        }
+        _ => error,
     }
 }
 
@@ -111,6 +121,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         assert!(matches!(OutputFile::create(directory.path()), Err(Error::File { .. })));
         let nowhere = directory.path().join("no/such/place");
-        assert!(OutputFile::create(&nowhere).unwrap_err().to_string().contains("no/such/place"));
+        let said = OutputFile::create(&nowhere).unwrap_err().to_string();
+        assert!(said.contains("no/such/place") && said.contains("no/such does not exist"), "{said}");
     }
 }

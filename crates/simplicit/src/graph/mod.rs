@@ -11,4 +11,5 @@ mod ops;
 
 pub use dims::Dims;
 pub(crate) use ops::bounds::Shape as BoundShape;
+pub(crate) use ops::chooses_a_row;
 pub use ops::{Binary, Pooling, Reduction, Structure, Unary, Value};

@@ -8,6 +8,8 @@ pub use operator::{Operand, Operator, Source};
 
 use serde::{Deserialize, Serialize};
 
+use crate::graph::chooses_a_row;
+use crate::linalg::Matrix;
 use crate::{Error, Result};
 
 /// Channels × height × width of a feature map.
@@ -179,6 +181,25 @@ impl Layout {
         })
     }
 
+    /// An error where a sample has a number that chooses no row of a table that the network looks it up in, such as that
+    /// of embeddings. `first` is the number of the first sample of `u`.
+    pub fn require_rows_of_tables(&self, u: &Matrix<f32>, first: usize) -> Result<()> {
+        for layer in &self.layers {
+            let Some(rows) = layer.operator.as_ref().and_then(Operator::rows_for_inputs) else { continue };
+            for sample in 0..u.rows() {
+                let chosen = u.row(sample);
+                if let Some(column) = chosen.iter().position(|v| !chooses_a_row(*v, rows)) {
+                    return Err(Error::shape(
+                        format!("inputs, sample {}, value {column}", first + sample),
+                        format!("a whole number below {rows}, the rows of the table {:?}", layer.name),
+                        chosen[column],
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Whether an operator computes some layer.
     pub fn has_operators(&self) -> bool {
         self.layers.iter().any(|l| l.operator.is_some())
@@ -196,5 +217,29 @@ impl Layout {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::{Dims, Structure};
+
+    #[test]
+    fn numbers_that_choose_no_row_of_a_table_are_named() {
+        let operand = |source, sizes: &[usize]| Operand { source, dims: Dims::new(sizes).unwrap() };
+        let operands = vec![operand(Source::Layer(1), &[5, 2]), operand(Source::Input, &[1, 3])];
+        let looked_up = Operator::Structure { structure: Structure::Lookup, operands };
+        let table = Operator::Constant { values: std::sync::Arc::new(vec![0.0; 10]), parameter: true };
+        let layout = Layout::new(vec![Layer::operator("words", 6, looked_up), Layer::operator("table", 10, table)]);
+        let u = |last: f32| Matrix::from_vec(2, 3, vec![0.0, 4.0, -5.0, 1.0, 2.0, last]).unwrap();
+        layout.require_rows_of_tables(&u(3.0), 0).unwrap();
+        for wrong in [5.0, -6.0, 0.5, f32::NAN] {
+            let said = layout.require_rows_of_tables(&u(wrong), 7).unwrap_err().to_string();
+            assert!(
+                said.contains("sample 8, value 2") && said.contains("below 5") && said.contains("\"words\""),
+                "{said}"
+            );
+        }
     }
 }

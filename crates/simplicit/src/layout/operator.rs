@@ -64,6 +64,17 @@ impl Operator {
         }
     }
 
+    /// The rows of a table that the numbers of a sample choose from, if it is one.
+    pub(super) fn rows_for_inputs(&self) -> Option<usize> {
+        match self {
+            Operator::Structure { structure: Structure::Lookup, operands } => match operands.as_slice() {
+                [table, Operand { source: Source::Input, .. }] => table.dims.sizes().first().copied(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// Computes one sample of the layer from the numbers of its operands, in their order.
     pub(crate) fn forward(&self, operands: &[&[f32]], out: &mut [f32]) {
         match self {

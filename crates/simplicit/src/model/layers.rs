@@ -1,7 +1,7 @@
 //! Which layers read which.
 
 use super::{Components, ImplicitModel, ModelParts, TapBlock, TapWeights, Target, components};
-use crate::layout::{Layout, MapShape};
+use crate::layout::{Layer, Layout, MapShape};
 use crate::linalg::Csr;
 use crate::network::{Source, Window};
 use crate::{Error, Result};
@@ -51,6 +51,21 @@ pub(super) fn require_acyclic_taps(parts: &ModelParts) -> Result<()> {
 }
 
 impl ImplicitModel {
+    /// The axes of a sample, such as 3 × 32 × 32, where the layers that read it say so and agree.
+    pub fn input_axes(&self) -> Option<Vec<usize>> {
+        let blocks = self.taps().iter().filter(|block| block.source == Source::Input).map(|block| {
+            let MapShape { channels, height, width } = block.maps.first().map_or(block.input, |map| map.input());
+            vec![channels, height, width]
+        });
+        let operands = self.layout().layers().iter().flat_map(Layer::operands);
+        let operands = operands.filter(|operand| operand.source == Source::Input);
+        // The first axis of an operand is that of the batch.
+        let mut all = blocks.chain(operands.map(|operand| operand.dims.sizes().iter().skip(1).copied().collect()));
+        let first: Vec<usize> = all.next()?;
+        let long = |axes: &[usize]| axes.iter().copied().filter(|size| *size != 1).collect::<Vec<_>>();
+        all.all(|axes| long(&axes) == long(&first)).then_some(first)
+    }
+
     /// The layers in an order in which each reads only earlier ones; for models whose layers form no cycle.
     pub(crate) fn layer_order(&self) -> Vec<usize> {
         let found = layer_components(self.layout(), self.a(), self.taps()).members.concat();

@@ -52,6 +52,7 @@ impl StateSource for Collected<'_> {
         let first = samples.start;
         let u = self.inputs.rows(samples)?;
         u.require_finite("U", first)?;
+        self.map.layout().require_rows_of_tables(&u, first)?;
         Ok(u)
     }
 

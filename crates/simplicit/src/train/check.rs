@@ -218,9 +218,9 @@ pub(super) fn settings_alone(settings: &TrainSettings) -> Result<()> {
         return Err(Error::setting("strength", "a positive number", settings.strength));
     }
     if let Some(target) = settings.target_sparsity
-        && !(target < 1.0 && target.is_finite())
+        && !(0.0..1.0).contains(&target)
     {
-        return Err(Error::setting("target-sparsity", "a number below 1, such as 0.8", target));
+        return Err(Error::setting("target-sparsity", "a number below 1, such as 0.8, and none below 0", target));
     }
     if let Some(kappa) = settings.allowed.kappa
         && !(kappa > 0.0 && kappa < 1.0)

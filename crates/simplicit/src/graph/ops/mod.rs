@@ -22,6 +22,11 @@ use self::shape::{concat, expand, gather, lookup, pad, slice};
 use super::Dims;
 use crate::{Error, Result};
 
+/// Whether a number chooses one of so many rows of a table.
+pub(crate) fn chooses_a_row(number: f32, rows: usize) -> bool {
+    lookup::row(number, rows).is_some()
+}
+
 /// One sample's value: dimensions and numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Value<'a> {

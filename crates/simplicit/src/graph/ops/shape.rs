@@ -197,7 +197,7 @@ pub(super) mod lookup {
     }
 
     /// The row that a number chooses; negative numbers count from the end.
-    fn row(number: f32, rows: usize) -> Option<usize> {
+    pub(in super::super) fn row(number: f32, rows: usize) -> Option<usize> {
         let number = f64::from(number);
         let row = if number < 0.0 { number + rows as f64 } else { number };
         (row >= 0.0 && row < rows as f64 && row.fract() == 0.0).then_some(row as usize)
