@@ -117,9 +117,10 @@ fn few_dense_over_slices(
         Instructions::Avx512 if Core::own().quick_permutation => {
             [0.47, 0.47, 0.571, 0.664, 0.766, 1.016, 1.078, 1.198, 1.372][samples]
         }
-        // Counted, not measured: one permutation of two registers per cycle, compared with two dense multiply-adds or
-        // one.
-        Instructions::Avx512 => dense * if two_wide(instructions) { 2.2 } else { 1.8 },
+        // Counted, not measured: one permutation of two registers per cycle, compared with two dense multiply-adds.
+        Instructions::Avx512 if two_wide(instructions) => 2.2 * dense,
+        // Compared with one, it is counted for two and three samples and measured from four samples on.
+        Instructions::Avx512 => dense * if samples < 4 { 1.8 } else { 2.1 },
         // A gather loads its numbers one by one.
         Instructions::Avx2 | Instructions::Portable => 8.6 * dense,
     };
