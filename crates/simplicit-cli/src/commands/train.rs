@@ -13,7 +13,8 @@ use simplicit::backend::Device;
 use simplicit::evaluate::{accuracy, equilibrium_error};
 use simplicit::layout::Activation;
 use simplicit::linalg::{Csr, Matrix};
-use simplicit::model::{ImplicitModel, TapWeights, Target, components};
+use simplicit::model::{ImplicitModel, components};
+use simplicit::network::{LayerSummary, Network};
 use simplicit::parallel::Cancel;
 use simplicit::problem::Mask;
 use simplicit::states::{ArrayStates, StateShape, StateSource};
@@ -388,14 +389,14 @@ pub(crate) fn run(args: &TrainArgs, cancel: &Cancel) -> anyhow::Result<Outcome> 
             count(again as u64)
         ));
     }
-    let row = origin.widest_row(&effective)?;
-    if let Some(Row { features, positions }) = row.filter(|row| row.features > sizes.samples * row.positions) {
+    let row = origin.widest_row(&effective);
+    if let Some(Row { weights, positions }) = row.filter(|row| row.weights > sizes.samples * row.positions) {
         let at = if positions > 1 { format!(" at {positions} positions each") } else { String::new() };
         table.push_str(&format!(
-            "advice          {} samples{at} for rows of up to {} inputs: on other inputs the error will be larger; a few thousand \
+            "advice          {} samples{at} for rows of up to {} weights: on other inputs the error will be larger; a few thousand \
              are usual\n",
             count(sizes.samples as u64),
-            count(features as u64)
+            count(weights as u64)
         ));
     }
     let classes = trained.model.shape().outputs > 1;
@@ -514,19 +515,19 @@ impl Origin {
         }
     }
 
-    /// The row with the most features for what a sample says about it. Unknown where the connections are neither the baseline's
-    /// nor all.
-    fn widest_row(&self, effective: &Effective) -> anyhow::Result<Option<Row>> {
+    /// The row with the most weights for each position at which a sample speaks for it. Unknown if the connections are
+    /// neither the network's nor all, and for a baseline that is a model.
+    fn widest_row(&self, effective: &Effective) -> Option<Row> {
         let shape = self.shape();
-        Ok(match (effective.connectivity, self.baseline()) {
-            (ConnectivityKind::Full | ConnectivityKind::NoSelfLoop, _) => {
-                Some(Row { features: shape.states + shape.inputs, positions: 1 })
+        match effective.connectivity {
+            ConnectivityKind::Full | ConnectivityKind::NoSelfLoop => {
+                Some(Row { weights: shape.states + shape.inputs, positions: 1 })
             }
-            (ConnectivityKind::Baseline, Some(baseline)) => {
-                widest(&baseline.implicit()?, effective.positions.unwrap_or(usize::MAX))
+            ConnectivityKind::Baseline => {
+                widest(self.baseline()?.network()?, effective.positions.unwrap_or(usize::MAX))
             }
             _ => None,
-        })
+        }
     }
 
     /// Joins the cluster at an address, which receives what is trained on.
@@ -559,39 +560,21 @@ impl Origin {
     }
 }
 
-/// What a row is fitted to: its features, and the positions of a feature map at which every sample has them.
+/// The weights of a row, its bias included, and the positions of a feature map at which every sample is fitted.
 #[derive(Clone, Copy)]
 struct Row {
-    features: usize,
+    weights: usize,
     positions: usize,
 }
 
-/// The row with the most features for each of its positions, of which no more than so many are used.
-fn widest(model: &ImplicitModel, most: usize) -> Option<Row> {
-    let layers = model.layout().layers();
-    let in_row = |m: &Csr<f32>, i: usize| m.indptr()[i + 1] - m.indptr()[i];
-    let targets = (0..layers.len()).map(Target::Layer).chain([Target::Output]);
-    let rows = targets.flat_map(|target| {
-        let (count, units, map) = match target {
-            Target::Layer(k) => (layers[k].rows(), model.layout().range(k), layers[k].map),
-            Target::Output => (model.shape().outputs, 0..model.shape().outputs, None),
-        };
-        let (own, inputs) = match target {
-            Target::Layer(_) => (model.a(), model.b()),
-            Target::Output => (model.c(), model.d()),
-        };
-        let each = units.len() / count.max(1);
-        let positions = map.map_or(1, |map| map.positions()).min(most).max(1);
-        (0..count).map(move |row| {
-            let unit = units.start + row * each;
-            let taps = model.taps().iter().filter(|block| block.target == target).map(|block| match &block.weights {
-                TapWeights::Taps(taps) if row < taps.rows() => in_row(taps, row),
-                _ => 0,
-            });
-            Row { features: in_row(own, unit) + in_row(inputs, unit) + taps.sum::<usize>(), positions }
-        })
-    });
-    rows.max_by_key(|row| row.features / row.positions)
+/// The row with the most weights for each of its positions, of which no more than `most` are used.
+fn widest(network: &Network, most: usize) -> Option<Row> {
+    let row = |layer: &LayerSummary| {
+        let channels = layer.shape.channels().max(1);
+        let positions = (layer.shape.size() / channels).min(most).max(1);
+        Row { weights: layer.parameters / channels, positions }
+    };
+    network.summary().iter().filter(|layer| layer.trainable).map(row).max_by_key(|row| row.weights / row.positions)
 }
 
 /// An error if a file is where the recipe goes and no run of this program wrote it.

@@ -242,7 +242,7 @@ fn train_says_what_its_error_was_measured_on() {
     let d = directory.path();
     let few = run(d, &format!("{TRAIN_UNBOUNDED} --out m.st")).expect(0).stdout;
     assert!(few.contains("outputs (RMS), on the training inputs\n"), "{few}");
-    assert!(few.contains("advice          400 samples for rows of up to 784 inputs"), "{few}");
+    assert!(few.contains("advice          400 samples for rows of up to 784 weights"), "{few}");
     let many = run(d, &format!("{} --out m.st", TRAIN_UNBOUNDED.replace("400", "1000"))).expect(0).stdout;
     assert!(!many.contains("advice"), "{many}");
     let test = "--inputs @fashion_test_images.idx.gz --labels @fashion_test_labels.idx.gz";

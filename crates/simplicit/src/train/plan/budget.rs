@@ -47,7 +47,10 @@ pub(in crate::train) struct Needs {
 pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Result<()> {
     let Some(budget) = settings.work.memory else { return Ok(()) };
     let plan = connections::plan(input, settings)?;
-    let least = memory::used().unwrap_or(0) + needs(&plan, input, settings, threads).group;
+    // Memory that was freed after row weights were computed stays with the process, and the groups use it again. So what the
+    // process holds counts before row weights, when this is first asked, and not after them.
+    let held = if input.importance.is_some() { 0 } else { memory::used().unwrap_or(0) };
+    let least = held + needs(&plan, input, settings, threads).group;
     if budget >= least {
         return Ok(());
     }
