@@ -310,7 +310,10 @@ pub(super) fn apply_f64(
         // The common activation is chosen outside the loop: a choice for every value would prevent the use of vector
         // registers.
         match activation {
-            Activation::Relu => pairs.for_each(|(x, z)| *x = Activation::Relu.apply_f64(*z)),
+            Activation::Relu => vectorised(
+                #[inline(always)]
+                || pairs.for_each(|(x, z)| *x = Activation::Relu.apply_f64(*z)),
+            ),
             other => pairs.for_each(|(x, z)| *x = other.apply_f64(*z)),
         }
     }
