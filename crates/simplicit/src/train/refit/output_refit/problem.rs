@@ -20,6 +20,9 @@ use crate::train::{TrainInput, TrainSettings};
 pub(super) const STATES: f64 = 0.1;
 /// Row weights below this share of their mean count as this share in the preconditioner.
 const LEAST: f64 = 1e-4;
+/// Without row weights a state counts relative to its own mean square, but to no less than this share of its layer's
+/// mean.
+const RARE: f64 = 0.01;
 /// Samples with their states are kept in memory up to this many bytes; the states of the others are computed again
 /// when needed.
 const HELD: u64 = 1 << 30;
@@ -198,6 +201,16 @@ impl<'a> Problem<'a> {
         Ok(problem)
     }
 
+    /// Raises the mean squares of states that are hardly ever active to a share of their layer's mean. Relative to its
+    /// own size, an error of a state that is always zero would count more than everything else together.
+    fn lift_rare_states(&self, squares: &mut [f64]) {
+        for (_, columns) in &self.compared {
+            let layer = &mut squares[columns.clone()];
+            let least = RARE * layer.iter().sum::<f64>() / layer.len().max(1) as f64;
+            layer.iter_mut().for_each(|square| *square = square.max(least));
+        }
+    }
+
     /// Chooses the metric and the weights of states and rows.
     fn weigh(&mut self, model: &ImplicitModel, input: &TrainInput, layers: &[usize]) -> Result<()> {
         let (shape, layout) = (input.source.shape(), model.layout());
@@ -238,6 +251,7 @@ impl<'a> Problem<'a> {
                 let energy: f64 = squares[width..].iter().sum();
                 let weight = 1.0 / energy.max(f64::MIN_POSITIVE);
                 self.metric = outputs.then_some(Metric::Squares { weight });
+                self.lift_rare_states(&mut squares);
                 // Every state counts as its share of all states, relative to its own size.
                 let share = |i: usize| (1.0 / (squares[i].max(f64::MIN_POSITIVE) * width as f64)).min(1e12);
                 row_weights = vec![weight; rows + shape.outputs];

@@ -137,6 +137,39 @@ fn without_row_weights_outputs_are_matched_in_squares() {
     assert!(refit.report.training_error < rows.report.training_error);
 }
 
+/// A unit that the network never uses must not keep the others from being refitted, if the model uses it by mistake.
+#[test]
+fn states_that_are_always_zero_do_not_stop_the_refit() {
+    let network = |bias: f32, noise: f32| {
+        let mut random = Random::new(3);
+        let mut weights = |rows, cols| {
+            Matrix::from_fn(rows, cols, |_, _| random.normal() as f32 * (1.0 + noise * random.uniform() as f32))
+        };
+        Network::builder(Shape::Vector(12))
+            .and_then(|b| b.linear(weights(10, 12), Some([vec![bias; 1], vec![0.1; 9]].concat())))
+            .and_then(|b| b.activation(Activation::Relu))
+            .and_then(|b| b.linear(weights(4, 10), None))
+            .and_then(|b| b.build())
+            .unwrap()
+    };
+    let (theirs, ours, u) = (network(-30.0, 0.0), network(-3.0, 0.3), inputs());
+    let baseline = ImplicitModel::from_network(&theirs).unwrap();
+    let (source, cancel) = (Collected::new(&theirs, &u).unwrap(), Cancel::new());
+    let states = crate::states::StateMap::states(&theirs, &u).unwrap().x;
+    let of_unit = baseline.layout().range(0).start;
+    assert!((0..u.rows()).all(|s| states[(s, of_unit)] == 0.0));
+    let input =
+        TrainInput { source: &source, baseline: Some(&baseline), importance: None, preprocessing: Default::default() };
+    let settings = TrainSettings {
+        model: ModelSettings { output_refit: Some(3), ..Default::default() },
+        ..TrainSettings::default()
+    };
+    let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
+    let model = ImplicitModel::from_network(&ours).unwrap();
+    let report = super::output_refit(model, &input, &settings, 1.0, &mut run).unwrap().1.unwrap();
+    assert!(report.rounds > 0 && report.held_out_after < 0.1 * report.held_out_before, "{report:?}");
+}
+
 #[test]
 fn stages_reach_the_target_and_do_no_worse_than_one() {
     let weights = weights();
