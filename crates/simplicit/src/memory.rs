@@ -74,13 +74,13 @@ pub fn used() -> Option<u64> {
 
 /// The budget that everything large is booked on, and the folder for blocks that exceed it.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct MemoryBudget {
     budget: u64,
     held: AtomicU64,
     folder: PathBuf,
 }
 
-impl Room {
+impl MemoryBudget {
     pub(crate) fn new(budget: u64, folder: &Path) -> Arc<Self> {
         Arc::new(Self { budget, held: AtomicU64::new(0), folder: folder.to_path_buf() })
     }
@@ -110,7 +110,7 @@ const READ: usize = 1 << 16;
 /// lasts, after that in a file of their own. Their values do not depend on where they are.
 #[derive(Debug)]
 pub(crate) struct Pile {
-    room: Arc<Room>,
+    memory_budget: Arc<MemoryBudget>,
     blocks: Vec<Place>,
     slabs: Vec<Vec<f32>>,
     held: u64,
@@ -191,27 +191,27 @@ impl Drop for Spill {
 }
 
 impl Pile {
-    pub(crate) fn new(room: &Arc<Room>) -> Self {
-        Self { room: room.clone(), blocks: Vec::new(), slabs: Vec::new(), held: 0, file: None }
+    pub(crate) fn new(memory_budget: &Arc<MemoryBudget>) -> Self {
+        Self { memory_budget: memory_budget.clone(), blocks: Vec::new(), slabs: Vec::new(), held: 0, file: None }
     }
 
     /// Adds a block.
     pub(crate) fn push(&mut self, block: Matrix<f32>) -> Result<()> {
         let bytes = 4 * block.as_slice().len() as u64;
-        if self.room.take(bytes) {
+        if self.memory_budget.take(bytes) {
             self.held += bytes;
             self.hold(&block);
             return Ok(());
         }
         let spill = match &mut self.file {
             Some(spill) => spill,
-            None => self.file.insert(Spill::new(&self.room.folder)?),
+            None => self.file.insert(Spill::new(&self.memory_budget.folder)?),
         };
         let mut raw = vec![0u8; 4 * block.as_slice().len()];
         for (out, v) in raw.chunks_exact_mut(4).zip(block.as_slice()) {
             out.copy_from_slice(&v.to_le_bytes());
         }
-        spill.file().write_all(&raw).map_err(|e| Error::io(&self.room.folder, e))?;
+        spill.file().write_all(&raw).map_err(|e| Error::io(&self.memory_budget.folder, e))?;
         self.blocks.push(Place::File { at: spill.length, rows: block.rows(), cols: block.cols() });
         spill.length += bytes;
         Ok(())
@@ -249,7 +249,7 @@ impl Pile {
             Place::File { at, rows, cols } => (*at, *rows, *cols),
         };
         let rows = within(rows);
-        let failed = |e| Error::io(&self.room.folder, e);
+        let failed = |e| Error::io(&self.memory_budget.folder, e);
         let spill = self.file.as_ref().ok_or_else(missing)?;
         let (mut at, mut left) = (at + 4 * (rows.start * cols) as u64, rows.len() * cols);
         let mut values = Vec::with_capacity(left);
@@ -276,7 +276,7 @@ impl Pile {
 
 impl Drop for Pile {
     fn drop(&mut self) {
-        self.room.give(self.held);
+        self.memory_budget.give(self.held);
     }
 }
 
@@ -315,8 +315,8 @@ mod tests {
         // From here on the allocator takes blocks of this size from its heap, where later blocks prevent it from
         // returning them.
         drop(vec![1.0f32; 7 << 20]);
-        let room = Room::new(u64::MAX, folder.path());
-        let mut pile = Pile::new(&room);
+        let memory_budget = MemoryBudget::new(u64::MAX, folder.path());
+        let mut pile = Pile::new(&memory_budget);
         let fast: Vec<Vec<u8>> = (0..200)
             .map(|k| {
                 pile.push(Matrix::from_fn(1 << 10, 1 << 9, |_, _| k as f32)).unwrap();
@@ -341,8 +341,8 @@ mod tests {
             assert_eq!((got.rows(), got.row(0), got.row(1)), (2, block(k).row(1), block(k).row(2)));
             assert_eq!(pile.rows(k, 3..9).unwrap().rows(), 0);
         };
-        let room = Room::new(150, folder.path());
-        let mut pile = Pile::new(&room);
+        let memory_budget = MemoryBudget::new(150, folder.path());
+        let mut pile = Pile::new(&memory_budget);
         (0..6).for_each(|k| pile.push(block(k)).unwrap());
         assert_eq!((pile.held, pile.spilled()), (120, 240), "two of six blocks of 60 bytes fit");
         std::thread::scope(|scope| {
@@ -351,12 +351,12 @@ mod tests {
             }
         });
         assert!(pile.get(6).is_err());
-        assert!(!room.take(40) && room.take(30));
-        room.give(30);
+        assert!(!memory_budget.take(40) && memory_budget.take(30));
+        memory_budget.give(30);
         drop(pile);
-        assert!(room.take(150), "what a pile held is free again");
+        assert!(memory_budget.take(150), "what a pile held is free again");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        let mut nowhere = Pile::new(&Room::new(0, &folder.path().join("missing")));
+        let mut nowhere = Pile::new(&MemoryBudget::new(0, &folder.path().join("missing")));
         assert!(nowhere.push(block(0)).is_err());
     }
 }

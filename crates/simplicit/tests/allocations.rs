@@ -52,7 +52,7 @@ fn a_second_call_allocates_its_outputs_alone() {
             let prepared = Prepared::new(&model, batch).unwrap();
             let u = Matrix::from_fn(batch, model.shape().inputs, |i, j| ((i * 7 + j) % 13) as f32 * 0.07);
             let run = || prepared.outputs(&u, Threads::new(threads)).unwrap();
-            // Threads take rooms as they come: a few calls, and as many rooms as there will ever be.
+            // Threads take workspaces as they come: after a few calls there are as many as there will ever be.
             (0..20).for_each(|_| drop(run()));
             let first = run();
             let least = (0..20).map(|_| count(run)).map(|(y, asked)| {

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use super::operand::Packing;
-use super::operator::OperatorRoom;
+use super::operator::OperatorWorkspace;
 use super::program::Norm;
 use super::run::{SINGLE, SampleDiagnostics, or_infinite, sizes, underflow};
 use crate::layout::{Activation, Operator};
@@ -71,7 +71,7 @@ impl AdjointProgram {
 }
 
 /// The memory of a thread; only the scratch of a pooling is allocated while running.
-pub(super) struct AdjointRoom {
+pub(super) struct AdjointWorkspace {
     z: Aligned<f32>,
     /// The inputs, only if the program needs them.
     u: Aligned<f32>,
@@ -84,7 +84,7 @@ pub(super) struct AdjointRoom {
     /// Cotangents of the operand and of the inputs of its maps.
     cotangents: [Vec<f32>; 2],
     packed: [Vec<f32>; 2],
-    operator: OperatorRoom,
+    operator: OperatorWorkspace,
     sizes: Vec<f64>,
     received: Vec<f64>,
     errors: Vec<f64>,
@@ -193,7 +193,7 @@ impl AdjointProgram {
     }
 }
 
-impl AdjointRoom {
+impl AdjointWorkspace {
     pub(super) fn new(program: &AdjointProgram) -> Self {
         let ops = || program.steps.iter().flat_map(|s| &s.ops);
         let most = |f: &dyn Fn(&Op) -> usize| ops().map(f).max().unwrap_or(0);
@@ -219,7 +219,7 @@ impl AdjointRoom {
             values: vec![vec![0.0; value * LANES]; chain],
             cotangents: [vec![0.0; cotangent * LANES], vec![0.0; cotangent * LANES]],
             packed: [vec![0.0; above * LANES], vec![0.0; below * LANES]],
-            operator: OperatorRoom::default(),
+            operator: OperatorWorkspace::default(),
             sizes: vec![0.0; layers * LANES],
             received: vec![0.0; layers * LANES],
             errors: vec![0.0; layers * LANES],

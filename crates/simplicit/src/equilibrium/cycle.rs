@@ -40,7 +40,7 @@ pub(super) struct CycleStatus {
 
 /// Memory for the largest cycle; feature-major, as all values here.
 #[derive(Debug)]
-pub(super) struct CycleRoom {
+pub(super) struct CycleWorkspace {
     x: Aligned<f64>,
     z: Aligned<f64>,
     g: Vec<f64>,
@@ -71,7 +71,7 @@ struct LaneState {
     fresh: bool,
 }
 
-impl CycleRoom {
+impl CycleWorkspace {
     pub(super) fn new(units: usize, lanes: usize, memory: usize) -> Self {
         let n = units * lanes;
         Self {

@@ -4,11 +4,11 @@
 //! Bᵀw + Dᵀv: an equation of the same form as the model's, run by the same code on transposed matrices with gates Φ in
 //! the place of φ. It contracts where the model does, in the weighted ℓ1 norm.
 
-use super::adjoint::{AdjointProgram, AdjointRoom, LANES};
+use super::adjoint::{AdjointProgram, AdjointWorkspace, LANES};
 use super::prepared::Part;
 use super::program::{Equation, Norm, Program};
 use super::{
-    Equilibrium, EquilibriumSettings, EquilibriumSolution, Rooms, Runner, SampleDiagnostics, forward, not_finite,
+    Equilibrium, EquilibriumSettings, EquilibriumSolution, Runner, SampleDiagnostics, Workspaces, forward, not_finite,
     scheduled,
 };
 use crate::layout::Activation;
@@ -28,7 +28,7 @@ pub struct InputGradient {
 /// The adjoint equation, run in the same way as the model.
 enum Adjoint {
     Scheduled { activations: Vec<Activation>, runner: Box<Runner> },
-    Layered { program: AdjointProgram, rooms: Rooms<AdjointRoom> },
+    Layered { program: AdjointProgram, workspaces: Workspaces<AdjointWorkspace> },
 }
 
 impl std::fmt::Debug for Adjoint {
@@ -51,7 +51,7 @@ impl InputGradient {
     pub fn new(model: &ImplicitModel, settings: EquilibriumSettings) -> Result<Self> {
         let equilibrium = Equilibrium::new(model, settings)?;
         if model.layers_are_acyclic() {
-            let adjoint = Adjoint::Layered { program: AdjointProgram::new(model), rooms: Rooms::new() };
+            let adjoint = Adjoint::Layered { program: AdjointProgram::new(model), workspaces: Workspaces::new() };
             return Ok(Self { equilibrium, adjoint });
         }
         let model = scheduled(model)?;
@@ -106,8 +106,8 @@ impl InputGradient {
         let (n, threads) = (self.equilibrium.shape.states, self.equilibrium.threads);
         let mut out = Matrix::zeros(v.rows(), n);
         match &self.adjoint {
-            Adjoint::Layered { program, rooms } => {
-                layered(program, rooms, (z, Some(u)), v, threads, true, |first, part| {
+            Adjoint::Layered { program, workspaces } => {
+                layered(program, workspaces, (z, Some(u)), v, threads, true, |first, part| {
                     out.as_mut_slice()[first * n..][..part.x.len()].copy_from_slice(&part.x);
                 })?;
             }
@@ -148,7 +148,7 @@ impl InputGradient {
                 let gates = gates(z, activations, &runner.program.order);
                 runner.batch(v, Some(&gates), false, limits, threads, take)?;
             }
-            Adjoint::Layered { program, rooms } => layered(program, rooms, (z, u), v, threads, false, take)?,
+            Adjoint::Layered { program, workspaces } => layered(program, workspaces, (z, u), v, threads, false, take)?,
         }
         Ok(solution)
     }
@@ -169,7 +169,7 @@ fn lanes_for(count: usize) -> usize {
 
 fn layered(
     program: &AdjointProgram,
-    rooms: &Rooms<AdjointRoom>,
+    workspaces: &Workspaces<AdjointWorkspace>,
     (z, u): (&Matrix<f32>, Option<&Matrix<f32>>),
     v: &Matrix<f32>,
     threads: Threads,
@@ -183,22 +183,24 @@ fn layered(
         ));
     }
     let (n, q, p) = (program.states, program.outputs, program.inputs);
-    rooms.batch(
+    workspaces.batch(
         (v.rows(), LANES),
         threads,
-        || AdjointRoom::new(program),
-        |room, samples| {
+        || AdjointWorkspace::new(program),
+        |workspace, samples| {
             let count = samples.len();
             let lanes = lanes_for(count);
             let of = |width: usize| samples.start * width..samples.end * width;
             let at = (&z.as_slice()[of(n)], u.map(|u| &u.as_slice()[of(p)]));
-            room.run(program, at, &v.as_slice()[of(q)], (lanes, count))
+            workspace
+                .run(program, at, &v.as_slice()[of(q)], (lanes, count))
                 .map_err(|sample| not_finite("cotangents", v, samples.start + sample))?;
-            let mut part = Part { z: vec![], x: vec![], y: vec![0.0; count * p], diagnostics: room.samples.clone() };
-            from_lanes(&mut part.y, p, &room.du, count, p, lanes);
+            let mut part =
+                Part { z: vec![], x: vec![], y: vec![0.0; count * p], diagnostics: workspace.samples.clone() };
+            from_lanes(&mut part.y, p, &workspace.du, count, p, lanes);
             if states {
                 part.x.resize(count * n, 0.0);
-                from_lanes(&mut part.x, n, &room.w, count, n, lanes);
+                from_lanes(&mut part.x, n, &workspace.w, count, n, lanes);
             }
             Ok(part)
         },

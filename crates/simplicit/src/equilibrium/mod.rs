@@ -38,7 +38,7 @@ use crate::{Error, Result};
 use cycle::Limits;
 use prepared::Part;
 use program::{Equation, Norm, Program};
-use run::Room;
+use run::RunWorkspace;
 
 /// Samples that run side by side in a scheduled model. Cycles keep more numbers per sample in the cache, so they use
 /// half as many.
@@ -317,9 +317,9 @@ fn forward<'a>(model: &'a ImplicitModel, activations: &'a [Activation]) -> Equat
 }
 
 /// Memory that threads work in, kept between batches.
-struct Rooms<R>(Mutex<Vec<R>>);
+struct Workspaces<R>(Mutex<Vec<R>>);
 
-impl<R: Send> Rooms<R> {
+impl<R: Send> Workspaces<R> {
     fn new() -> Self {
         Self(Mutex::new(Vec::new()))
     }
@@ -329,7 +329,7 @@ impl<R: Send> Rooms<R> {
         &self,
         (samples, chunk): (usize, usize),
         threads: Threads,
-        room: impl Fn() -> R + Sync,
+        workspace: impl Fn() -> R + Sync,
         work: impl Fn(&mut R, std::ops::Range<usize>) -> Result<T> + Sync,
         mut take: impl FnMut(usize, T),
     ) -> Result<()> {
@@ -339,7 +339,7 @@ impl<R: Send> Rooms<R> {
             samples.div_ceil(chunk),
             |k| {
                 let free = lock().pop();
-                let mut own = free.unwrap_or_else(&room);
+                let mut own = free.unwrap_or_else(&workspace);
                 let part = work(&mut own, k * chunk..((k + 1) * chunk).min(samples));
                 lock().push(own);
                 part
@@ -357,12 +357,12 @@ struct Runner {
     program: Program,
     /// What errors call its inputs.
     inputs: &'static str,
-    rooms: Rooms<Room>,
+    workspaces: Workspaces<RunWorkspace>,
 }
 
 impl Runner {
     fn new(program: Program, inputs: &'static str) -> Self {
-        Self { program, inputs, rooms: Rooms::new() }
+        Self { program, inputs, workspaces: Workspaces::new() }
     }
 
     fn lanes(&self) -> usize {
@@ -379,18 +379,18 @@ impl Runner {
         threads: Threads,
         take: impl FnMut(usize, Part),
     ) -> Result<()> {
-        self.rooms.batch(
+        self.workspaces.batch(
             (u.rows(), CHUNK),
             threads,
-            || Room::new(&self.program, self.lanes(), limits.memory),
-            |room, samples| self.chunk(room, u, gates, samples, states, limits),
+            || RunWorkspace::new(&self.program, self.lanes(), limits.memory),
+            |workspace, samples| self.chunk(workspace, u, gates, samples, states, limits),
             take,
         )
     }
 
     fn chunk(
         &self,
-        room: &mut Room,
+        workspace: &mut RunWorkspace,
         u: &Matrix<f32>,
         gates: Option<&Matrix<f32>>,
         samples: std::ops::Range<usize>,
@@ -411,17 +411,18 @@ impl Runner {
             let lanes = left.next_power_of_two().clamp(8, self.lanes());
             let count = left.min(lanes);
             if let Some(gates) = gates {
-                to_lanes(&mut room.gates, &gates.as_slice()[first * units..], units, count, units, lanes);
+                to_lanes(&mut workspace.gates, &gates.as_slice()[first * units..], units, count, units, lanes);
             }
-            room.run(&self.program, &u.as_slice()[first * p..(first + count) * p], (lanes, count), limits)
+            workspace
+                .run(&self.program, &u.as_slice()[first * p..(first + count) * p], (lanes, count), limits)
                 .map_err(|sample| not_finite(self.inputs, u, first + sample))?;
             let at = first - samples.start;
             if states {
-                from_lanes(&mut part.z[at * units..], units, &room.z, count, units, lanes);
-                from_lanes(&mut part.x[at * units..], units, &room.x, count, units, lanes);
+                from_lanes(&mut part.z[at * units..], units, &workspace.z, count, units, lanes);
+                from_lanes(&mut part.x[at * units..], units, &workspace.x, count, units, lanes);
             }
-            from_lanes(&mut part.y[at * q..], q, &room.z[units * lanes..], count, q, lanes);
-            part.diagnostics.extend_from_slice(&room.samples);
+            from_lanes(&mut part.y[at * q..], q, &workspace.z[units * lanes..], count, q, lanes);
+            part.diagnostics.extend_from_slice(&workspace.samples);
             first += count;
         }
         Ok(part)

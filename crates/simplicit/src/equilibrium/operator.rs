@@ -4,14 +4,14 @@ use crate::layout::Operator;
 
 /// Memory for the samples of an operator's operands and result; it grows to the needs of the largest operator.
 #[derive(Debug, Default)]
-pub(super) struct OperatorRoom {
+pub(super) struct OperatorWorkspace {
     operands: Vec<Vec<f32>>,
     cotangents: Vec<Vec<f32>>,
     result: Vec<f32>,
     dout: Vec<f32>,
 }
 
-impl OperatorRoom {
+impl OperatorWorkspace {
     /// The place for operand k, `size` numbers in all.
     pub(super) fn operand(&mut self, k: usize, size: usize) -> &mut [f32] {
         if self.operands.len() <= k {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::cycle::{CycleRoom, Limits, certified};
+use super::cycle::{CycleWorkspace, Limits, certified};
 use super::program::{Norm, Program, Reads, StageCode};
 use crate::layout::Activation;
 use crate::linalg::lanes::{Aligned, MAX_LANES, largest_magnitudes, to_lanes};
@@ -39,14 +39,14 @@ impl SampleDiagnostics {
 
 /// The memory of a thread that runs a block; nothing is allocated while running.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct RunWorkspace {
     tile: Aligned<f32>,
     wide_tile: Aligned<f64>,
     /// Pre-activations in schedule order, then the outputs.
     pub(super) z: Aligned<f32>,
     pub(super) x: Aligned<f32>,
     w: Aligned<f64>,
-    cycle: CycleRoom,
+    cycle: CycleWorkspace,
     /// Gates of an adjoint, in schedule order.
     pub(super) gates: Vec<f32>,
     bounds: Bounds,
@@ -61,7 +61,7 @@ struct Bounds {
     errors: Vec<f64>,
 }
 
-impl Room {
+impl RunWorkspace {
     pub(super) fn new(program: &Program, lanes: usize, memory: usize) -> Self {
         let cyclic = program.cyclic_units > 0;
         let gates = if program.gated { program.units() * lanes } else { 0 };
@@ -71,7 +71,7 @@ impl Room {
             z: Aligned::zeros((program.units() + program.outputs) * lanes),
             x: Aligned::zeros(program.padded_units() * lanes),
             w: Aligned::zeros(program.cyclic_units * lanes),
-            cycle: CycleRoom::new(program.largest_cycle(), lanes, memory),
+            cycle: CycleWorkspace::new(program.largest_cycle(), lanes, memory),
             gates: vec![0.0; gates],
             bounds: Bounds {
                 inputs: vec![0.0; lanes],

@@ -177,8 +177,8 @@ mod tests {
             let x = f64::from(k) * 1e-3;
             let expected = series(x).min(1.0);
             // e^(−x²) has an error of x² roundings, the sum of a few.
-            let room = (8.0 + 2.0 * x * x) * f64::EPSILON;
-            assert!((erf(x) - expected).abs() <= room * expected, "erf {x}: {} and {expected}", erf(x));
+            let tolerance = (8.0 + 2.0 * x * x) * f64::EPSILON;
+            assert!((erf(x) - expected).abs() <= tolerance * expected, "erf {x}: {} and {expected}", erf(x));
             assert_eq!(erf(-x), -erf(x));
             // So it rounds to the nearest f32, or to its neighbour where the two lie on either side of a tie.
             let (single, nearest) = (erf(x) as f32, expected as f32);
@@ -231,8 +231,8 @@ mod tests {
             let rise = normal_cdf(x + 2.0 * h) - normal_cdf(x);
             // Simpson's rule is off by h⁵/90·φ⁗, and φ⁗ ≤ (x⁴ + 6x² + 3)φ with φ at most e^(0.1|x| + 0.005) times larger in between.
             let most = (0.1 * x.abs() + 0.1).exp() * normal_density(x);
-            let room = h.powi(5) / 90.0 * ((x.abs() + 0.1).powi(4) + 6.0 * (x.abs() + 0.1).powi(2) + 3.0) * most;
-            assert!((rise - area).abs() <= room + 4.0 * f64::EPSILON, "{x}: {rise} and {area}");
+            let tolerance = h.powi(5) / 90.0 * ((x.abs() + 0.1).powi(4) + 6.0 * (x.abs() + 0.1).powi(2) + 3.0) * most;
+            assert!((rise - area).abs() <= tolerance + 4.0 * f64::EPSILON, "{x}: {rise} and {area}");
         }
         assert_eq!((normal_cdf(40.0), normal_cdf(-40.0)), (1.0, 0.0));
     }

@@ -141,10 +141,10 @@ impl std::fmt::Debug for Cholesky {
 impl Cholesky {
     /// Memory for matrices of up to `capacity` rows.
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { size: 0, factor: vec![0.0; capacity * capacity], scratch: Self::room(capacity), capacity }
+        Self { size: 0, factor: vec![0.0; capacity * capacity], scratch: Self::scratch(capacity), capacity }
     }
 
-    fn room(size: usize) -> MemBuffer {
+    fn scratch(size: usize) -> MemBuffer {
         MemBuffer::new(llt::factor::cholesky_in_place_scratch::<f64>(size, Par::Seq, Default::default()))
     }
 
@@ -160,7 +160,7 @@ impl Cholesky {
         if size > self.capacity {
             self.capacity = size;
             self.factor.resize(size * size, 0.0);
-            self.scratch = Self::room(size);
+            self.scratch = Self::scratch(size);
         }
         self.size = size;
         if size == 0 {

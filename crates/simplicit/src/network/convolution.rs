@@ -12,7 +12,7 @@ const BLOCK: usize = 1 << 16;
 
 /// Weights packed for a batch, with memory for one sample.
 #[derive(Debug)]
-pub(crate) struct ConvolutionRoom {
+pub(crate) struct ConvolutionWorkspace {
     weights: Option<GridWeights>,
     padded: Vec<f32>,
 }
@@ -54,22 +54,25 @@ impl Convolution {
     }
 
     /// Packs the weights for [`Convolution::add`].
-    pub(crate) fn room(self, weights: &Matrix<f32>) -> ConvolutionRoom {
+    pub(crate) fn workspace(self, weights: &Matrix<f32>) -> ConvolutionWorkspace {
         let phases = Phases::new(self.window, self.input, self.output);
         let offsets = phases.offsets();
         let weights = GridWeights::dense(weights.as_slice(), weights.rows(), &offsets, Cost::default());
-        ConvolutionRoom { weights: Some(weights), padded: vec![0.0; if self.is_plain() { 0 } else { phases.size() }] }
+        ConvolutionWorkspace {
+            weights: Some(weights),
+            padded: vec![0.0; if self.is_plain() { 0 } else { phases.size() }],
+        }
     }
 
     /// out += W · windows(x), out already holding the bias.
-    pub(crate) fn add(self, x: &[f32], room: &mut ConvolutionRoom, out: &mut [f32]) {
-        let Some(weights) = &room.weights else { return };
+    pub(crate) fn add(self, x: &[f32], workspace: &mut ConvolutionWorkspace, out: &mut [f32]) {
+        let Some(weights) = &workspace.weights else { return };
         let phases = Phases::new(self.window, self.input, self.output);
         let source = if self.is_plain() {
             x
         } else {
-            phases.split(x, [self.input.width, self.input.positions()], &mut room.padded, 1);
-            &room.padded
+            phases.split(x, [self.input.width, self.input.positions()], &mut workspace.padded, 1);
+            &workspace.padded
         };
         let grid = Self::grid(self.output, phases.row());
         weights.run(Instructions::detect(), &grid, source, out, &Finish::default());
@@ -125,9 +128,9 @@ impl Convolution {
     }
 
     /// Packs the weights for [`Convolution::pull_back`].
-    pub(crate) fn back_room(self, weights: &Matrix<f32>) -> ConvolutionRoom {
+    pub(crate) fn back_room(self, weights: &Matrix<f32>) -> ConvolutionWorkspace {
         if !self.transposes() {
-            return ConvolutionRoom { weights: None, padded: vec![0.0; self.taps() * self.block()] };
+            return ConvolutionWorkspace { weights: None, padded: vec![0.0; self.taps() * self.block()] };
         }
         let ([kh, kw], channels) = (self.window.kernel, self.output.channels);
         let (_, [height, width]) = self.cotangent();
@@ -144,22 +147,28 @@ impl Convolution {
         };
         let offsets: Vec<usize> = (0..columns).map(offset).collect();
         let weights = GridWeights::dense(&transposed, self.input.channels, &offsets, Cost::default());
-        ConvolutionRoom { weights: Some(weights), padded: vec![0.0; channels * height * width] }
+        ConvolutionWorkspace { weights: Some(weights), padded: vec![0.0; channels * height * width] }
     }
 
     /// dx += windowsᵀ(Wᵀ · dout): the transpose of [`Convolution::add`].
-    pub(crate) fn pull_back(self, weights: &Matrix<f32>, dout: &[f32], room: &mut ConvolutionRoom, dx: &mut [f32]) {
-        if let Some(weights) = &room.weights {
+    pub(crate) fn pull_back(
+        self,
+        weights: &Matrix<f32>,
+        dout: &[f32],
+        workspace: &mut ConvolutionWorkspace,
+        dx: &mut [f32],
+    ) {
+        if let Some(weights) = &workspace.weights {
             let ([above, left], [height, width]) = self.cotangent();
             for (k, row) in dout.chunks_exact(self.output.width).enumerate() {
                 let (o, y) = (k / self.output.height, k % self.output.height);
                 let at = (o * height + above + y) * width + left;
-                room.padded[at..at + row.len()].copy_from_slice(row);
+                workspace.padded[at..at + row.len()].copy_from_slice(row);
             }
             let grid = Self::grid(self.input, width);
-            return weights.run(Instructions::detect(), &grid, &room.padded, dx, &Finish::default());
+            return weights.run(Instructions::detect(), &grid, &workspace.padded, dx, &Finish::default());
         }
-        let scratch = &mut room.padded;
+        let scratch = &mut workspace.padded;
         let (positions, taps) = (self.output.positions(), self.taps());
         let channels = self.output.channels;
         for start in (0..positions).step_by(self.block()) {
@@ -258,7 +267,7 @@ mod tests {
             let convolution = Convolution { input, output, window };
             let mut all = vec![0.0; output.size()];
             let identity = Matrix::from_fn(taps, taps, |i, j| f32::from(u8::from(i == j)));
-            convolution.add(&x, &mut convolution.room(&identity), &mut all);
+            convolution.add(&x, &mut convolution.workspace(&identity), &mut all);
             let mut column = vec![9.0; taps];
             for position in 0..output.positions() {
                 convolution.window_at(&x, position, &mut column);
@@ -293,7 +302,7 @@ mod tests {
             let weights = Matrix::from_vec(4, 3 * window.area(), numbers(12 * window.area())).unwrap();
             let (x, dout) = (numbers(input.size()), numbers(output.size()));
             let (mut out, mut dx) = (vec![0.0; output.size()], vec![0.0; input.size()]);
-            convolution.add(&x, &mut convolution.room(&weights), &mut out);
+            convolution.add(&x, &mut convolution.workspace(&weights), &mut out);
             convolution.pull_back(&weights, &dout, &mut convolution.back_room(&weights), &mut dx);
             let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
             let mut gradient = vec![0.0; weights.as_slice().len()];

@@ -147,7 +147,8 @@ fn evaluate<'a>(
         Op::Convolution { weights, bias, .. } => {
             let mut out = Matrix::zeros(x.rows(), node.shape.size());
             let Some(convolution) = geometry(node, nodes) else { return out };
-            let mut rooms: Vec<_> = weights_of_groups(weights, convolution).map(|w| convolution.room(&w)).collect();
+            let mut workspaces: Vec<_> =
+                weights_of_groups(weights, convolution).map(|w| convolution.workspace(&w)).collect();
             for sample in 0..x.rows() {
                 let row = out.row_mut(sample);
                 if let Some(bias) = bias {
@@ -156,8 +157,8 @@ fn evaluate<'a>(
                 }
                 let groups = x.row(sample).chunks_exact(convolution.input.size());
                 let parts = row.chunks_exact_mut(convolution.output.size());
-                for ((x, out), room) in groups.zip(parts).zip(&mut rooms) {
-                    convolution.add(x, room, out);
+                for ((x, out), workspace) in groups.zip(parts).zip(&mut workspaces) {
+                    convolution.add(x, workspace, out);
                 }
             }
             out

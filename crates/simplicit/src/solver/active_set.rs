@@ -6,7 +6,7 @@
 //! system is solved again, as long as the corrections become fewer quickly. Every solution is certified.
 
 use super::SolverSettings;
-use super::batch::{Best, Room, multiply};
+use super::batch::{Best, Workspace, multiply};
 use super::canonical::Row;
 use super::design::Coordinates;
 use super::newton_system::{INACTIVE, Method};
@@ -94,7 +94,7 @@ impl<'a> ActiveSet<'a> {
     }
 
     /// Certifies w and corrects the active set; `open` falls when the row is solved or there is no progress.
-    fn revise(&mut self, penalty: &dyn Penalty, settings: &SolverSettings, room: &mut Room) {
+    fn revise(&mut self, penalty: &dyn Penalty, settings: &SolverSettings, workspace: &mut Workspace) {
         let d = self.w.len();
         let first = self.corrections == usize::MAX;
         let leaves = |s: &Self, j: usize| {
@@ -108,11 +108,11 @@ impl<'a> ActiveSet<'a> {
         });
         corrections += usize::from(tight != self.is_tight);
         if corrections == 0 && self.row.is_feasible(&self.w) {
-            room.trial.copy_from_slice(&self.w);
-            room.v.copy_from_slice(&self.gw);
-            self.row.settle_free(&mut room.trial, &mut room.v);
-            let gap = self.row.certify(penalty, &room.trial, &room.v, self.theta);
-            self.best.take(gap, &room.trial);
+            workspace.trial.copy_from_slice(&self.w);
+            workspace.v.copy_from_slice(&self.gw);
+            self.row.settle_free(&mut workspace.trial, &mut workspace.v);
+            let gap = self.row.certify(penalty, &workspace.trial, &workspace.v, self.theta);
+            self.best.take(gap, &workspace.trial);
             if self.best.is_within(settings.tolerance) {
                 self.open = false;
                 return;
@@ -188,10 +188,10 @@ impl<'a> ActiveSet<'a> {
     fn take(&mut self) {
         self.steps += 1;
         if let (true, Some((_, radius))) = (self.is_tight, &self.row.ball) {
-            let room = super::canonical::inner_radius(*radius) - dot(&self.border, &self.w);
+            let workspace = super::canonical::inner_radius(*radius) - dot(&self.border, &self.w);
             let below = dot(&self.border, &self.border_step);
             if below > 0.0 {
-                let factor = (dot(&self.border, &self.step) - room) / below;
+                let factor = (dot(&self.border, &self.step) - workspace) / below;
                 self.theta += factor;
                 axpy(&mut self.step, -factor, &self.border_step);
             }
@@ -211,21 +211,21 @@ pub(super) fn correct(
     penalty: &dyn Penalty,
     settings: &SolverSettings,
     rows: &mut [ActiveSet],
-    room: &mut Room,
+    workspace: &mut Workspace,
 ) {
     for step in 0..=MAX_STEPS {
         let open = |s: &ActiveSet| s.open;
         if !rows.iter().any(open) {
             return;
         }
-        multiply(coordinates.gram(), rows, &mut room.double, open, |s| &s.w, |s, out| s.gw.copy_from_slice(out));
+        multiply(coordinates.gram(), rows, &mut workspace.double, open, |s| &s.w, |s, out| s.gw.copy_from_slice(out));
         for s in rows.iter_mut().filter(|s| s.open) {
-            s.revise(penalty, settings, room);
+            s.revise(penalty, settings, workspace);
         }
         if step == MAX_STEPS {
             return;
         }
-        solve(coordinates, rows, room);
+        solve(coordinates, rows, workspace);
         for s in rows.iter_mut().filter(|s| s.open) {
             s.take();
         }
@@ -233,16 +233,16 @@ pub(super) fn correct(
 }
 
 /// `step` ← the solution for the right-hand side in `step`, and `border_step` that for the border.
-fn solve(coordinates: &Coordinates, rows: &mut [ActiveSet], room: &mut Room) {
+fn solve(coordinates: &Coordinates, rows: &mut [ActiveSet], workspace: &mut Workspace) {
     let corrected = |s: &ActiveSet| s.open && s.method == Method::Corrected;
     let bordered = |s: &ActiveSet| corrected(s) && s.is_tight;
     let inverse = if rows.iter().any(corrected) { coordinates.inverse(LEVEL) } else { None };
     if let Some(inverse) = inverse {
-        multiply(inverse, rows, &mut room.double, corrected, |s| &s.step, |s, out| s.step.copy_from_slice(out));
+        multiply(inverse, rows, &mut workspace.double, corrected, |s| &s.step, |s, out| s.step.copy_from_slice(out));
         multiply(
             inverse,
             rows,
-            &mut room.double,
+            &mut workspace.double,
             bordered,
             |s| &s.border,
             |s, out| {
@@ -251,7 +251,7 @@ fn solve(coordinates: &Coordinates, rows: &mut [ActiveSet], room: &mut Room) {
             },
         );
     }
-    let system = &mut room.system;
+    let system = &mut workspace.system;
     let mut border_corrections: Vec<Vec<f64>> = Vec::new();
     for s in rows.iter_mut().filter(|s| s.open) {
         if !system.prepare(coordinates, LEVEL, &s.diagonal) {
@@ -282,7 +282,7 @@ fn solve(coordinates: &Coordinates, rows: &mut [ActiveSet], room: &mut Room) {
     multiply(
         inverse,
         rows,
-        &mut room.double,
+        &mut workspace.double,
         corrected,
         |s| &s.correction,
         |s, out| {
@@ -298,7 +298,7 @@ fn solve(coordinates: &Coordinates, rows: &mut [ActiveSet], room: &mut Room) {
     multiply(
         inverse,
         rows,
-        &mut room.double,
+        &mut workspace.double,
         bordered,
         |s| &s.correction,
         |s, out| {

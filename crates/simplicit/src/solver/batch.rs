@@ -52,7 +52,7 @@ impl Best {
 }
 
 /// Memory that the rows of a block share.
-pub(super) struct Room {
+pub(super) struct Workspace {
     pub(super) v: Vec<f64>,
     pub(super) shifted: Vec<f64>,
     pub(super) trial: Vec<f64>,
@@ -78,7 +78,7 @@ pub(crate) fn solve(
     cancel: &Cancel,
 ) -> crate::Result<Vec<RowOutcome>> {
     let d = coordinates.gram().rows();
-    let mut room = Room {
+    let mut workspace = Workspace {
         v: vec![0.0; d],
         shifted: vec![0.0; d],
         trial: vec![0.0; d],
@@ -88,13 +88,13 @@ pub(crate) fn solve(
         system: NewtonSystem::new(f64::INFINITY),
     };
     let mut states: Vec<Splitting> = rows.iter().map(|(row, start)| Splitting::new(row, start.as_deref(), d)).collect();
-    start(coordinates, penalty, &mut states, &mut room);
+    start(coordinates, penalty, &mut states, &mut workspace);
     let steps = settings.splitting_steps;
     let warm = rows.iter().all(|(_, start)| start.is_some());
     let mut next_try = if warm { LOOK_EVERY } else { FIRST_TRY };
     for step in 1..=steps {
         cancel.check()?;
-        advance(coordinates, penalty, &mut states, &mut room, |s| !s.solved);
+        advance(coordinates, penalty, &mut states, &mut workspace, |s| !s.solved);
         if step % LOOK_EVERY == 0 || step == steps {
             for s in states.iter_mut().filter(|s| !s.solved) {
                 s.look();
@@ -111,7 +111,7 @@ pub(crate) fn solve(
             .filter(|s| ready(s))
             .map(|s| ActiveSet::new(s.row, penalty, &s.v, s.theta, std::mem::take(&mut s.best)))
             .collect();
-        correct(coordinates, penalty, settings, &mut tried, &mut room);
+        correct(coordinates, penalty, settings, &mut tried, &mut workspace);
         let mut tried = tried.into_iter();
         for s in states.iter_mut().filter(|s| ready(s)) {
             if let Some(result) = tried.next() {
@@ -130,7 +130,7 @@ pub(crate) fn solve(
         let best = std::mem::take(&mut s.best);
         left.push(Newton::new(s.row, s.level, std::mem::take(&mut s.v), std::mem::take(&mut s.y), best, systems));
     }
-    newton(coordinates, penalty, settings, &mut left, &mut room, cancel)?;
+    newton(coordinates, penalty, settings, &mut left, &mut workspace, cancel)?;
     let mut left = left.into_iter();
     let outcome = |s: Splitting| {
         let rest = if s.solved { None } else { left.next() };

@@ -5,7 +5,7 @@
 //! solved accurately enough, the anchor moves and ε falls. The certificate is computed for the predicted w (the
 //! Newton point itself), because on the right support it is the exact solution.
 
-use super::batch::{Best, Room, combine, multiply};
+use super::batch::{Best, Workspace, combine, multiply};
 use super::canonical::Row;
 use super::design::{Coordinates, LEVELS, epsilon};
 use super::newton_system::{INACTIVE, Method, NewtonSystem};
@@ -84,32 +84,39 @@ pub(super) fn newton(
     penalty: &dyn Penalty,
     settings: &SolverSettings,
     states: &mut [Newton],
-    room: &mut Room,
+    workspace: &mut Workspace,
     cancel: &Cancel,
 ) -> crate::Result<()> {
     let gram = coordinates.gram();
-    multiply(gram, states, &mut room.double, |_| true, |s| &s.anchor, |s, out| s.g_anchor.copy_from_slice(out));
-    multiply(gram, states, &mut room.double, |_| true, |s| &s.y, |s, out| s.gy.copy_from_slice(out));
+    multiply(gram, states, &mut workspace.double, |_| true, |s| &s.anchor, |s, out| s.g_anchor.copy_from_slice(out));
+    multiply(gram, states, &mut workspace.double, |_| true, |s| &s.y, |s, out| s.gy.copy_from_slice(out));
     for _ in 0..settings.max_newton_steps {
         if states.iter().all(|s| s.done.is_some()) {
             break;
         }
         cancel.check()?;
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
-            s.evaluate(penalty, room);
+            s.evaluate(penalty, workspace);
         }
-        multiply(gram, states, &mut room.double, |s| s.done.is_none(), |s| &s.w, |s, out| s.gw.copy_from_slice(out));
+        multiply(
+            gram,
+            states,
+            &mut workspace.double,
+            |s| s.done.is_none(),
+            |s| &s.w,
+            |s, out| s.gw.copy_from_slice(out),
+        );
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.move_anchor_if_solved();
         }
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.prepare(coordinates, penalty);
         }
-        directions(coordinates, states, room);
+        directions(coordinates, states, workspace);
         multiply(
             gram,
             states,
-            &mut room.double,
+            &mut workspace.double,
             |s| s.done.is_none(),
             |s| &s.step,
             |s, out| s.g_step.copy_from_slice(out),
@@ -117,9 +124,9 @@ pub(super) fn newton(
         for s in states.iter_mut().filter(|s| s.done.is_none()) {
             s.steps += 1;
             s.inner_steps += 1;
-            s.certify(penalty, settings, room);
+            s.certify(penalty, settings, workspace);
             if s.done.is_none() {
-                s.search(penalty, room);
+                s.search(penalty, workspace);
             }
         }
     }
@@ -127,7 +134,7 @@ pub(super) fn newton(
 }
 
 /// `step` ← the Newton change of w on J for every open row, through whichever form its system has.
-fn directions(coordinates: &Coordinates, states: &mut [Newton], room: &mut Room) {
+fn directions(coordinates: &Coordinates, states: &mut [Newton], workspace: &mut Workspace) {
     for s in states.iter_mut().filter(|s| s.done.is_none() && s.system.method() == Method::Direct) {
         s.system.solve_direct(&mut s.step);
         if !s.border.is_empty() {
@@ -146,7 +153,7 @@ fn directions(coordinates: &Coordinates, states: &mut [Newton], room: &mut Room)
         multiply(
             inverse,
             states,
-            &mut room.double,
+            &mut workspace.double,
             corrected,
             |s| &s.step,
             |s, out| {
@@ -154,14 +161,14 @@ fn directions(coordinates: &Coordinates, states: &mut [Newton], room: &mut Room)
                 s.system.correction(out, &mut s.g_step);
             },
         );
-        multiply(inverse, states, &mut room.double, corrected, |s| &s.g_step, |s, out| s.subtract_and_mask(out));
+        multiply(inverse, states, &mut workspace.double, corrected, |s| &s.g_step, |s, out| s.subtract_and_mask(out));
         let bordered = |s: &Newton| corrected(s) && !s.border.is_empty();
         if states.iter().any(bordered) {
             let mut solved: Vec<Vec<f64>> = Vec::new();
             multiply(
                 inverse,
                 states,
-                &mut room.double,
+                &mut workspace.double,
                 bordered,
                 |s| &s.border,
                 |s, out| {
@@ -173,7 +180,7 @@ fn directions(coordinates: &Coordinates, states: &mut [Newton], room: &mut Room)
             multiply(
                 inverse,
                 states,
-                &mut room.double,
+                &mut workspace.double,
                 bordered,
                 |s| &s.g_step,
                 |s, out| {
@@ -196,14 +203,14 @@ impl Newton<'_> {
     }
 
     /// w(y) = prox at the anchor.
-    fn evaluate(&mut self, penalty: &dyn Penalty, room: &mut Room) {
+    fn evaluate(&mut self, penalty: &dyn Penalty, workspace: &mut Workspace) {
         if self.inner_steps > MAX_INNER_STEPS {
             self.level = self.level.saturating_sub(1);
             self.inner_steps = 0;
         }
         let sigma = self.sigma();
-        combine(&mut room.v, &[(1.0, &self.anchor), (sigma, &self.row.h), (-sigma, &self.gy)]);
-        self.theta = self.row.prox(penalty, &room.v, sigma, &mut self.w, &mut room.shifted);
+        combine(&mut workspace.v, &[(1.0, &self.anchor), (sigma, &self.row.h), (-sigma, &self.gy)]);
+        self.theta = self.row.prox(penalty, &workspace.v, sigma, &mut self.w, &mut workspace.shifted);
     }
 
     /// Inner problem solved: the anchor moves to w and ε falls by a level. With J kept, the new inner solution is w +
@@ -285,27 +292,27 @@ impl Newton<'_> {
     }
 
     /// Certifies the Newton point w + x (if it keeps signs and constraints) or else w itself, and keeps the better.
-    fn certify(&mut self, penalty: &dyn Penalty, settings: &SolverSettings, room: &mut Room) {
+    fn certify(&mut self, penalty: &dyn Penalty, settings: &SolverSettings, workspace: &mut Workspace) {
         let d = self.w.len();
         let mut g_trial = vec![0.0; d];
         for newton_point in [true, false] {
             for j in 0..d {
                 let flips = newton_point && self.w[j] != 0.0 && self.w[j] * (self.w[j] + self.step[j]) < 0.0;
                 let moved = newton_point && !flips;
-                room.trial[j] = if moved { self.w[j] + self.step[j] } else { self.w[j] };
+                workspace.trial[j] = if moved { self.w[j] + self.step[j] } else { self.w[j] };
                 g_trial[j] = self.gw[j] + if newton_point { self.g_step[j] } else { 0.0 };
                 if flips {
                     // Ĝ times this point is not known.
-                    room.trial[0] = f64::NAN;
+                    workspace.trial[0] = f64::NAN;
                     break;
                 }
             }
-            if room.trial[0].is_nan() || !self.row.is_feasible(&room.trial) {
+            if workspace.trial[0].is_nan() || !self.row.is_feasible(&workspace.trial) {
                 continue;
             }
-            self.row.settle_free(&mut room.trial, &mut g_trial);
-            let gap = self.row.certify(penalty, &room.trial, &g_trial, self.theta);
-            if self.best.take(gap, &room.trial) {
+            self.row.settle_free(&mut workspace.trial, &mut g_trial);
+            let gap = self.row.certify(penalty, &workspace.trial, &g_trial, self.theta);
+            if self.best.take(gap, &workspace.trial) {
                 self.stalled = 0;
             }
         }
@@ -319,7 +326,7 @@ impl Newton<'_> {
 
     /// y += t·(w − y + x), t from a search on the derivative of the inner dual, (y − w(y))ᵀĜ·step: it is monotone in
     /// t, does not suffer from cancellation as the values do, and costs one prox per trial.
-    fn search(&mut self, penalty: &dyn Penalty, room: &mut Room) {
+    fn search(&mut self, penalty: &dyn Penalty, workspace: &mut Workspace) {
         let sigma = self.sigma();
         let d = self.w.len();
         if self.moved {
@@ -341,17 +348,17 @@ impl Newton<'_> {
             self.inner_steps = MAX_INNER_STEPS + 1;
             return;
         }
-        let derivative = |t: f64, room: &mut Room| {
+        let derivative = |t: f64, workspace: &mut Workspace| {
             let slope = -sigma * t;
             combine(
-                &mut room.v,
+                &mut workspace.v,
                 &[(1.0, &self.anchor), (sigma, &self.row.h), (-sigma, &self.gy), (slope, &self.g_step)],
             );
-            self.row.prox(penalty, &room.v, sigma, &mut room.trial, &mut room.shifted);
-            y_part + t * step_part - dot(&room.trial, &self.g_step)
+            self.row.prox(penalty, &workspace.v, sigma, &mut workspace.trial, &mut workspace.shifted);
+            y_part + t * step_part - dot(&workspace.trial, &self.g_step)
         };
         let mut t = 1.0;
-        let mut end = derivative(t, room);
+        let mut end = derivative(t, workspace);
         let (mut low, mut low_value, mut high, mut high_value) = (0.0, slope, 1.0, end);
         for _ in 0..MAX_TRIALS {
             if end.abs() <= SEARCH * slope.abs() || (t == 1.0 && end < 0.0) {
@@ -364,7 +371,7 @@ impl Newton<'_> {
             if !(t > low && t < high) {
                 t = 0.5 * (low + high);
             }
-            end = derivative(t, room);
+            end = derivative(t, workspace);
             if end < 0.0 {
                 (low, low_value) = (t, end);
             } else {

@@ -4,7 +4,7 @@
 //! [`Anderson`] can work on it: v = prox(u), y = (Ĝ + ρI)⁻¹ĥ + ρ(Ĝ + ρI)⁻¹(2v − u), F(u) − u = γ(y − v).
 
 use super::anderson::Anderson;
-use super::batch::{Best, Room, combine, multiply};
+use super::batch::{Best, Workspace, combine, multiply};
 use super::canonical::Row;
 use super::design::{Coordinates, DECADES, LEVELS, epsilon};
 use crate::linalg::{axpy, dot};
@@ -87,21 +87,21 @@ impl<'a> Splitting<'a> {
     }
 
     /// Computes v = prox(u), and the operand of the product.
-    fn reflect(&mut self, penalty: &dyn Penalty, room: &mut Room) {
+    fn reflect(&mut self, penalty: &dyn Penalty, workspace: &mut Workspace) {
         std::mem::swap(&mut self.v, &mut self.previous);
         let tau = 1.0 / self.rho();
-        self.theta = self.row.prox(penalty, &self.u, tau, &mut self.v, &mut room.shifted);
+        self.theta = self.row.prox(penalty, &self.u, tau, &mut self.v, &mut workspace.shifted);
         combine(&mut self.reflected, &[(2.0, &self.v), (-1.0, &self.u)]);
     }
 
     /// Computes the next u from y.
-    fn relax(&mut self, room: &mut Room) {
-        combine(&mut room.v, &[(RELAXATION, &self.y), (-RELAXATION, &self.v)]);
+    fn relax(&mut self, workspace: &mut Workspace) {
+        combine(&mut workspace.v, &[(RELAXATION, &self.y), (-RELAXATION, &self.v)]);
         self.steps += 1;
         if self.steps > PLAIN_STEPS {
-            self.memory.step(&mut self.u, &room.v);
+            self.memory.step(&mut self.u, &workspace.v);
         } else {
-            axpy(&mut self.u, 1.0, &room.v);
+            axpy(&mut self.u, 1.0, &workspace.v);
         }
     }
 
@@ -137,13 +137,18 @@ fn nearest_level(rho: f64) -> usize {
 }
 
 /// Chooses every row's ρ from its ridge solution, and the dual that matches a start.
-pub(super) fn start(coordinates: &Coordinates, penalty: &dyn Penalty, states: &mut [Splitting], room: &mut Room) {
+pub(super) fn start(
+    coordinates: &Coordinates,
+    penalty: &dyn Penalty,
+    states: &mut [Splitting],
+    workspace: &mut Workspace,
+) {
     let Some(inverse) = coordinates.inverse(RIDGE_LEVEL) else { return };
     let every = |_: &Splitting| true;
     multiply(
         inverse,
         states,
-        &mut room.double,
+        &mut workspace.double,
         every,
         |s| &s.row.h,
         |s, out| {
@@ -155,13 +160,13 @@ pub(super) fn start(coordinates: &Coordinates, penalty: &dyn Penalty, states: &m
         },
     );
     for level in (0..LEVELS).filter(|&level| level != RIDGE_LEVEL) {
-        ridge_solutions(coordinates, level, states, room, |s| s.level == level);
+        ridge_solutions(coordinates, level, states, workspace, |s| s.level == level);
     }
     let warm = |s: &Splitting| s.u.iter().any(|u| *u != 0.0);
     multiply(
         coordinates.gram(),
         states,
-        &mut room.double,
+        &mut workspace.double,
         warm,
         |s| &s.u,
         |s, out| {
@@ -185,13 +190,13 @@ fn ridge_solutions(
     coordinates: &Coordinates,
     level: usize,
     states: &mut [Splitting],
-    room: &mut Room,
+    workspace: &mut Workspace,
     pick: impl Fn(&Splitting) -> bool,
 ) {
     if states.iter().any(&pick)
         && let Some(inverse) = coordinates.inverse(level)
     {
-        multiply(inverse, states, &mut room.double, pick, |s| &s.row.h, |s, out| s.ridge.copy_from_slice(out));
+        multiply(inverse, states, &mut workspace.double, pick, |s| &s.row.h, |s, out| s.ridge.copy_from_slice(out));
     }
 }
 
@@ -200,11 +205,11 @@ pub(super) fn advance(
     coordinates: &Coordinates,
     penalty: &dyn Penalty,
     states: &mut [Splitting],
-    room: &mut Room,
+    workspace: &mut Workspace,
     pick: impl Fn(&Splitting) -> bool,
 ) {
     for s in states.iter_mut().filter(|s| pick(s)) {
-        s.reflect(penalty, room);
+        s.reflect(penalty, workspace);
     }
     for level in 0..LEVELS {
         let here = |s: &Splitting| s.level == level && pick(s);
@@ -215,7 +220,7 @@ pub(super) fn advance(
         multiply(
             projection,
             states,
-            &mut room.single,
+            &mut workspace.single,
             here,
             |s| &s.reflected,
             |s, out| {
@@ -234,10 +239,10 @@ pub(super) fn advance(
             moved[wanted] = true;
             s.ridge.fill(f64::NAN);
         } else {
-            s.relax(room);
+            s.relax(workspace);
         }
     }
     for level in (0..LEVELS).filter(|&level| moved[level]) {
-        ridge_solutions(coordinates, level, states, room, |s| s.level == level && s.ridge[0].is_nan());
+        ridge_solutions(coordinates, level, states, workspace, |s| s.level == level && s.ridge[0].is_nan());
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::memory::Room;
+use crate::memory::MemoryBudget;
 use crate::model::{ImplicitModel, TapBlock, Target};
 use crate::network::Source;
 use crate::problem::RowProblem;
@@ -85,7 +85,7 @@ pub(super) struct Fitter {
     /// Prices of weights in addition to the penalty.
     pub(super) prices: CertificatePrices,
     /// The memory budget of everything that is kept.
-    room: Arc<Room>,
+    memory_budget: Arc<MemoryBudget>,
     /// The prices of the next model's groups, if these are not all equal.
     pub(super) steering: Option<Steering>,
     /// The work expected after the next pass.
@@ -95,13 +95,13 @@ pub(super) struct Fitter {
 impl Fitter {
     pub(super) fn new(input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Result<Self> {
         let plan = plan::connections::plan(input, settings)?;
-        let room = budget::room(&plan, input, settings, run);
+        let memory_budget = budget::memory(&plan, input, settings, run);
         Ok(Self {
             plan,
             kept: BTreeMap::new(),
             inputs: None,
             prices: CertificatePrices::default(),
-            room,
+            memory_budget,
             steering: None,
             left: 0.0,
         })
@@ -147,11 +147,11 @@ pub(super) fn fit(
     certify: bool,
     run: &mut Run,
 ) -> Result<Fitted> {
-    let Fitter { plan, kept, inputs, prices, room, steering, left } = fitter;
+    let Fitter { plan, kept, inputs, prices, memory_budget, steering, left } = fitter;
     prices.begin();
     let pricing = steering.as_ref().map_or(Pricing::Common, Steering::kind);
     let key = ModelKey { pricing, strength, robust_round: prices.round(), turn: 0 };
-    let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength, walks: None };
+    let mut pass = Pass { plan, kept, inputs, prices, memory_budget, input, settings, strength, walks: None };
     let mut built = Build::new(plan);
     let cyclic = plan.cyclic;
     // If no group needs statistics, no walk is needed.
@@ -159,7 +159,7 @@ pub(super) fn fit(
     if plan.has_taps() {
         let known = pass.needs_no_walk(run)?;
         if !known {
-            pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep, run)?);
+            pass.walks = Some(Walkers::new(input, settings, plan, memory_budget, run.keep, run)?);
         }
         let kind = if known { Kind::Solve } else { Kind::Whole };
         meter = Some(Meter::start(work::of_groups(plan, input, settings, kind), *left, run));
@@ -262,8 +262,8 @@ pub(super) fn survey(
     spread: impl Fn(f64) -> Vec<f64>,
     run: &mut Run,
 ) -> Result<Survey> {
-    let Fitter { plan, kept, inputs, prices, room, left, .. } = fitter;
-    let mut pass = Pass { plan, kept, inputs, prices, room, input, settings, strength: 1.0, walks: None };
+    let Fitter { plan, kept, inputs, prices, memory_budget, left, .. } = fitter;
+    let mut pass = Pass { plan, kept, inputs, prices, memory_budget, input, settings, strength: 1.0, walks: None };
     let built = Build::new(plan);
     // Without feature maps the work of a survey is not counted.
     let kind = Kind::Survey(spread(1.0).len());
@@ -274,7 +274,7 @@ pub(super) fn survey(
         plan.groups().filter(|g| g.kept).map(|g| kept_rows(input, g).iter().map(Vec::len).sum::<usize>()).sum();
     let mut worth = Worth::new(wanted - kept as f64);
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep, run)?);
+        pass.walks = Some(Walkers::new(input, settings, plan, memory_budget, run.keep, run)?);
     }
     for group in plan.groups() {
         pass.on_group(group, &built, run, |pass, statistics, run| {
@@ -290,7 +290,7 @@ pub(super) fn survey(
     // Statistics for which there was no memory are gathered again.
     pass.walks = None;
     if plan.has_taps() && !pass.needs_no_walk(run)? {
-        pass.walks = Some(Walkers::new(input, settings, plan, room, run.keep, run)?);
+        pass.walks = Some(Walkers::new(input, settings, plan, memory_budget, run.keep, run)?);
     }
     let mut survey = Survey::new(&prices);
     for (number, group) in plan.groups().enumerate() {
@@ -314,7 +314,7 @@ struct Pass<'a> {
     kept: &'a mut BTreeMap<GroupId, Arc<Statistics>>,
     inputs: &'a mut Option<Arc<Statistics>>,
     prices: &'a mut CertificatePrices,
-    room: &'a Arc<Room>,
+    memory_budget: &'a Arc<MemoryBudget>,
     input: &'a TrainInput<'a>,
     settings: &'a TrainSettings,
     strength: f64,
@@ -486,7 +486,7 @@ impl Pass<'_> {
 
     /// Keeps statistics for the next model, as long as there is memory for them.
     fn keep(&mut self, group: &Group, statistics: &Arc<Statistics>) {
-        if !self.kept.contains_key(&group.id()) && self.room.take(statistics.bytes()) {
+        if !self.kept.contains_key(&group.id()) && self.memory_budget.take(statistics.bytes()) {
             self.kept.insert(group.id(), statistics.clone());
         }
     }

@@ -99,12 +99,12 @@ fn a_prepared_model_is_shared_and_refuses_what_it_cannot_run() {
     shared(&prepared);
     assert_eq!(prepared.kernels().len(), 4);
     assert!(prepared.kernels().iter().all(|k| k.density > 0.9 && k.kernel == "dense"), "{:?}", prepared.kernels());
-    let (u, mut y, mut room) = (vec![0.5; 9 * 784], vec![0.0; 90], prepared.workspace());
-    prepared.run_in(&u, &mut y, &mut room).unwrap();
+    let (u, mut y, mut workspace) = (vec![0.5; 9 * 784], vec![0.0; 90], prepared.workspace());
+    prepared.run_in(&u, &mut y, &mut workspace).unwrap();
     let whole = prepared.outputs(&Matrix::from_vec(9, 784, u.clone()).unwrap(), Threads::one()).unwrap();
     assert_eq!(whole.as_slice(), y);
-    assert!(prepared.run_in(&u, &mut y[1..], &mut room).is_err());
-    assert!(Prepared::new(&model, 64).unwrap().run_in(&u, &mut y, &mut room).is_err());
+    assert!(prepared.run_in(&u, &mut y[1..], &mut workspace).is_err());
+    assert!(Prepared::new(&model, 64).unwrap().run_in(&u, &mut y, &mut workspace).is_err());
     assert!(prepared.outputs(&Matrix::zeros(2, 5), Threads::one()).is_err());
     let mut bad = Matrix::zeros(3, 784);
     bad[(1, 300)] = f32::INFINITY;

@@ -1,6 +1,6 @@
 //! Bounds on the errors of a layer's values, from the errors of what it reads.
 
-use super::execute::Room;
+use super::execute::Buffers;
 use super::layer::Step;
 use super::plan::View;
 use crate::equilibrium::program::Norm;
@@ -10,8 +10,8 @@ use crate::model::Target;
 use crate::network::Source;
 
 /// Raises `found`, one number per lane, to the largest magnitude of a map.
-fn largest(found: &mut [f64], room: &Room, view: View, lanes: usize) {
-    let values = &room.values[view.origin * lanes..][..view.extent() * lanes];
+fn largest(found: &mut [f64], buffers: &Buffers, view: View, lanes: usize) {
+    let values = &buffers.values[view.origin * lanes..][..view.extent() * lanes];
     if view.apart {
         for (found, sample) in found.iter_mut().zip(values.chunks_exact(view.extent().max(1))) {
             sizes(std::slice::from_mut(found), Norm::Max, sample, 1);
@@ -35,15 +35,15 @@ impl Bounds {
         Self { inputs: vec![0.0; lanes], sizes: vec![0.0; layers * lanes], errors: vec![0.0; layers * lanes] }
     }
 
-    pub(super) fn begin(&mut self, room: &Room, input: View, lanes: usize) {
+    pub(super) fn begin(&mut self, buffers: &Buffers, input: View, lanes: usize) {
         self.inputs.fill(0.0);
-        largest(&mut self.inputs, room, input, lanes);
+        largest(&mut self.inputs, buffers, input, lanes);
     }
 
-    /// Adds the bound for a layer whose values are in `room`.
-    pub(super) fn add(&mut self, step: &Step, room: &Room, samples: &mut [SampleDiagnostics], lanes: usize) {
+    /// Adds the bound for a layer whose values are in `buffers`.
+    pub(super) fn add(&mut self, step: &Step, buffers: &Buffers, samples: &mut [SampleDiagnostics], lanes: usize) {
         let mut own = [0.0; MAX_LANES];
-        largest(&mut own[..lanes], room, step.view, lanes);
+        largest(&mut own[..lanes], buffers, step.view, lanes);
         let bound = &step.bound;
         for (lane, sample) in samples.iter_mut().enumerate() {
             let (mut carried, mut size) = (0.0, bound.largest_bias);

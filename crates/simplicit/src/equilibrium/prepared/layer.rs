@@ -312,13 +312,13 @@ impl Step {
         self.parts.iter().fold([0; 4], |most, part| {
             let ([moved, maps, padded], unfolded) = match part {
                 Part::Taps { operand, weights: Weights::Grid(Laid { unfold: Some(unfold), .. }), .. } => {
-                    (operand.room(), unfold.room())
+                    (operand.scratch_sizes(), unfold.scratch_sizes())
                 }
-                Part::Taps { operand, .. } | Part::Residual { operand, .. } => (operand.room(), 0),
+                Part::Taps { operand, .. } | Part::Residual { operand, .. } => (operand.scratch_sizes(), 0),
                 _ => return most,
             };
-            let room = [moved, maps, padded, unfolded];
-            [0, 1, 2, 3].map(|k| most[k].max(room[k]))
+            let buffers = [moved, maps, padded, unfolded];
+            [0, 1, 2, 3].map(|k| most[k].max(buffers[k]))
         })
     }
 }

@@ -1,6 +1,6 @@
 //! Runs one layer on its own: its pre-activations from the values of what it reads.
 
-use super::execute::Room;
+use super::execute::Buffers;
 use super::layer::{Step, Sum, own_map, own_margin};
 use super::places::Places;
 use super::plan::{View, Way};
@@ -77,15 +77,15 @@ impl LayerSum {
         }
         let units = self.step.view.map.size();
         let mut z = Matrix::zeros(samples, units);
-        let mut room = Room::new(self.positions, self.step.scratch(), LANES);
+        let mut buffers = Buffers::new(self.positions, self.step.scratch(), LANES);
         for first in (0..samples).step_by(LANES) {
             let batch = (LANES, LANES.min(samples - first));
             for (place, view) in &self.sources {
                 let width = view.map.size();
-                view.read_rows(&mut room.values, &source(*place)[first * width..], width, batch);
+                view.read_rows(&mut buffers.values, &source(*place)[first * width..], width, batch);
             }
-            self.step.sum(&mut room, batch, self.instructions, &Crew::alone());
-            self.step.view.write_rows(&room.values, &mut z.as_mut_slice()[first * units..], units, batch);
+            self.step.sum(&mut buffers, batch, self.instructions, &Crew::alone());
+            self.step.view.write_rows(&buffers.values, &mut z.as_mut_slice()[first * units..], units, batch);
         }
         Ok(z)
     }

@@ -29,7 +29,7 @@ use crate::network::Source;
 use crate::parallel::{self, Threads};
 use crate::{Error, Result};
 use bounds::Bounds;
-use execute::Room;
+use execute::Buffers;
 use layer::{Step, is_direct, own_map, own_margin};
 use places::Places;
 use plan::{View, Way, all_finite};
@@ -53,7 +53,7 @@ pub struct Prepared {
     read: Option<Vec<bool>>,
     multiply_adds: u64,
     kernels: Vec<BlockKernel>,
-    rooms: Mutex<Vec<Workspace>>,
+    idle: Mutex<Vec<Workspace>>,
 }
 
 impl std::fmt::Debug for Prepared {
@@ -65,7 +65,7 @@ impl std::fmt::Debug for Prepared {
 /// Memory for one block of samples. If several threads run a model, each keeps one.
 #[derive(Debug)]
 pub struct Workspace {
-    room: Room,
+    buffers: Buffers,
     bounds: Bounds,
     part: Part,
     /// Seconds of every step, if they are to be measured.
@@ -208,7 +208,7 @@ impl Prepared {
             multiply_adds: kernels.iter().map(|k: &BlockKernel| k.multiply_adds).sum(),
             steps,
             kernels,
-            rooms: Mutex::new(Vec::new()),
+            idle: Mutex::new(Vec::new()),
         })
     }
 
@@ -225,7 +225,7 @@ impl Prepared {
     /// New memory to run in.
     pub fn workspace(&self) -> Workspace {
         Workspace {
-            room: Room::new(self.positions, self.scratch, self.lanes),
+            buffers: Buffers::new(self.positions, self.scratch, self.lanes),
             bounds: Bounds::new(self.layers, self.lanes),
             part: Part::default(),
             clock: None,
@@ -267,7 +267,7 @@ impl Prepared {
             let expected = format!("{samples} × {p} inputs and {samples} × {q} outputs");
             return Err(Error::shape("batch", expected, format!("{} inputs and {} outputs", u.len(), y.len())));
         }
-        if workspace.room.values.len() != self.positions * self.lanes {
+        if workspace.buffers.values.len() != self.positions * self.lanes {
             return Err(Error::setting("workspace", "one of this prepared model", "another's"));
         }
         for first in (0..samples).step_by(self.lanes) {
@@ -295,7 +295,7 @@ impl Prepared {
             let expected = format!("{} values per sample", self.inputs);
             return Err(Error::shape("inputs", expected, format!("{} values per sample", u.cols())));
         }
-        let lock = || self.rooms.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let lock = || self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let block = |k: usize, workspace: &mut Workspace, crew: &Crew<'_>| {
             let samples = k * self.lanes..((k + 1) * self.lanes).min(u.rows());
             let part = &u.as_slice()[samples.start * self.inputs..samples.end * self.inputs];
@@ -331,20 +331,20 @@ impl Prepared {
         certified: bool,
         crew: &Crew<'_>,
     ) -> Result<(), usize> {
-        let Workspace { room, bounds, part, clock } = workspace;
+        let Workspace { buffers, bounds, part, clock } = workspace;
         let (p, lanes) = (self.inputs, self.lanes);
-        if !self.input.read_rows(&mut room.values, u, p, (lanes, count)) {
+        if !self.input.read_rows(&mut buffers.values, u, p, (lanes, count)) {
             self.check_finite(u, count)?;
             // Kernels may multiply inputs that no weight reads by zero; what is not finite among these is set to zero
             // first.
             let at = self.input.origin * lanes;
-            let values = &mut room.values[at..at + p * lanes];
+            let values = &mut buffers.values[at..at + p * lanes];
             values.iter_mut().filter(|v| !v.is_finite()).for_each(|v| *v = 0.0);
         }
         part.diagnostics.clear();
         part.diagnostics.resize(count, SampleDiagnostics::of_one_pass(self.multiply_adds));
         if certified {
-            bounds.begin(room, self.input, lanes);
+            bounds.begin(buffers, self.input, lanes);
         }
         let states = self.states.unwrap_or(0);
         part.z.resize(count * states, 0.0);
@@ -352,24 +352,24 @@ impl Prepared {
         part.y.resize(count * self.outputs, 0.0);
         for (k, step) in self.steps.iter().enumerate() {
             let begun = clock.as_ref().map(|_| thread_seconds());
-            step.sum(room, (lanes, count), self.instructions, crew);
+            step.sum(buffers, (lanes, count), self.instructions, crew);
             let rows = step.range.start..;
             match step.target {
                 Target::Layer(_) if self.states.is_some() => {
-                    step.view.write_rows(&room.values, &mut part.z[rows.clone()], states, (lanes, count));
-                    step.activate(room, lanes);
-                    step.view.write_rows(&room.values, &mut part.x[rows], states, (lanes, count));
+                    step.view.write_rows(&buffers.values, &mut part.z[rows.clone()], states, (lanes, count));
+                    step.activate(buffers, lanes);
+                    step.view.write_rows(&buffers.values, &mut part.x[rows], states, (lanes, count));
                 }
-                _ => step.activate(room, lanes),
+                _ => step.activate(buffers, lanes),
             }
             if certified {
-                bounds.add(step, room, &mut part.diagnostics, lanes);
+                bounds.add(step, buffers, &mut part.diagnostics, lanes);
             }
             if let (Some(clock), Some(begun)) = (clock.as_mut(), begun) {
                 clock[k] += thread_seconds() - begun;
             }
         }
-        self.output.write_rows(&room.values, &mut part.y, self.outputs, (lanes, count));
+        self.output.write_rows(&buffers.values, &mut part.y, self.outputs, (lanes, count));
         if !certified {
             // The results must be finite; how far they are from exact is not bounded.
             for (k, sample) in part.diagnostics.iter_mut().enumerate() {

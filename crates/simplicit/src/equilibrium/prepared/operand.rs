@@ -44,7 +44,7 @@ impl Operand {
     }
 
     /// Positions of scratch for the operand, for the inputs of its maps, and for padding.
-    pub(super) fn room(&self) -> [usize; 3] {
+    pub(super) fn scratch_sizes(&self) -> [usize; 3] {
         let largest = self.maps.iter().map(|m| m.output().map_or(0, |o| o.size())).max().unwrap_or(0);
         let moved = if self.moved { largest.max(self.source.map.size()) } else { 0 };
         let padded = match (&self.phases, &self.padded) {

@@ -214,7 +214,7 @@ impl Unfold {
     }
 
     /// Positions of scratch for the copies, the results and two residual sums.
-    pub(super) fn room(&self) -> usize {
+    pub(super) fn scratch_sizes(&self) -> usize {
         self.copies.len() * self.stride + 3 * self.results()
     }
 

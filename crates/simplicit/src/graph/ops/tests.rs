@@ -481,9 +481,9 @@ fn every_adjoint_adds_the_derivative() {
                 let got = f64::from(after[k][i]) - f64::from(before[k][i]);
                 // Rounding of the sum of a few hundred terms in single precision, that of the difference (10⁻¹⁶ of
                 // the loss over h), and h² times a third derivative of at most a few hundred.
-                let room = 2e-5 * (1.0 + expected.abs()) + 1e-10 * (up.abs() + down.abs());
+                let tolerance = 2e-5 * (1.0 + expected.abs()) + 1e-10 * (up.abs() + down.abs());
                 assert!(
-                    (got - expected).abs() <= room,
+                    (got - expected).abs() <= tolerance,
                     "{structure:?} of {inputs:?}, input {k} at {i}: {got}, {expected}"
                 );
             }

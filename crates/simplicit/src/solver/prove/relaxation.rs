@@ -42,7 +42,7 @@ pub(super) struct Solved {
 }
 
 /// Memory that solves of different sizes use one after the other.
-pub(super) struct Room {
+pub(super) struct Workspace {
     factor: Cholesky,
     gx: Vec<f64>,
     active: Vec<usize>,
@@ -52,7 +52,7 @@ pub(super) struct Room {
     best: Vec<f64>,
 }
 
-impl Room {
+impl Workspace {
     pub(super) fn new(size: usize) -> Self {
         let zeros = || vec![0.0; size];
         Self {
@@ -145,9 +145,9 @@ impl Relaxation<'_> {
     }
 
     /// Improves x until a stop; x is then the point with the best bound.
-    pub(super) fn solve(&self, x: &mut [f64], stop: Stop, room: &mut Room) -> Solved {
+    pub(super) fn solve(&self, x: &mut [f64], stop: Stop, workspace: &mut Workspace) -> Solved {
         let d = x.len();
-        let Room { factor, gx, active, step, trial, trial_gx, best } = room;
+        let Workspace { factor, gx, active, step, trial, trial_gx, best } = workspace;
         let (gx, trial, trial_gx, best) = (&mut gx[..d], &mut trial[..d], &mut trial_gx[..d], &mut best[..d]);
         self.multiply(x, gx);
         let mut bound = self.dual(x, gx);
@@ -209,8 +209,13 @@ impl Relaxation<'_> {
     /// by the product of what each gains. To second order, where the other entries follow on their pieces and s is
     /// the curvature that remains for x_j, fixing it as out gains ½s·x_j², and fixing it as in gains ½(k −
     /// δ|x_j|)²·s/(δ(s + δ)), where k is the kink.
-    pub(super) fn split_at(&self, x: &[f64], allowed: impl Fn(usize) -> bool, room: &mut Room) -> Option<usize> {
-        let Room { factor, active, .. } = room;
+    pub(super) fn split_at(
+        &self,
+        x: &[f64],
+        allowed: impl Fn(usize) -> bool,
+        workspace: &mut Workspace,
+    ) -> Option<usize> {
+        let Workspace { factor, active, .. } = workspace;
         active.clear();
         active.extend((0..x.len()).filter(|&j| x[j] != 0.0));
         if active.is_empty() || !self.factor_pieces(x, active, factor) {

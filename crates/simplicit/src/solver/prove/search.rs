@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::certificate::{Case, Certificate, Evidence, Place, Terms, Then};
 use super::reduced::Reduced;
-use super::relaxation::{Relaxation, Room, Stop};
+use super::relaxation::{Relaxation, Stop, Workspace};
 use super::{PricedRow, ProveSettings, diagonal, incumbent};
 use crate::Result;
 use crate::linalg::{Cholesky, Matrix, dot};
@@ -191,7 +191,7 @@ struct Start {
 
 struct Search<'a> {
     row: &'a PricedRow,
-    room: Room,
+    workspace: Workspace,
     factor: Cholesky,
     best: (f64, Vec<f64>),
     tolerance: f64,
@@ -203,7 +203,7 @@ impl<'a> Search<'a> {
         let d = row.features();
         Self {
             row,
-            room: Room::new(d),
+            workspace: Workspace::new(d),
             factor: Cholesky::with_capacity(d),
             best: (f64::INFINITY, vec![0.0; d]),
             tolerance: 0.0,
@@ -271,7 +271,7 @@ impl<'a> Search<'a> {
     fn relax(&mut self, reduced: &Reduced, delta: &[f64], mut x: Vec<f64>, enough: f64) -> (f64, Vec<f64>) {
         let delta: Vec<f64> = reduced.open.iter().map(|&j| delta[j]).collect();
         let relaxation = relaxation(reduced, &delta);
-        let solved = relaxation.solve(&mut x, Stop { tolerance: TOLERANCE, enough }, &mut self.room);
+        let solved = relaxation.solve(&mut x, Stop { tolerance: TOLERANCE, enough }, &mut self.workspace);
         (solved.dual, x)
     }
 
@@ -352,7 +352,7 @@ impl<'a> Search<'a> {
                 }
             }
             let is_open = |k: usize| places[reduced.open[k]] == Place::Open;
-            let most = relaxation.split_at(&x, is_open, &mut self.room).or_else(|| {
+            let most = relaxation.split_at(&x, is_open, &mut self.workspace).or_else(|| {
                 let half = (0..x.len()).filter(|&k| is_open(k)).map(|k| ((relaxation.share(k, x[k]) - 0.5).abs(), k));
                 half.min_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, k)| k)
             });

@@ -8,7 +8,7 @@ use crate::Result;
 use crate::backend::cuda::{Cuda, Operand, Session, Values};
 use crate::equilibrium::DeviceLayer;
 use crate::linalg::Matrix;
-use crate::memory::{Pile, Room};
+use crate::memory::{MemoryBudget, Pile};
 use crate::network::Source;
 use crate::states::StateSource;
 
@@ -23,18 +23,23 @@ pub(in crate::train) struct Gpu {
     /// Number of samples of a chunk: whole blocks of the host's.
     chunk: usize,
     /// Memory of the device that layers may take.
-    device: Arc<Room>,
+    device: Arc<MemoryBudget>,
     /// Memory of the host that layers may take beyond it.
-    host: Arc<Room>,
+    host: Arc<MemoryBudget>,
 }
 
 impl Gpu {
     /// For layers of up to `widest` values per sample; the host works in blocks of `block` samples. Half of the
     /// device's memory is for layers, the rest for the work on them.
-    pub(in crate::train) fn new(cuda: &'static Cuda, widest: usize, block: usize, host: &Arc<Room>) -> Result<Self> {
+    pub(in crate::train) fn new(
+        cuda: &'static Cuda,
+        widest: usize,
+        block: usize,
+        host: &Arc<MemoryBudget>,
+    ) -> Result<Self> {
         let (free, _) = cuda.memory()?;
         let chunk = (CHUNK_FLOATS / widest.max(1)).clamp(1, CHUNK_SAMPLES).next_multiple_of(block);
-        Ok(Self { cuda, chunk, device: Room::new(free as u64 / 2, &std::env::temp_dir()), host: host.clone() })
+        Ok(Self { cuda, chunk, device: MemoryBudget::new(free as u64 / 2, &std::env::temp_dir()), host: host.clone() })
     }
 
     /// The samples of every chunk.
@@ -89,8 +94,8 @@ impl Chunks {
     }
 
     /// The same values as blocks of the host's, with this many rows each.
-    pub(in crate::train) fn to_pile(&self, rows: usize, room: &Arc<Room>) -> Result<Pile> {
-        let mut pile = Pile::new(room);
+    pub(in crate::train) fn to_pile(&self, rows: usize, memory_budget: &Arc<MemoryBudget>) -> Result<Pile> {
+        let mut pile = Pile::new(memory_budget);
         let session = self.gpu.cuda.session()?;
         for number in 0..self.parts.len() {
             let values = self.get(&session, number)?;

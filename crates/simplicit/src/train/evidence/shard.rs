@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::layout::Layout;
 use crate::linalg::Matrix;
-use crate::memory::{self, Room};
+use crate::memory::{self, MemoryBudget};
 use crate::model::ImplicitModel;
 use crate::parallel::{Cancel, Threads};
 use crate::states::{StateBlock, StateShape, StateSource};
@@ -139,7 +139,7 @@ pub struct Shard {
     plan: Plan,
     inputs: Matrix<f32>,
     first: usize,
-    room: Arc<Room>,
+    memory_budget: Arc<MemoryBudget>,
     rows: Vec<Row>,
     /// The state of the walk; `None` only during a call.
     at: Option<Paused>,
@@ -169,13 +169,13 @@ impl Shard {
             ..settings.clone()
         };
         let memory = memory::free().map_or(u64::MAX, |free| (0.5 * share * free as f64) as u64);
-        let room = Room::new(memory, &std::env::temp_dir());
+        let memory_budget = MemoryBudget::new(memory, &std::env::temp_dir());
         let source = Samples { task: &task, inputs: &inputs, first };
         let input = input(&source);
         let plan = connections::plan(&input, &settings)?;
-        let at = Walks::new(&input, &settings, &plan, &room)?.pause();
+        let at = Walks::new(&input, &settings, &plan, &memory_budget)?.pause();
         let rows = vec![Row::default(); plan.outputs.rows.end];
-        Ok(Self { task, settings, plan, inputs, first, room, rows, at: Some(at) })
+        Ok(Self { task, settings, plan, inputs, first, memory_budget, rows, at: Some(at) })
     }
 
     /// Does one step.
@@ -213,7 +213,7 @@ impl Shard {
         let group = group(&self.plan, number)?;
         let source = Samples { task: &self.task, inputs: &self.inputs, first: self.first };
         let input = input(&source);
-        let walks = Walks::new(&input, &self.settings, &self.plan, &self.room)?;
+        let walks = Walks::new(&input, &self.settings, &self.plan, &self.memory_budget)?;
         // A call that panicked has taken the state and never put it back.
         let lost = || Error::unsupported("a walk that broke off in the middle of a step", "begin it again");
         let mut walks = walks.among(self.first, self.task.samples).resume(self.at.take().ok_or_else(lost)?);
@@ -310,12 +310,12 @@ impl<'a> Walkers<'a> {
         input: &'a TrainInput<'a>,
         settings: &TrainSettings,
         plan: &'a Plan,
-        room: &Arc<Room>,
+        memory_budget: &Arc<MemoryBudget>,
         keep: &'a dyn Keep,
         run: &Run,
     ) -> Result<Self> {
         let (Some(delegate), Some(model)) = (keep.delegate(), input.baseline) else {
-            return Ok(Self::Here(Box::new(Walks::new(input, settings, plan, room)?)));
+            return Ok(Self::Here(Box::new(Walks::new(input, settings, plan, memory_budget)?)));
         };
         let (source, mut outputs) = (input.source, None);
         if !source.outputs_follow_from_states() {

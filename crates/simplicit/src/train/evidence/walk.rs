@@ -12,7 +12,7 @@ use crate::equilibrium::{DeviceLayer, LayerSum, Sum};
 use crate::layout::Activation;
 use crate::layout::Layout;
 use crate::linalg::Matrix;
-use crate::memory::{Block, Pile, Room};
+use crate::memory::{Block, MemoryBudget, Pile};
 use crate::network::{FixedMap, Source};
 use crate::parallel::{self, Cancel, Threads};
 use crate::states::StateSource;
@@ -67,9 +67,10 @@ impl<'a> Walk<'a> {
     }
 
     /// Continues on the CPU.
-    pub(in crate::train) fn continue_on_host(&mut self, room: &Arc<Room>) -> Result<()> {
+    pub(in crate::train) fn continue_on_host(&mut self, memory_budget: &Arc<MemoryBudget>) -> Result<()> {
         if let Layers::Device(_, layers) = &self.values {
-            let piles = layers.iter().map(|layer| layer.as_ref().map(|l| l.to_pile(SAMPLES, room)).transpose());
+            let piles =
+                layers.iter().map(|layer| layer.as_ref().map(|l| l.to_pile(SAMPLES, memory_budget)).transpose());
             self.values = Layers::Host(piles.collect::<Result<_>>()?);
         }
         Ok(())
@@ -146,14 +147,14 @@ impl<'a> Walk<'a> {
         layout: &Layout,
         layer: usize,
         sum: Sum,
-        room: &Arc<Room>,
+        memory_budget: &Arc<MemoryBudget>,
         threads: Threads,
         cancel: &Cancel,
     ) -> Result<()> {
         let activation = sum.activation;
         match &self.values {
             Layers::Host(_) => {
-                let mut pile = Pile::new(room);
+                let mut pile = Pile::new(memory_budget);
                 let sum = LayerSum::of(layout, &sum);
                 self.sums(&sum, threads, cancel, |_, z| activated(z, activation), |x| pile.push(x))?;
                 self.put(layer, pile);
@@ -232,18 +233,18 @@ pub(in crate::train) fn activated(mut z: Matrix<f32>, activation: Activation) ->
     z
 }
 
-/// The operand of a term: the source's values of one sample after its poolings. `room` is memory for these, if there
+/// The operand of a term: the source's values of one sample after its poolings. `memory_budget` is memory for these, if there
 /// are any.
-pub(in crate::train) fn operand<'a>(x: &'a [f32], maps: &[FixedMap], room: &'a mut Vec<f32>) -> &'a [f32] {
+pub(in crate::train) fn operand<'a>(x: &'a [f32], maps: &[FixedMap], scratch: &'a mut Vec<f32>) -> &'a [f32] {
     if maps.is_empty() {
         return x;
     }
-    *room = x.to_vec();
+    *scratch = x.to_vec();
     for map in maps {
         // The shapes were checked with the model.
         let mut out = vec![0.0; map.output().map_or(0, |shape| shape.size())];
-        map.apply(room, &mut out);
-        *room = out;
+        map.apply(scratch, &mut out);
+        *scratch = out;
     }
-    room
+    scratch
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::memory::{self, Room};
+use crate::memory::{self, MemoryBudget};
 use crate::model::Target;
 use crate::parallel::Threads;
 use crate::statistics::{BLOCK, WIDE, are_few, wide_bytes};
@@ -61,14 +61,19 @@ pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings, thre
 
 /// The memory for everything that may be kept or given up: the budget minus what the process holds and what the
 /// largest group needs.
-pub(in crate::train) fn room(plan: &Plan, input: &TrainInput, settings: &TrainSettings, run: &mut Run) -> Arc<Room> {
+pub(in crate::train) fn memory(
+    plan: &Plan,
+    input: &TrainInput,
+    settings: &TrainSettings,
+    run: &mut Run,
+) -> Arc<MemoryBudget> {
     let needs = needs(plan, input, settings, run.threads);
     let used = memory::used().unwrap_or(0);
     let least = used + needs.group;
     let budget = settings.work.memory.or_else(|| memory::free().map(|free| used + free / 2));
     (run.progress)(Progress::Memory { needed: least + needs.layers, least, budget });
     let folder = run.keep.folder().map_or_else(std::env::temp_dir, std::path::Path::to_path_buf);
-    Room::new(budget.map_or(u64::MAX, |budget| budget.saturating_sub(least)), &folder)
+    MemoryBudget::new(budget.map_or(u64::MAX, |budget| budget.saturating_sub(least)), &folder)
 }
 
 pub(in crate::train) fn needs(plan: &Plan, input: &TrainInput, settings: &TrainSettings, threads: Threads) -> Needs {

@@ -26,7 +26,7 @@ const SAMPLED_BOUNDS: usize = 2048;
 /// in double precision and one row at a time.
 const SOLVES: f64 = 0.5;
 /// Multiply-adds that all bounds of a network may take in addition: a few seconds.
-const PURSE: f64 = 4e10;
+const ADDITIONAL: f64 = 4e10;
 /// About how many times faster a GPU solves rows than the CPU bounds them: if a GPU solved the group, bounds may take
 /// only this fraction of the work.
 const GPU_SPEED: f64 = 128.0;
@@ -259,12 +259,12 @@ pub(in crate::train) fn has_bounds(settings: &TrainSettings, features: usize) ->
 /// Operations are counted instead of measuring time, so the choice is the same on every machine.
 pub(in crate::train) struct Allowance<'a> {
     settings: &'a TrainSettings,
-    purse: f64,
+    additional: f64,
 }
 
 impl<'a> Allowance<'a> {
     pub(in crate::train) fn new(settings: &'a TrainSettings) -> Self {
-        Self { settings, purse: PURSE }
+        Self { settings, additional: ADDITIONAL }
     }
 
     /// Number of rows of this group that get a bound; `on_gpu` says whether a GPU solved it.
@@ -285,9 +285,9 @@ impl<'a> Allowance<'a> {
         let (shared, each) = work::of_bounds(features, nonzeros);
         let speed = if on_gpu { GPU_SPEED } else { 1.0 };
         let own = SOLVES * work::of_solving(features, rows, kept, &self.settings.rows.cardinality) / speed;
-        let chosen = (((own + self.purse / speed - shared) / each.max(1.0)) as usize).min(rows);
+        let chosen = (((own + self.additional / speed - shared) / each.max(1.0)) as usize).min(rows);
         if chosen > 0 {
-            self.purse -= speed * (shared + chosen as f64 * each - own).max(0.0);
+            self.additional -= speed * (shared + chosen as f64 * each - own).max(0.0);
         }
         chosen
     }
@@ -376,7 +376,7 @@ mod tests {
     /// By default bounds take no longer than training; the multiply-adds of bounds and of solving are counted
     /// independently here.
     #[test]
-    fn bounds_cost_half_of_solving_and_what_is_in_the_purse() {
+    fn bounds_cost_half_of_solving_and_an_allowance_of_the_network() {
         let settings = TrainSettings::default();
         let (rungs, steps) = (settings.rows.cardinality.rungs as f64, settings.rows.cardinality.steps as f64);
         for speed in [1.0, 128.0] {
@@ -399,11 +399,11 @@ mod tests {
                     };
                     let bounds = |n: usize| 8.0 * d * d * d + n as f64 * 240.0 * (k * k * k / 3.0 + 4.0 * d * k);
                     let own = solving / 2.0 / speed;
-                    let purse = allowed - spent;
+                    let left = allowed - spent;
                     let of = format!("{features} {kept:?} {rows} {nonzeros}: {chosen}");
-                    assert!(chosen == 0 || bounds(chosen) <= (own + purse) * (1.0 + 1e-9), "{of}");
+                    assert!(chosen == 0 || bounds(chosen) <= (own + left) * (1.0 + 1e-9), "{of}");
                     // The number is the largest that is allowed, or all rows.
-                    assert!(chosen == rows || bounds(chosen + 1) >= (own + purse) * (1.0 - 1e-9), "{of}");
+                    assert!(chosen == rows || bounds(chosen + 1) >= (own + left) * (1.0 - 1e-9), "{of}");
                     if chosen > 0 {
                         spent += bounds(chosen);
                         allowed += own.min(bounds(chosen));

@@ -11,7 +11,7 @@ use crate::backend;
 use crate::equilibrium::{LayerSum, Sum};
 use crate::layout::{Layout, MapShape};
 use crate::linalg::{Matrix, Scalar};
-use crate::memory::{Block, Pile, Room};
+use crate::memory::{Block, MemoryBudget, Pile};
 use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{Convolution, Source};
 use crate::parallel;
@@ -34,7 +34,7 @@ pub(in crate::train) struct Walks<'a> {
     input: &'a TrainInput<'a>,
     blocks: &'a [TapBlock],
     seed: u64,
-    room: Arc<Room>,
+    memory_budget: Arc<MemoryBudget>,
     /// The number of the first sample, and the number of all samples including those of other processes.
     first: usize,
     all: usize,
@@ -140,15 +140,15 @@ impl<'a> Walks<'a> {
         input: &'a TrainInput<'a>,
         settings: &TrainSettings,
         plan: &'a Plan,
-        room: &Arc<Room>,
+        memory_budget: &Arc<MemoryBudget>,
     ) -> Result<Self> {
-        let gpu = Self::gpu(input, settings, plan, room)?;
+        let gpu = Self::gpu(input, settings, plan, memory_budget)?;
         let walk = || Walk::new(input.source, layout(input).layers().len(), gpu.as_ref());
         Ok(Self {
             input,
             blocks: &plan.blocks,
             seed: settings.work.seed,
-            room: room.clone(),
+            memory_budget: memory_budget.clone(),
             first: 0,
             all: input.source.samples(),
             baseline: walk(),
@@ -157,27 +157,32 @@ impl<'a> Walks<'a> {
             done: 0,
             layers_done: 0,
             entered: None,
-            targets: Targets::Host(Pile::new(room)),
+            targets: Targets::Host(Pile::new(memory_budget)),
         })
     }
 
     /// The GPU for a walk, if there is one and the layers are large enough for it.
-    fn gpu(input: &TrainInput, settings: &TrainSettings, plan: &Plan, room: &Arc<Room>) -> Result<Option<Gpu>> {
+    fn gpu(
+        input: &TrainInput,
+        settings: &TrainSettings,
+        plan: &Plan,
+        memory_budget: &Arc<MemoryBudget>,
+    ) -> Result<Option<Gpu>> {
         let work = |g: &Group| (g.positions * g.rows.len()) as f64 * g.features() as f64;
         let largest = plan.groups().map(work).fold(0.0, f64::max) * SAMPLES as f64;
         let Some(cuda) = backend::gpu(settings.work.device, largest)? else { return Ok(None) };
         let widest = layout(input).layers().iter().map(|l| l.size).max().unwrap_or(0);
-        backend::or_cpu(settings.work.device, Gpu::new(cuda, widest, SAMPLES, room))
+        backend::or_cpu(settings.work.device, Gpu::new(cuda, widest, SAMPLES, memory_budget))
     }
 
     /// Continues on the CPU with the values that the GPU has computed.
     fn continue_on_host(&mut self, per_sample: usize) -> Result<()> {
-        self.baseline.continue_on_host(&self.room)?;
+        self.baseline.continue_on_host(&self.memory_budget)?;
         if let Some(own) = &mut self.own {
-            own.continue_on_host(&self.room)?;
+            own.continue_on_host(&self.memory_budget)?;
         }
         if let Targets::Device(targets) = &self.targets {
-            self.targets = Targets::Host(targets.to_pile(SAMPLES * per_sample, &self.room)?);
+            self.targets = Targets::Host(targets.to_pile(SAMPLES * per_sample, &self.memory_budget)?);
         }
         Ok(())
     }
@@ -228,7 +233,7 @@ impl<'a> Walks<'a> {
         let positions = group.positions;
         if target == Target::Output && !self.input.source.outputs_follow_from_states() {
             self.continue_on_host(chosen.per_sample)?;
-            let mut outputs = Pile::new(&self.room);
+            let mut outputs = Pile::new(&self.memory_budget);
             given_outputs(self.input.source, run, |y| outputs.push(y))?;
             self.targets = Targets::Host(outputs);
             return Ok(());
@@ -241,7 +246,7 @@ impl<'a> Walks<'a> {
             self.continue_on_host(chosen.per_sample)?;
         }
         let sum = LayerSum::new(model, target);
-        let (mut targets, mut states) = (Pile::new(&self.room), Pile::new(&self.room));
+        let (mut targets, mut states) = (Pile::new(&self.memory_budget), Pile::new(&self.memory_budget));
         self.baseline.sums(
             &sum,
             run.threads,
@@ -334,7 +339,7 @@ impl<'a> Walks<'a> {
         positions: &[usize],
         at: usize,
         features: &mut Matrix<T>,
-        room: &mut Vec<f32>,
+        scratch: &mut Vec<f32>,
     ) -> Result<()> {
         let layout = layout(self.input);
         let mut first = 0;
@@ -354,7 +359,7 @@ impl<'a> Walks<'a> {
                     let (area, positions_in) = (block.window.area(), block.input.positions());
                     let input = MapShape { channels: columns / area, ..block.input };
                     let geometry = Convolution { input, output: block.output, window: block.window };
-                    let x = operand(values.sample(block.source, image)?, &block.maps, room);
+                    let x = operand(values.sample(block.source, image)?, &block.maps, scratch);
                     let x = &x[first_tap / area * positions_in..];
                     for (k, &position) in positions.iter().enumerate() {
                         geometry.window_at(x, position, &mut features.row_mut(at + k)[first..first + columns]);
@@ -386,7 +391,7 @@ impl<'a> Walks<'a> {
         if let (Some(own), Some(target @ Target::Layer(k))) = (&mut self.own, group.target) {
             let layout = layout(self.input);
             let entered =
-                own.enter(layout, k, built.layer_sum(self.input, target), &self.room, run.threads, run.cancel);
+                own.enter(layout, k, built.layer_sum(self.input, target), &self.memory_budget, run.threads, run.cancel);
             if backend::or_cpu(settings.work.device, entered)?.is_none() {
                 let per_sample = per_sample(group, settings, self.baseline.samples());
                 self.continue_on_host(per_sample)?;
@@ -399,7 +404,7 @@ impl<'a> Walks<'a> {
                 own.forget(k);
             }
         }
-        self.targets = Targets::Host(Pile::new(&self.room));
+        self.targets = Targets::Host(Pile::new(&self.memory_budget));
         self.done += 1;
         self.layers_done += 1;
         self.entered = None;
@@ -425,7 +430,7 @@ impl Gather<'_, '_> {
         let Self { walks, walk, group, chosen, .. } = self;
         let mut features = Matrix::zeros(range.len(), group.features());
         let mut targets = Matrix::zeros(range.len(), group.rows.len());
-        let mut room = Vec::new();
+        let mut scratch = Vec::new();
         let images = range.start / chosen.per_sample..range.end.div_ceil(chosen.per_sample);
         let mut values = walk.reader(images.clone());
         let mut known: Option<(usize, Block)> = None;
@@ -435,7 +440,7 @@ impl Gather<'_, '_> {
             let span = range.start.max(first)..range.end.min(first + chosen.per_sample);
             let here = &positions[span.start - first..span.end - first];
             let at = span.start - range.start;
-            walks.fill_features(&mut values, group, image, here, at, &mut features, &mut room)?;
+            walks.fill_features(&mut values, group, image, here, at, &mut features, &mut scratch)?;
             let block = image / SAMPLES;
             let known = match &mut known {
                 Some((number, found)) if *number == block => found,
@@ -447,7 +452,7 @@ impl Gather<'_, '_> {
                 row.zip(&known.row(start + k)[group.first_row..]).for_each(|(t, z)| *t = f64::from(*z));
             }
             for block in &self.residuals {
-                let x = operand(values.sample(block.source, image)?, &block.maps, &mut room);
+                let x = operand(values.sample(block.source, image)?, &block.maps, &mut scratch);
                 for (k, position) in here.iter().enumerate() {
                     let row = targets.row_mut(at + k).iter_mut().enumerate();
                     row.for_each(|(c, t)| {
@@ -516,9 +521,9 @@ mod tests {
         };
         let constant = vec![true; baseline.layout().rows() + 3];
         let plan = Plan::taps(&baseline, &Connectivity::Baseline, 2, &constant).unwrap();
-        let (room, cancel) = (Room::new(u64::MAX, &std::env::temp_dir()), Cancel::new());
+        let (memory_budget, cancel) = (MemoryBudget::new(u64::MAX, &std::env::temp_dir()), Cancel::new());
         let mut run = Run { threads: Threads::one(), cancel: &cancel, keep: &Forget, progress: &mut |_| {} };
-        let mut walks = Walks::new(&input, &settings, &plan, &room).unwrap();
+        let mut walks = Walks::new(&input, &settings, &plan, &memory_budget).unwrap();
         let built = Build::new(&plan);
         let mut out = Vec::new();
         for (k, group) in plan.groups().enumerate() {

@@ -119,14 +119,14 @@ impl Block {
 
     /// out += weights · operand, where the operand comes from the source's values `x`.
     pub(super) fn add(&self, weights: &Matrix<f32>, x: Columns<'_>, out: &mut Matrix<f32>) {
-        let mut room = Matrix::default();
-        self.product(weights, self.operand(x, None, &mut room), out);
+        let mut workspace = Matrix::default();
+        self.product(weights, self.operand(x, None, &mut workspace), out);
     }
 
     /// out += weights · (the change of the operand for a change `d` of the source).
     pub(super) fn add_tangent(&self, weights: &Matrix<f32>, x: Columns<'_>, d: Columns<'_>, out: &mut Matrix<f32>) {
-        let mut room = Matrix::default();
-        self.product(weights, self.operand(x, Some(d), &mut room), out);
+        let mut workspace = Matrix::default();
+        self.product(weights, self.operand(x, Some(d), &mut workspace), out);
     }
 
     /// out += the cotangent of the source, from that of the result.
@@ -161,8 +161,8 @@ impl Block {
 
     /// gradient += the derivative by the weights, from the cotangent of the result.
     pub(super) fn add_outer(&self, cotangent: Columns<'_>, x: Columns<'_>, gradient: &mut Matrix<f32>) {
-        let mut room = Matrix::default();
-        let operand = self.operand(x, None, &mut room);
+        let mut workspace = Matrix::default();
+        let operand = self.operand(x, None, &mut workspace);
         let stride = gradient.cols();
         match &self.kind {
             Kind::Dense { .. } => {
@@ -186,9 +186,9 @@ impl Block {
     }
 
     /// The operand after the poolings or, with `d`, its change.
-    fn operand<'a>(&self, x: Columns<'a>, d: Option<Columns<'a>>, room: &'a mut Matrix<f32>) -> Columns<'a> {
+    fn operand<'a>(&self, x: Columns<'a>, d: Option<Columns<'a>>, workspace: &'a mut Matrix<f32>) -> Columns<'a> {
         let Some(last) = self.maps.last() else { return d.unwrap_or(x) };
-        *room = Matrix::zeros(x.of.rows(), size(last));
+        *workspace = Matrix::zeros(x.of.rows(), size(last));
         for sample in 0..x.of.rows() {
             let (mut value, mut change) = (x.row(sample).to_vec(), d.map(|d| d.row(sample).to_vec()));
             for map in &self.maps {
@@ -201,10 +201,10 @@ impl Block {
                 map.apply(&value, &mut next);
                 value = next;
             }
-            room.row_mut(sample).copy_from_slice(change.as_deref().unwrap_or(&value));
+            workspace.row_mut(sample).copy_from_slice(change.as_deref().unwrap_or(&value));
         }
-        let width = room.cols();
-        Columns::new(room, 0..width)
+        let width = workspace.cols();
+        Columns::new(workspace, 0..width)
     }
 
     fn product(&self, weights: &Matrix<f32>, operand: Columns<'_>, out: &mut Matrix<f32>) {
@@ -217,12 +217,12 @@ impl Block {
                 }
             }
             Kind::Windows { convolution, groups } => {
-                let mut rooms: Vec<_> = parts(weights, *groups).map(|w| convolution.room(&w)).collect();
+                let mut workspaces: Vec<_> = parts(weights, *groups).map(|w| convolution.workspace(&w)).collect();
                 for sample in 0..samples {
                     let x = operand.row(sample).chunks_exact(convolution.input.size());
                     let out = out.row_mut(sample).chunks_exact_mut(convolution.output.size());
-                    for ((x, out), room) in x.zip(out).zip(&mut rooms) {
-                        convolution.add(x, room, out);
+                    for ((x, out), workspace) in x.zip(out).zip(&mut workspaces) {
+                        convolution.add(x, workspace, out);
                     }
                 }
             }
@@ -244,17 +244,17 @@ impl Block {
                 }
             }
             Kind::Windows { convolution, groups } => {
-                let mut rooms: Vec<_> = parts(weights, *groups)
+                let mut workspaces: Vec<_> = parts(weights, *groups)
                     .map(|w| {
-                        let room = convolution.back_room(&w);
-                        (w, room)
+                        let workspace = convolution.back_room(&w);
+                        (w, workspace)
                     })
                     .collect();
                 for sample in 0..samples {
                     let dout = cotangent.row(sample).chunks_exact(convolution.output.size());
                     let dx = out.row_mut(sample).chunks_exact_mut(convolution.input.size());
-                    for ((dout, dx), (weights, room)) in dout.zip(dx).zip(&mut rooms) {
-                        convolution.pull_back(weights, dout, room, dx);
+                    for ((dout, dx), (weights, workspace)) in dout.zip(dx).zip(&mut workspaces) {
+                        convolution.pull_back(weights, dout, workspace, dx);
                     }
                 }
             }

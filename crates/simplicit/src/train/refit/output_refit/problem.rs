@@ -171,8 +171,8 @@ impl<'a> Problem<'a> {
         cancel: &'a Cancel,
     ) -> Result<Self> {
         let samples = chunks.samples();
-        let room = settings.work.memory.map_or(HELD, |budget| HELD.min(budget / 2));
-        let count = (room / ((bytes * size) as u64).max(1)).min(samples.div_ceil(size) as u64) as usize;
+        let held_bytes = settings.work.memory.map_or(HELD, |budget| HELD.min(budget / 2));
+        let count = (held_bytes / ((bytes * size) as u64).max(1)).min(samples.div_ceil(size) as u64) as usize;
         let mut compared = Vec::with_capacity(layers.len());
         let mut width = 0;
         for &k in layers {

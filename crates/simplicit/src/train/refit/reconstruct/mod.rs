@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crate::Result;
 use crate::equilibrium::{LayerSum, Sum};
 use crate::linalg::Matrix;
-use crate::memory::Room;
+use crate::memory::MemoryBudget;
 use crate::model::{ImplicitModel, Target};
 use crate::network::Source;
 use crate::parallel;
@@ -199,7 +199,7 @@ fn reconstruct_with(
         theirs: Walk::new(&few, layers, None),
         ours: Walk::new(&few, layers, None),
         entered: 0,
-        room: Room::new(settings.work.memory.map_or(u64::MAX, |budget| budget / 4), &folder),
+        memory_budget: MemoryBudget::new(settings.work.memory.map_or(u64::MAX, |budget| budget / 4), &folder),
         judge,
         divergence,
     };
@@ -253,7 +253,7 @@ struct Sweep<'a> {
     ours: Walk<'a>,
     /// Number of segments that the baseline has gone through.
     entered: usize,
-    room: Arc<Room>,
+    memory_budget: Arc<MemoryBudget>,
     judge: Judge,
     /// The present divergence of the outputs of held-out samples.
     divergence: f64,
@@ -265,7 +265,7 @@ impl Sweep<'_> {
         let last = self.segments.len().min(number + self.ahead);
         for &k in self.segments[self.entered..last].iter().flat_map(|s| &s.layers) {
             let sum = Sum::new(self.baseline, Target::Layer(k));
-            self.theirs.enter(self.model.layout(), k, sum, &self.room, run.threads, run.cancel)?;
+            self.theirs.enter(self.model.layout(), k, sum, &self.memory_budget, run.threads, run.cancel)?;
         }
         self.entered = last;
         Ok(())
@@ -343,7 +343,7 @@ impl Sweep<'_> {
         let layout = self.model.layout();
         for &k in &self.segments[number].layers {
             let sum = Sum::new(&self.model, Target::Layer(k));
-            self.ours.enter(layout, k, sum, &self.room, run.threads, run.cancel)?;
+            self.ours.enter(layout, k, sum, &self.memory_budget, run.threads, run.cancel)?;
         }
         // Later segments read only joints, and compare the baseline's values only after this segment.
         let output = layout.layers().len();
