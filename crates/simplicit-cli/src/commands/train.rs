@@ -1,30 +1,26 @@
 //! `simplicit train`: a sparse implicit model from a network, a model or plain states.
 
+mod origin;
+
 use std::collections::BTreeMap;
 use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use simplicit::arrays::{
-    Array, Augment, Augmented, InputSource, Inputs, Labels, Preprocessing, Selection, content_hash,
-};
+use simplicit::arrays::{Array, Augment, InputSource, Inputs, Labels, Preprocessing, Selection, content_hash};
 use simplicit::backend::Device;
 use simplicit::evaluate::{accuracy, equilibrium_error};
-use simplicit::layout::Activation;
 use simplicit::linalg::{Csr, Matrix};
 use simplicit::model::{ImplicitModel, components};
-use simplicit::network::{LayerSummary, Network};
 use simplicit::parallel::Cancel;
 use simplicit::problem::Mask;
-use simplicit::states::{ArrayStates, StateShape, StateSource};
 use simplicit::train::{Checkpoint, Forget, Keep};
 
 use crate::args::{JsonArgs, NameArgs, PictureArgs, PreprocessingArgs, RunArgs, SelectionArgs, Switch, number};
 use crate::baseline::{Baseline, require_order};
-use crate::cluster::{Cluster, Trained};
 use crate::commands::report::{About, page_about};
-use crate::exit::{Outcome, not_yet};
+use crate::exit::Outcome;
 use crate::interrupt::set_how_to_go_on;
 use crate::measure::{Runner, agreement, run_on};
 use crate::paths::{Paths, same_file};
@@ -32,10 +28,11 @@ use crate::progress::Watcher;
 use crate::recipe::beside;
 use crate::remote::Remote;
 use crate::results::{Results, Staged, Stopwatch};
-use crate::settings::{BoundsKind, ConnectivityKind, Effective, Facts, MatchingKind, PenaltyKind, Preset, resolve};
+use crate::settings::{BoundsKind, ConnectivityKind, Effective, MatchingKind, PenaltyKind, Preset, resolve};
 use crate::summary::summary;
 use crate::table::count;
-use crate::training::{Job, Samples, moved};
+use crate::training::Job;
+use origin::{Origin, Row};
 
 /// A larger distance from a target than this ends the command with exit code 1, so that a script sees it.
 const MISSED: f64 = 0.002;
@@ -428,153 +425,6 @@ pub(crate) fn missed_target(effective: &Effective, sparsity: f64, parameters: u6
     let within = MISSED.max(1.0 / parameters.max(1) as f64) + 1e-12;
     let target = effective.target_sparsity.filter(|target| (sparsity - target).abs() > within)?;
     Some(format!("target sparsity {target} missed: {sparsity:.4}"))
-}
-
-/// What the model is trained on.
-enum Origin {
-    Network(Box<Baseline>, Box<dyn InputSource>, Preprocessing),
-    States(Box<ArrayStates>, Preprocessing),
-}
-
-/// The number of samples and the sizes of the states.
-struct Sizes {
-    samples: usize,
-    states: usize,
-}
-
-impl Origin {
-    fn open(args: &TrainArgs) -> anyhow::Result<Self> {
-        match (&args.network, &args.inputs, &args.states) {
-            (Some(network), Some(inputs), None) => {
-                if args.activation.is_some() {
-                    bail!("--activation: expected --states without a layout, got --network, which has its own");
-                }
-                let baseline = Baseline::open_selected(network, &args.names.selection()?)?;
-                let (own, selection) = (baseline.preprocessing(), args.selection.selection());
-                let inputs = args.pictures.open_inputs(inputs, &args.preprocessing, own, &selection)?;
-                baseline.require_order(&inputs)?;
-                let preprocessing = inputs.preprocessing().clone();
-                let source: Box<dyn InputSource> = match args.augment {
-                    None => Box::new(inputs),
-                    Some(augment) => {
-                        let (shape, spread) = (inputs.sample_shape().to_vec(), inputs.per_feature().clone());
-                        Box::new(Augmented::new(inputs, &shape, &spread, augment, args.selection.seed)?)
-                    }
-                };
-                Ok(Origin::Network(Box::new(baseline), source, preprocessing))
-            }
-            (_, _, Some(states)) => {
-                if args.selection.samples.is_some() {
-                    return Err(not_yet("--samples with --states"));
-                }
-                if !args.names.given().is_empty() {
-                    bail!(
-                        "--input, --output, --input-shape, --fill: expected an ONNX network, whose choice they are; got --states"
-                    );
-                }
-                let activation = args.activation.clone().unwrap_or_else(|| "relu".into());
-                let states = ArrayStates::open(states, Activation::try_from(activation)?)?;
-                if args.activation.is_some() && states.layout_is_declared() {
-                    bail!("--activation: expected states without a layout, got a file that declares its own");
-                }
-                let identity = Preprocessing::identity();
-                let preprocessing = args.preprocessing.over(states.preprocessing().unwrap_or(&identity))?;
-                Ok(Origin::States(Box::new(states), preprocessing))
-            }
-            _ => bail!("expected a network with --inputs, or --states; see simplicit train --help"),
-        }
-    }
-
-    fn baseline(&self) -> Option<&Baseline> {
-        match self {
-            Origin::Network(baseline, ..) => Some(baseline),
-            Origin::States(..) => None,
-        }
-    }
-
-    fn preprocessing(&self) -> &Preprocessing {
-        match self {
-            Origin::Network(_, _, preprocessing) | Origin::States(_, preprocessing) => preprocessing,
-        }
-    }
-
-    fn sizes(&self) -> Sizes {
-        match self {
-            Origin::Network(baseline, inputs, _) => {
-                Sizes { samples: inputs.samples(), states: baseline.map().shape().states }
-            }
-            Origin::States(states, _) => Sizes { samples: states.samples(), states: states.shape().states },
-        }
-    }
-
-    /// Inputs, states and outputs.
-    fn shape(&self) -> StateShape {
-        match self {
-            Origin::Network(baseline, ..) => baseline.map().shape(),
-            Origin::States(states, _) => states.shape(),
-        }
-    }
-
-    /// The row with the most weights for each position at which a sample speaks for it. Unknown if the connections are
-    /// neither the network's nor all, and for a baseline that is a model.
-    fn widest_row(&self, effective: &Effective) -> Option<Row> {
-        let shape = self.shape();
-        match effective.connectivity {
-            ConnectivityKind::Full | ConnectivityKind::NoSelfLoop => {
-                Some(Row { weights: shape.states + shape.inputs, positions: 1 })
-            }
-            ConnectivityKind::Baseline => {
-                widest(self.baseline()?.network()?, effective.positions.unwrap_or(usize::MAX))
-            }
-            _ => None,
-        }
-    }
-
-    /// Joins the cluster at an address, which receives what is trained on.
-    fn join(&self, address: &str, args: &TrainArgs, effective: &Effective) -> anyhow::Result<Cluster> {
-        let decided = serde_json::to_string(effective)?;
-        match (self, &args.network, &args.states) {
-            (Origin::Network(baseline, inputs, _), Some(network), _) => {
-                let moved = moved(baseline, effective)?;
-                let names = args.names.given();
-                let trained = Trained::Network { network, names, moved: moved.as_ref(), inputs: inputs.as_ref() };
-                Cluster::join(address, &trained, &decided)
-            }
-            (Origin::States(..), _, Some(states)) => Cluster::join(address, &Trained::States(states), &decided),
-            _ => bail!("--ray: expected a network with --inputs, or --states"),
-        }
-    }
-
-    fn samples(&self) -> Samples<'_> {
-        match self {
-            Origin::Network(baseline, inputs, _) => Samples::Inputs(baseline, inputs.as_ref()),
-            Origin::States(states, _) => Samples::States(states.as_ref()),
-        }
-    }
-
-    fn facts(&self) -> Facts {
-        match self {
-            Origin::Network(baseline, ..) => Facts::of(baseline),
-            Origin::States(..) => Facts::default(),
-        }
-    }
-}
-
-/// The weights of a row, its bias included, and the positions of a feature map at which every sample is fitted.
-#[derive(Clone, Copy)]
-struct Row {
-    weights: usize,
-    positions: usize,
-}
-
-/// The row with the most weights for each of its positions, of which no more than `most` are used.
-fn widest(network: &Network, most: usize) -> Option<Row> {
-    let row = |layer: &LayerSummary| {
-        let channels = layer.shape.channels().max(1);
-        let positions = (layer.shape.size() / channels).min(most).max(1);
-        Row { weights: layer.parameters / channels, positions }
-    };
-    network.summary().iter().filter(|layer| layer.trainable).map(row).max_by_key(|row| row.weights / row.positions)
 }
 
 /// An error if a file is where the recipe goes and no run of this program wrote it.
