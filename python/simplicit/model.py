@@ -393,7 +393,8 @@ class ImplicitModel(Shaped):
         norm : str, optional
             ``linf``: every value changes by at most epsilon; ``l2``: the Euclidean length of the change.
         arithmetic : str, optional
-            ``single``: proved for exact arithmetic and for a run in single precision; ``exact``: for exact arithmetic alone.
+            ``single``: proved for exact arithmetic and for simplicit's own run on a processor; ``any-order``: for every other
+            run in single precision too, on a GPU or by another program; ``exact``: for exact arithmetic alone.
         work : float, optional
             Multiply-adds that the intervals of one sample at one epsilon may cost; ``given_up`` counts samples that need more.
         threads : int, optional

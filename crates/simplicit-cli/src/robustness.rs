@@ -26,8 +26,8 @@ pub(crate) struct RobustnessResults {
     pub(crate) pixels: Option<f64>,
     /// linf or l2.
     pub(crate) norm: String,
-    /// For a certificate, the arithmetic of the outputs that it is about: single (exact outputs and those of a run)
-    /// or exact.
+    /// For a certificate, the arithmetic of the outputs that it is about: single (exact outputs and those of this
+    /// program's run on a processor), any-order (those of every run in single precision too) or exact.
     pub(crate) arithmetic: Option<String>,
     /// Number of samples that were given up because their intervals would have cost more than allowed.
     pub(crate) given_up: Option<usize>,

@@ -123,8 +123,9 @@ pub(crate) fn certify_model<'py>(
     let inputs = u.inputs(model.preprocessing(), model.input_axes().as_deref())?;
     let arithmetic = match arithmetic {
         "single" => certify::Arithmetic::Single,
+        "any-order" => certify::Arithmetic::AnyOrder,
         "exact" => certify::Arithmetic::Exact,
-        other => return Err(of_library(&Error::setting("arithmetic", "single or exact", other))),
+        other => return Err(of_library(&Error::setting("arithmetic", "single, any-order or exact", other))),
     };
     let bound = match bound {
         "global" => certify::Bound::Global,

@@ -22,8 +22,9 @@ const HELP: &str = "\
 Every value of an input may change by at most epsilon, in raw·scale units (before mean and std), and
 stays in [0, 1]; with --norm l2 the Euclidean length of the change is at most epsilon. Certified
 means proved: no such change makes another class the largest output, neither in exact arithmetic nor
-in this program's single precision (with --arithmetic exact in exact arithmetic alone, which is what
-other tools claim at most). Bounds from cheap to tight, each tried where the one before does
+in this program's run on a processor. A GPU and other programs add in another order: --arithmetic
+any-order proves it for these too. --arithmetic exact proves it for exact arithmetic alone, which is
+what other tools claim at most. Bounds from cheap to tight, each tried where the one before does
 not suffice: global, |C|(I-|A|)^-1|B| + |D| on differences of classes; interval, the box of every
 value; linear, every activation between two lines, substituted back to the inputs; with --slopes N,
 the slopes of these lines improved by N gradient steps. A sample that is not certified at some
@@ -48,8 +49,10 @@ pub(crate) enum BoundKind {
 /// Whose outputs keep their class.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ArithmeticKind {
-    /// Exact ones and those of a run in single precision
+    /// Exact ones and those of this program's run on a processor, in single precision
     Single,
+    /// In addition those of any other run in single precision, on a GPU or by another program
+    AnyOrder,
     /// Exact ones alone
     Exact,
 }
@@ -120,6 +123,7 @@ pub(crate) fn run(args: &CertifyArgs, cancel: &Cancel) -> anyhow::Result<Outcome
         norm: args.norm.norm(),
         arithmetic: match args.arithmetic {
             ArithmeticKind::Single => Arithmetic::Single,
+            ArithmeticKind::AnyOrder => Arithmetic::AnyOrder,
             ArithmeticKind::Exact => Arithmetic::Exact,
         },
         work: args.work as u64,

@@ -1,6 +1,8 @@
-//! Linear maps between values, many values side by side: forwards, with magnitudes of the weights, and transposed.
+//! Linear maps between values: of boxes, of many values side by side, and transposed.
 
 use super::backwards::{Backwards, Room, Rows};
+use super::boxes::Bounds;
+use super::sums::{Products, Sums};
 use crate::equilibrium::Packing;
 use crate::linalg::{Csr, Stencil, vectorised};
 use crate::model::{TapBlock, TapWeights};
@@ -20,9 +22,7 @@ pub(super) struct Weights {
     input: usize,
     packed: usize,
     forward: Stencil,
-    magnitudes: Stencil,
-    /// A one for every weight that is not zero.
-    pattern: Stencil,
+    products: Products,
     backwards: Backwards,
     row_terms: usize,
     column_terms: usize,
@@ -67,8 +67,7 @@ impl Linear {
             input: block.input.size(),
             packed: packing.size(),
             forward: packing.stencil(taps),
-            magnitudes: packing.stencil(&with(taps, f32::abs)),
-            pattern: packing.stencil(&with(taps, |_| 1.0)),
+            products: Products::of_block(block, taps),
             column_terms: backwards.group_terms() + AFTER_GROUP,
             backwards,
             packing: (!plain).then_some(packing),
@@ -85,8 +84,7 @@ impl Linear {
             input: entries.cols(),
             packed: 0,
             forward: stencil(entries),
-            magnitudes: stencil(&with(entries, f32::abs)),
-            pattern: stencil(&with(entries, |_| 1.0)),
+            products: Products::Rows(entries.clone()),
             column_terms: backwards.group_terms() + AFTER_GROUP,
             backwards,
             row_terms: longest(entries),
@@ -117,25 +115,22 @@ impl Linear {
     /// `out += map(x)`.
     pub(super) fn forward(&self, x: &[f32], out: &mut [f32], lanes: usize, room: &mut Packed) {
         match self {
-            Linear::Weights(w) => w.apply(&w.forward, x, out, lanes, room),
-            Linear::Select(s) => s.forward(x, out, lanes, |f| f),
+            Linear::Weights(w) => w.forward(x, out, lanes, room),
+            Linear::Select(s) => s.forward(x, out, lanes),
         }
     }
 
-    /// `out += |map|(x)`, with the magnitudes of the weights.
-    pub(super) fn magnitudes(&self, x: &[f32], out: &mut [f32], lanes: usize, room: &mut Packed) {
+    /// Adds the products of the map with values in boxes, in the order of a run.
+    pub(super) fn add_to(&self, from: &Bounds, sums: &mut Sums) {
         match self {
-            Linear::Weights(w) => w.apply(&w.magnitudes, x, out, lanes, room),
-            Linear::Select(s) => s.forward(x, out, lanes, f32::abs),
-        }
-    }
-
-    /// `out += ` the number of products that are not known to be zero, where `live` is one for values that may differ
-    /// from zero.
-    pub(super) fn count(&self, live: &[f32], out: &mut [f32], room: &mut Packed) {
-        match self {
-            Linear::Weights(w) => w.apply(&w.pattern, live, out, 1, room),
-            Linear::Select(s) => s.forward(live, out, 1, |_| 1.0),
+            Linear::Weights(w) => w.products.add_to(from, sums),
+            Linear::Select(s) => {
+                for (unit, (&source, &factor)) in s.from.iter().zip(&s.factor).enumerate() {
+                    if source != NONE {
+                        sums.add(unit, factor, from, source as usize);
+                    }
+                }
+            }
         }
     }
 
@@ -159,23 +154,23 @@ impl Linear {
 }
 
 impl Weights {
-    fn apply(&self, stencil: &Stencil, x: &[f32], out: &mut [f32], lanes: usize, room: &mut Packed) {
+    fn forward(&self, x: &[f32], out: &mut [f32], lanes: usize, room: &mut Packed) {
         match &self.packing {
-            None => stencil.accumulate(out, &x[..self.input * lanes], lanes),
+            None => self.forward.accumulate(out, &x[..self.input * lanes], lanes),
             Some(packing) => {
                 let below = sized(&mut room.below, self.packed * lanes);
                 packing.pack(x, below, lanes);
-                stencil.accumulate(out, below, lanes);
+                self.forward.accumulate(out, below, lanes);
             }
         }
     }
 }
 
 impl Select {
-    fn forward(&self, x: &[f32], out: &mut [f32], lanes: usize, part: impl Fn(f32) -> f32) {
+    fn forward(&self, x: &[f32], out: &mut [f32], lanes: usize) {
         for ((&from, &factor), out) in self.from.iter().zip(&self.factor).zip(out.chunks_exact_mut(lanes)) {
             if from != NONE {
-                let (factor, x) = (part(factor), &x[from as usize * lanes..][..lanes]);
+                let x = &x[from as usize * lanes..][..lanes];
                 out.iter_mut().zip(x).for_each(|(out, x)| *out += factor * x);
             }
         }
@@ -194,10 +189,6 @@ fn sized(room: &mut Vec<f32>, size: usize) -> &mut [f32] {
         room.resize(size, 0.0);
     }
     &mut room[..size]
-}
-
-fn with(m: &Csr<f32>, part: impl Fn(f32) -> f32) -> Csr<f32> {
-    Csr::from_rows(m.cols(), (0..m.rows()).map(|i| m.row(i).map(|(j, w)| (j, part(w))).collect::<Vec<_>>()))
 }
 
 fn longest(m: &Csr<f32>) -> usize {

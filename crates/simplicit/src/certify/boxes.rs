@@ -1,8 +1,8 @@
 //! Intervals of every value of one sample, forwards, with the slacks for rounding.
 
-use super::block::Packed;
 use super::graph::{Graph, Kind, Node};
 use super::relaxation::{Largest, Lines, image};
+use super::sums::{Partial, Sums};
 use crate::layout::Activation;
 
 /// γ_n = n·u/(1 − n·u) of single precision: no sum of n rounded terms, in any order, has a larger error relative to
@@ -27,18 +27,17 @@ pub(super) struct Bounds {
     pub(super) largest: Vec<Largest>,
     /// How far rounding may move a pre-activation, and a coefficient times what it reads, per unit of coefficient.
     pub(super) slack: Vec<f64>,
+    /// Every pre-activation where all values that it reads are at their anchors ([`Graph::anchored`]), without rounding.
+    pub(super) at_anchors: Vec<f64>,
     /// How far rounding may move a value after its activation; empty if not at all.
     pub(super) moved: Vec<f64>,
     /// Units whose value is always zero, so that their coefficients are not needed; empty if there are none.
     pub(super) dead: Vec<bool>,
-    /// Two numbers per unit side by side: the centre of its interval; how far the interval reaches above zero minus
-    /// how far below.
-    centres: Vec<f32>,
-    /// Three numbers per unit side by side, rounded outwards: radius; largest magnitude; how far the interval reaches
-    /// above zero plus how far below.
-    spans: Vec<f32>,
-    /// One where a value may differ from zero, and zero elsewhere.
-    live: Vec<f32>,
+    /// The centre of every value's interval, half of its width, and one where the value may differ from zero, zero
+    /// elsewhere.
+    pub(super) middle: Vec<f64>,
+    pub(super) reach: Vec<f64>,
+    pub(super) live: Vec<f64>,
 }
 
 /// How the interval of a value follows from that of its pre-activation.
@@ -54,60 +53,58 @@ impl Bounds {
     /// The bounds of values that lie in these intervals.
     pub(super) fn of_values(low: Vec<f64>, high: Vec<f64>) -> Self {
         let mut bounds = Self { x_low: low.clone(), x_high: high.clone(), low, high, ..Self::default() };
-        bounds.round_outwards();
+        bounds.measure();
         bounds
     }
 
-    fn round_outwards(&mut self) {
-        self.centres.clear();
-        self.spans.clear();
+    /// Computes centres and half widths from the intervals of the values.
+    fn measure(&mut self) {
+        self.middle.clear();
+        self.reach.clear();
         self.live.clear();
         for (&low, &high) in self.x_low.iter().zip(&self.x_high) {
-            let centre = f64::midpoint(low, high) as f32;
-            let radius = (high - f64::from(centre)).max(f64::from(centre) - low).max(0.0);
-            let (above, below) = (high.max(0.0), (-low).max(0.0));
-            self.centres.extend([centre, (above - below) as f32]);
-            self.live.push(f32::from(u8::from(low != 0.0 || high != 0.0)));
-            self.spans.extend([upwards(radius), upwards(low.abs().max(high.abs())), upwards(above + below)]);
+            let middle = f64::midpoint(low, high);
+            self.middle.push(middle);
+            self.reach.push((high - middle).max(middle - low).max(0.0));
+            self.live.push(if low != 0.0 || high != 0.0 { 1.0 } else { 0.0 });
         }
     }
 
     /// Intervals of the pre-activations of node k from those of what it reads, and its slacks.
-    pub(super) fn sum(graph: &Graph, k: usize, all: &[Bounds], room: &mut Packed) -> Self {
+    pub(super) fn sum(graph: &Graph, k: usize, all: &[Bounds]) -> Self {
         let node = &graph.nodes[k];
-        let size = node.size;
-        let (mut centres, mut spans, mut counts) = (vec![0.0f32; 2 * size], vec![0.0f32; 3 * size], vec![0.0f32; size]);
-        for term in &node.terms {
-            let source = &all[term.source];
-            term.map.forward(&source.centres, &mut centres, 2, room);
-            term.map.magnitudes(&source.spans, &mut spans, 3, room);
-            term.map.count(&source.live, &mut counts, room);
-        }
+        let mut sums = Sums::new(node.size, |i| node.bias_of(i), node.any_order);
+        node.terms.iter().for_each(|term| term.map.add_to(&all[term.source], &mut sums));
         let (one, substitution) = (gamma(1.0), gamma(node.substitution_terms));
         let mut bounds = Self::default();
-        for i in 0..size {
+        if !graph.anchored {
+            bounds.at_anchors = (0..node.size).map(|i| node.bias_of(i)).collect();
+        }
+        for i in 0..node.size {
             // Terms of the sum: the products that are not zero, the bias, the factor of a mean, and one for every
             // block.
-            let terms = f64::from(counts[i]) + (node.terms.len() + 3) as f64;
+            let terms = sums.terms[i] + (node.terms.len() + 3) as f64;
             let own = gamma(terms);
-            let bias = node.bias_of(i);
-            let wide = |value: f32| f64::from(value) * (1.0 + own);
-            let (radius, magnitude) = (wide(spans[3 * i]), wide(spans[3 * i + 1]) + bias.abs());
-            // Positive products add up to at most ½(Σ|w|(above + below) + Σw(above − below)), negative ones to the difference.
-            let together = wide(spans[3 * i + 2]);
-            let partial = 0.5 * (together + f64::from(centres[2 * i + 1]).abs()) + (own + one) * together + bias.abs();
-            let together = together + bias.abs();
-            // In whatever order, the error of every addition is at most one unit of a partial sum, and a partial sum
-            // lies between those two sums, up to the errors of earlier additions; each product rounds once.
-            let rounding = one * (terms * (partial + own * together) + together);
-            let run = if node.rounds { rounding } else { 0.0 };
-            // Underflow of products.
-            let tiny = terms * f64::from(f32::MIN_POSITIVE);
-            let far = radius + rounding + run + tiny;
-            let centre = f64::from(centres[2 * i]) + bias;
-            bounds.low.push(centre - far);
-            bounds.high.push(centre + far);
-            bounds.slack.push(run + substitution * magnitude + tiny);
+            let magnitude = sums.magnitude[i];
+            // The error of every addition is at most one unit of a partial sum, up to the errors of earlier additions;
+            // each product rounds once. In any order, a partial sum lies between the sums of the positive and of the
+            // negative products.
+            let partial = match &sums.partial {
+                Partial::Chain(path) => path[i],
+                Partial::AnyOrder(positive, negative) => terms * (positive[i].max(negative[i]) + node.bias_of(i).abs()),
+            };
+            let run = if node.rounds { one * (partial + terms * own * magnitude + magnitude) } else { 0.0 };
+            // Underflow of products, and the roundings of these sums of doubles.
+            let tiny = terms * (f64::from(f32::MIN_POSITIVE) + 4.0 * f64::EPSILON * magnitude);
+            let far = sums.radius[i] + run + tiny;
+            bounds.low.push(sums.centre[i] - far);
+            bounds.high.push(sums.centre[i] + far);
+            // The coefficients of a substitution are rounded, and they multiply distances from the anchors.
+            let distance = if graph.anchored { sums.radius[i] } else { magnitude };
+            bounds.slack.push(run + substitution * distance + graph.share_of_doubles * magnitude + tiny);
+        }
+        if graph.anchored {
+            bounds.at_anchors = sums.centre;
         }
         bounds
     }
@@ -150,11 +147,11 @@ impl Bounds {
                 (self.x_low[i], self.x_high[i]) = (x_low, x_high);
             }
         }
-        self.round_outwards();
+        self.measure();
     }
 
     /// A maximum over windows.
-    pub(super) fn maximum(node: &Node, windows: &[Vec<u32>], source: &Bounds) -> Self {
+    fn maximum(graph: &Graph, node: &Node, windows: &[Vec<u32>], source: &Bounds) -> Self {
         let (low, high) = (&source.x_low, &source.x_high);
         let mut bounds = Self::default();
         for window in windows {
@@ -162,12 +159,14 @@ impl Bounds {
             let at = |k: u32, ends: &[f64]| ends.get(k as usize).copied().unwrap_or(0.0);
             let (least, low, high) = (at(largest.above, low), at(largest.below, low), at(largest.above, high));
             let most = least.abs().max(low.abs()).max(high.abs());
-            bounds.slack.push(gamma(node.substitution_terms) * most);
+            let reach = |k: u32| source.reach.get(k as usize).copied().unwrap_or(0.0);
+            let distance = if graph.anchored { reach(largest.below).max(reach(largest.above)) } else { most };
+            bounds.slack.push(gamma(node.substitution_terms) * distance + graph.share_of_doubles * most);
             bounds.x_low.push(low);
             bounds.x_high.push(high);
             bounds.largest.push(largest);
         }
-        bounds.round_outwards();
+        bounds.measure();
         bounds
     }
 
@@ -180,29 +179,24 @@ impl Bounds {
             self.x_low[i] -= e;
             self.x_high[i] += e;
         }
-        self.round_outwards();
+        self.measure();
     }
 
     /// Intersects the values with other intervals that are known to contain them.
     pub(super) fn cut(&mut self, low: &[f64], high: &[f64]) {
         self.x_low.iter_mut().zip(low).for_each(|(a, b)| *a = a.max(*b));
         self.x_high.iter_mut().zip(high).for_each(|(a, b)| *a = a.min(*b));
-        self.round_outwards();
+        self.measure();
     }
 }
 
-/// The next float32 above the value.
-fn upwards(value: f64) -> f32 {
-    (value as f32).next_up()
-}
-
 /// Bounds of node k without substitution, from those of the nodes before it.
-pub(super) fn of_node(graph: &Graph, k: usize, all: &[Bounds], rule: Rule, room: &mut Packed) -> Bounds {
+pub(super) fn of_node(graph: &Graph, k: usize, all: &[Bounds], rule: Rule) -> Bounds {
     let node = &graph.nodes[k];
     match &node.kind {
-        Kind::Maximum { source, windows } => Bounds::maximum(node, windows, &all[*source]),
+        Kind::Maximum { source, windows } => Bounds::maximum(graph, node, windows, &all[*source]),
         Kind::Input | Kind::Free | Kind::Sum => {
-            let mut bounds = Bounds::sum(graph, k, all, room);
+            let mut bounds = Bounds::sum(graph, k, all);
             bounds.activate(node, rule);
             bounds
         }

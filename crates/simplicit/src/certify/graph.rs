@@ -20,8 +20,8 @@ use crate::{Error, Result};
 /// How many turns of a cycle are substituted; the turn before them is bounded by a box.
 pub(super) const TURNS: usize = 12;
 
-/// Products that a substitution sums in single precision. If the roundings of a run count, those of the substitution
-/// matter little; if they do not, short sums are worth their extra time.
+/// Products that a substitution sums in single precision. Its roundings matter little where the roundings of a run
+/// count, or where coefficients multiply distances from anchors; elsewhere short sums are worth their extra time.
 const COARSE: usize = 72;
 const FINE: usize = 9;
 
@@ -55,6 +55,8 @@ pub(super) struct Node {
     pub(super) activations: Vec<(Range<usize>, Activation)>,
     /// Whether a run rounds its sums to single precision.
     pub(super) rounds: bool,
+    /// Whether the order in which a run adds is not known.
+    pub(super) any_order: bool,
     /// Whether a run rounds its activations.
     pub(super) activation_rounds: bool,
     /// The roundings that a substitution makes on the way to one coefficient of what the node reads.
@@ -77,6 +79,13 @@ pub(super) struct Graph {
     pub(super) outputs: usize,
     /// Whether every activation is non-expansive.
     pub(super) non_expansive: bool,
+    /// Whether a substitution multiplies its coefficients by distances of values from anchors, which are the centres of
+    /// their intervals, and not by the values themselves. A rounded coefficient then costs a share of an interval's
+    /// width. The states of a cycle have no anchors: their intervals change after sums have been computed.
+    pub(super) anchored: bool,
+    /// What the roundings of the constants of a substitution add up to at most, as a share of the magnitudes that a node
+    /// sums.
+    pub(super) share_of_doubles: f64,
     /// About how many products one group of a transpose sums.
     group: usize,
 }
@@ -94,22 +103,33 @@ impl Graph {
                 ));
             }
         }
+        let anchored = model.layers_are_acyclic();
         let mut graph = Self {
             nodes: vec![Node::new(Kind::Input, model.shape().inputs)],
             turns: None,
             layers: Vec::new(),
             outputs: model.shape().outputs,
             non_expansive: layers.iter().all(|l| l.activation.is_non_expansive()),
-            group: if arithmetic == Arithmetic::Exact { FINE } else { COARSE },
+            anchored,
+            share_of_doubles: 0.0,
+            group: if anchored || arithmetic != Arithmetic::Exact { COARSE } else { FINE },
         };
-        if model.layers_are_acyclic() {
+        if anchored {
             graph.add_layers(model)?;
         } else {
             graph.add_cycle(model)?;
         }
         graph.count_roundings();
-        if arithmetic == Arithmetic::Exact {
-            graph.nodes.iter_mut().for_each(|n| (n.rounds, n.activation_rounds) = (false, false));
+        // Every unit adds at most six numbers to a constant, each at most a few times the magnitudes that one of the
+        // nodes sums.
+        let units: usize = graph.nodes.iter().map(|n| n.size).sum();
+        graph.share_of_doubles = 16.0 * f64::EPSILON * (units + 64) as f64;
+        match arithmetic {
+            Arithmetic::Single => {}
+            Arithmetic::AnyOrder => graph.nodes.iter_mut().for_each(|n| n.any_order = true),
+            Arithmetic::Exact => {
+                graph.nodes.iter_mut().for_each(|n| (n.rounds, n.activation_rounds) = (false, false));
+            }
         }
         Ok(graph)
     }
@@ -167,6 +187,7 @@ impl Graph {
             }
             node.terms.push(Term { source, map: Arc::new(Linear::of_block(block, self.group)) });
         }
+        node.any_order = false;
         Ok(node)
     }
 
@@ -343,6 +364,7 @@ impl Node {
             bias: Vec::new(),
             activations: Vec::new(),
             rounds: false,
+            any_order: true,
             activation_rounds: true,
             substitution_terms: 0.0,
             first: false,

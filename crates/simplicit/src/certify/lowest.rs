@@ -71,10 +71,10 @@ impl Certifier<'_> {
     /// The intervals of a sample at the largest ε of the settings; `None` where they would cost too much.
     pub(crate) fn spread(&self, u: &[f32], cancel: &Cancel) -> Result<Option<Spread>> {
         let z = self.equilibrium.run(&one_row(u)?)?.z;
-        let found = self.narrowed(u, 0, cancel, |sample, all, _| {
+        let found = self.narrowed(u, 0, cancel, |_, all, _| {
             let mut spread = Spread { below: vec![0.0; z.cols()], above: vec![0.0; z.cols()], work: 0 };
             for (k, &node) in self.graph.layers.iter().enumerate() {
-                let plain = Bounds::sum(&self.graph, node, &all, &mut sample.substitution.packed);
+                let plain = Bounds::sum(&self.graph, node, &all);
                 for (at, i) in self.layout.range(k).enumerate() {
                     let (z, half) = (f64::from(z[(0, i)]), 0.5 * (plain.high[at] - plain.low[at]));
                     if half > 0.0 {
@@ -116,7 +116,7 @@ impl Certifier<'_> {
     }
 
     /// The bounds of all nodes with the intervals of a spread.
-    fn around(&self, z: &[f32], spread: &Spread, input: &InputSet, substitution: &mut Substitution) -> Vec<Bounds> {
+    fn around(&self, z: &[f32], spread: &Spread, input: &InputSet) -> Vec<Bounds> {
         let graph = &self.graph;
         let mut layer_of = vec![None; graph.nodes.len()];
         graph.layers.iter().enumerate().for_each(|(k, &node)| layer_of[node] = Some(k));
@@ -125,7 +125,7 @@ impl Certifier<'_> {
             let bounds = match (&node.kind, layer_of[k]) {
                 (Kind::Input, _) => Bounds::of_values(input.low.clone(), input.high.clone()),
                 (Kind::Sum, Some(layer)) if !node.activations.is_empty() => {
-                    let mut bounds = Bounds::sum(graph, k, &all, &mut substitution.packed);
+                    let mut bounds = Bounds::sum(graph, k, &all);
                     for (at, i) in self.layout.range(layer).enumerate() {
                         let half = 0.5 * (bounds.high[at] - bounds.low[at]);
                         bounds.low[at] = f64::from(z[i]) - f64::from(spread.below[i]) * half;
@@ -134,7 +134,7 @@ impl Certifier<'_> {
                     bounds.activate(node, Rule::Interval);
                     bounds
                 }
-                _ => boxes::of_node(graph, k, &all, Rule::Interval, &mut substitution.packed),
+                _ => boxes::of_node(graph, k, &all, Rule::Interval),
             };
             all.push(bounds);
         }
@@ -148,7 +148,7 @@ impl Certifier<'_> {
         let clean = self.equilibrium.run(&one_row(u)?)?;
         let input = InputSet::new(u, self.per_feature, self.largest_epsilon(), self.settings.norm);
         let mut substitution = Substitution::new(graph);
-        let all = self.around(clean.z.row(0), spread, &input, &mut substitution);
+        let all = self.around(clean.z.row(0), spread, &input);
         let others: Vec<usize> = (0..graph.outputs).filter(|j| *j != label).collect();
         let rows = |width| Matrix::<f32>::zeros(others.len(), width);
         let states = self.layout.size();

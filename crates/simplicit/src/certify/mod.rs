@@ -20,11 +20,18 @@
 //!
 //! # Rounding
 //!
-//! A certificate holds for the model in exact arithmetic and for its single-precision run by [`Equilibrium`]. A run
-//! computes z = Wx + b + δ. In whatever order it sums its n products, every addition is off by at most u = 2⁻²⁴ of a
-//! partial sum, and a partial sum lies between the sum P of the positive products and that of the negative ones, −N: so
-//! |δ| ≤ u·n·max(P, N) + u(P + N), up to terms of order u², which are added. P and N are taken at their largest over
-//! the boxes of x. All boxes contain such values for every δ, and so exact ones. A substitution that has coefficient μ at z
+//! A certificate holds for the model in exact arithmetic and for its single-precision run by [`Equilibrium`] on a
+//! processor. A run computes z = Wx + b + δ. It computes every sum of a layer as one chain, whatever the kernel, the
+//! batch and the number of threads ([`crate::kernels`]): it starts with the bias and adds products one by one, block
+//! after block, each block in ascending order of its columns. The k-th addition is off by at most u = 2⁻²⁴ of the partial
+//! sum s_k, and without fused multiply-adds each product is off by u of itself: so |δ| ≤ u·Σ|s_k| + u·Σ|w_j·x_j|, up to
+//! terms of order u², which are added. Each |s_k| is taken at its largest over the boxes of x.
+//!
+//! Of poolings, of other operators and of the outputs of a cycle no order is assumed, and [`Arithmetic::AnyOrder`]
+//! assumes none of any sum. A partial sum then lies between the sum P of the positive products and that of the negative
+//! ones, −N, so that |δ| ≤ u·n·max(P, N) + u(P + N) for n products that are not zero.
+//!
+//! All boxes contain the values of z for every such δ, and so exact ones. A substitution that has coefficient μ at z
 //! takes |μ| times that bound of |δ| from its constant. Its own coefficients are single precision too: where
 //! λ = Wᵀμ is rounded, the function is off by at most γ_n|W|ᵀ|μ||x|, γ_n = n·u/(1 − n·u), which summed over the units is
 //! |μ|·γ_n|W||x| with the n of the transpose. [`Arithmetic::Exact`] leaves out the roundings of the run, but not those
@@ -44,6 +51,7 @@ mod relaxation;
 mod sample;
 mod slopes;
 mod substitution;
+mod sums;
 
 pub(crate) use lowest::Spread;
 pub use price::{Sensitivity, sensitivity};
@@ -95,9 +103,13 @@ impl std::fmt::Display for Bound {
 /// The outputs that a certificate is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arithmetic {
-    /// Both the outputs in exact arithmetic and those of a single-precision run.
+    /// Both the outputs in exact arithmetic and those of a single-precision run by this program on a processor.
     #[default]
     Single,
+    /// The same, and the outputs of every other run that multiplies and adds in single precision, in whatever order: this
+    /// program on a GPU, or another program. Runs in fewer bits (TF32, half precision) and convolutions that transform
+    /// their maps first (Winograd) are not among them.
+    AnyOrder,
     /// The outputs in exact arithmetic alone. The certifier's own rounding is still accounted for.
     Exact,
 }
@@ -106,6 +118,7 @@ impl std::fmt::Display for Arithmetic {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Arithmetic::Single => "single",
+            Arithmetic::AnyOrder => "any-order",
             Arithmetic::Exact => "exact",
         })
     }
@@ -122,7 +135,7 @@ pub struct CertifySettings {
     pub slopes: usize,
     /// The norm in which a perturbation is at most ε. Default: every value on its own.
     pub norm: Norm,
-    /// The outputs that must keep their class. Default: exact outputs and those of a single-precision run.
+    /// The outputs that must keep their class. Default: exact outputs and those of this program's run on a processor.
     pub arithmetic: Arithmetic,
     /// Multiply-adds that narrowing the intervals of one sample at one ε may cost, for linear bounds, counted over
     /// whole maps with all their zeros. A sample that needs more is given up at that ε. Default 2⁴¹, which takes

@@ -168,14 +168,14 @@ impl Sample<'_, '_> {
                     Bounds::of_values(before.x_low.clone(), before.x_high.clone())
                 }
                 Kind::Sum if narrow == Narrow::Unstable && (turn.is_none() || last) => {
-                    let mut bounds = Bounds::sum(graph, k, &all, &mut self.substitution.packed);
+                    let mut bounds = Bounds::sum(graph, k, &all);
                     if !self.narrow(k, &mut bounds, &mut all, input, (before, &mut tight))? {
                         return Ok(None);
                     }
                     bounds.activate(node, rule);
                     bounds
                 }
-                Kind::Sum | Kind::Maximum { .. } => boxes::of_node(graph, k, &all, rule, &mut self.substitution.packed),
+                Kind::Sum | Kind::Maximum { .. } => boxes::of_node(graph, k, &all, rule),
             };
             all.push(bounds);
             if turn.is_some() {

@@ -1,9 +1,13 @@
 //! Back-substitution: linear functions of a node's values become functions of earlier values, and finally of the
 //! input.
 //!
-//! Coefficients are single precision, constants double. Where a coefficient of a pre-activation z_i was rounded, or a
-//! run rounded z_i itself, the error of the function is at most |coefficient|·slack_i. That is subtracted from its
-//! constant at once, so errors are never multiplied along paths.
+//! Coefficients are single precision, constants double. A coefficient multiplies the distance of a value from its
+//! anchor, the centre of its interval ([`Graph::anchored`]): z_i is its value where everything that it reads is at its
+//! anchor, plus weights times distances. So a rounded coefficient costs a share of an interval's width and not of a
+//! value's magnitude.
+//!
+//! Where a coefficient of a pre-activation z_i was rounded, or a run rounded z_i itself, the error of the function is at
+//! most |coefficient|·slack_i. That is subtracted from its constant at once, so errors are never multiplied along paths.
 
 use super::backwards::Rows;
 use super::block::Packed;
@@ -112,6 +116,9 @@ impl<'a> Substitution<'a> {
                 continue;
             }
             let mut own = std::mem::take(&mut self.coefficients[k]);
+            if self.graph.anchored {
+                self.leave_anchors(&own, &all[k]);
+            }
             match &self.graph.nodes[k].kind {
                 Kind::Input => self.end(&own, |constant, own| input.close(constant, own)),
                 _ if until.ends_at(k) => self.end(&own, |constant, own| close(constant, own, &all[k])),
@@ -127,12 +134,36 @@ impl<'a> Substitution<'a> {
                     if let Some(slopes) = slopes.as_deref_mut() {
                         slopes.keep(k, &own);
                     }
-                    self.through_maximum(*source, &own, &all[k]);
+                    self.through_maximum(*source, &own, &all[k], &all[*source]);
                 }
             }
             self.coefficients[k] = own;
         }
         self.constant
+    }
+
+    /// Coefficients of distances from the anchors become coefficients of the values.
+    fn leave_anchors(&mut self, own: &Rows, bounds: &Bounds) {
+        let (constant, upper) = (&mut self.constant, &mut self.upper);
+        vectorised(
+            #[inline(always)]
+            || {
+                own.each(
+                    #[inline(always)]
+                    |i, row| {
+                        let anchor = bounds.middle[i];
+                        for l in 0..LANES {
+                            constant[l] -= f64::from(row[l]) * anchor;
+                        }
+                        if let Some(upper) = upper.as_mut() {
+                            for l in 0..LANES {
+                                upper[l] -= f64::from(row[l]) * anchor;
+                            }
+                        }
+                    },
+                );
+            },
+        );
     }
 
     /// Adds the smallest values of what is left to the constants, and the largest to the upper ones.
@@ -178,7 +209,7 @@ impl<'a> Substitution<'a> {
     fn pass_on(&mut self, k: usize, own: &Rows, all: &[Bounds]) {
         let graph = self.graph;
         let node = &graph.nodes[k];
-        let (constant, slack) = (&mut self.constant, &all[k].slack);
+        let (constant, at_anchors, slack) = (&mut self.constant, &all[k].at_anchors, &all[k].slack);
         let mut upper = self.upper.as_mut();
         vectorised(
             #[inline(always)]
@@ -186,15 +217,15 @@ impl<'a> Substitution<'a> {
                 own.each(
                     #[inline(always)]
                     |i, row| {
-                        let (bias, slack) = (node.bias_of(i), slack[i]);
+                        let (centre, slack) = (at_anchors[i], slack[i]);
                         for l in 0..LANES {
                             let v = f64::from(row[l]);
-                            constant[l] += v * bias - v.abs() * slack;
+                            constant[l] += v * centre - v.abs() * slack;
                         }
                         if let Some(upper) = upper.as_deref_mut() {
                             for l in 0..LANES {
                                 let v = f64::from(row[l]);
-                                upper[l] += v * bias + v.abs() * slack;
+                                upper[l] += v * centre + v.abs() * slack;
                             }
                         }
                     },
@@ -221,11 +252,12 @@ impl<'a> Substitution<'a> {
                     #[inline(always)]
                     |i, row| {
                         let lines: &Lines = &bounds.lines[i];
-                        let moved = moved(i);
-                        if lines.exact() && moved == 0.0 && lines.below == 0.0 {
-                            if lines.lower != 1.0 {
-                                row.iter_mut().for_each(|v| *v *= lines.lower);
-                            }
+                        let (moved, centre) = (moved(i), bounds.at_anchors[i]);
+                        if lines.exact()
+                            && moved == 0.0
+                            && lines.below == 0.0
+                            && (lines.lower == 0.0 || lines.lower == 1.0)
+                        {
                             return lines.lower != 0.0;
                         }
                         if let Some(largest) = largest.as_deref_mut() {
@@ -234,9 +266,10 @@ impl<'a> Substitution<'a> {
                             for l in 0..LANES {
                                 let wide = f64::from(row[l]);
                                 let (down, up) = if wide >= 0.0 { (below, lines.above) } else { (lines.above, below) };
-                                constant[l] += wide * down - wide.abs() * moved;
-                                largest[l] += wide * up + wide.abs() * moved;
                                 row[l] *= lines.upper;
+                                let rounded = (wide * f64::from(lines.upper) - f64::from(row[l])) * centre;
+                                constant[l] += wide * down - wide.abs() * moved + rounded;
+                                largest[l] += wide * up + wide.abs() * moved + rounded;
                             }
                             return true;
                         }
@@ -250,8 +283,9 @@ impl<'a> Substitution<'a> {
                             let offset = if positive { lines.below } else { lines.above };
                             let slope = if positive { lower[l] } else { lines.upper };
                             let wide = f64::from(v);
-                            constant[l] += wide * offset - wide.abs() * moved;
                             row[l] = v * slope;
+                            let rounded = (wide * f64::from(slope) - f64::from(row[l])) * centre;
+                            constant[l] += wide * offset - wide.abs() * moved + rounded;
                         }
                         true
                     },
@@ -260,8 +294,10 @@ impl<'a> Substitution<'a> {
         );
     }
 
-    fn through_maximum(&mut self, source: usize, own: &Rows, bounds: &Bounds) {
+    fn through_maximum(&mut self, source: usize, own: &Rows, bounds: &Bounds, before: &Bounds) {
         self.reach(source);
+        let anchored = self.graph.anchored;
+        let anchor = |i: u32| if anchored { before.middle[i as usize] } else { 0.0 };
         let (constant, into) = (&mut self.constant, &mut self.coefficients[source]);
         own.each(|i, row| {
             let (largest, slack) = (&bounds.largest[i], bounds.slack[i]);
@@ -270,9 +306,10 @@ impl<'a> Substitution<'a> {
                 constant[l] -= wide.abs() * slack;
                 if v > 0.0 {
                     into.row(largest.below as usize)[l] += v;
+                    constant[l] += wide * anchor(largest.below);
                 } else if v < 0.0 {
                     into.row(largest.above as usize)[l] += v * largest.slope;
-                    constant[l] += wide * largest.offset;
+                    constant[l] += wide * (largest.offset + f64::from(largest.slope) * anchor(largest.above));
                 }
             }
         });
