@@ -201,10 +201,10 @@ impl Backwards {
     }
 
     /// `into += mapᵀ(from)`, without the rows that are `dead`, about which nothing needs to be known.
-    pub(super) fn add(&self, from: &Rows, into: &mut Rows, dead: &[bool], room: &mut Room) {
+    pub(super) fn add(&self, from: &Rows, into: &mut Rows, dead: &[bool], workspace: &mut Workspace) {
         let width = if matches!(self.weights, Weights::Dense(_)) { self.channels[0] } else { 1 };
-        room.list(from, self.positions[1], width);
-        let mut pairs = std::mem::take(&mut room.pairs);
+        workspace.list(from, self.positions[1], width);
+        let mut pairs = std::mem::take(&mut workspace.pairs);
         let products = match &self.weights {
             Weights::Dense(weights) => {
                 Some(Products::new(self.instructions, &pairs, &from.values, (weights, self.channels[0])))
@@ -213,39 +213,39 @@ impl Backwards {
         };
         for p in 0..self.positions[0] {
             let (y, x) = (p / self.columns[0], p % self.columns[0]);
-            room.begin();
+            workspace.begin();
             for &(row, down) in &self.readers[0][y] {
                 for &(column, right) in &self.readers[1][x] {
                     let (q, place) = (row * self.columns[1] + column, down * self.across + right);
-                    room.push(q, (place * self.channels[1] * width) as u32, self.group as u32);
+                    workspace.push(q, (place * self.channels[1] * width) as u32, self.group as u32);
                 }
             }
-            if room.runs.is_empty() {
+            if workspace.runs.is_empty() {
                 continue;
             }
-            room.wanted.clear();
+            workspace.wanted.clear();
             let is_wanted = |c: &u32| dead.get(*c as usize * self.positions[0] + p) != Some(&true);
-            room.wanted.extend((0..self.channels[0] as u32).filter(is_wanted));
+            workspace.wanted.extend((0..self.channels[0] as u32).filter(is_wanted));
             match (&self.weights, &products) {
-                (Weights::Sparse(weights), _) => self.sparse((weights, &pairs, &from.values), into, p, room),
-                (_, Some(products)) => self.dense(products, into, p, room),
+                (Weights::Sparse(weights), _) => self.sparse((weights, &pairs, &from.values), into, p, workspace),
+                (_, Some(products)) => self.dense(products, into, p, workspace),
                 _ => {}
             }
         }
         pairs.clear();
-        room.pairs = pairs;
+        workspace.pairs = pairs;
     }
 
-    fn dense(&self, products: &Products, into: &mut Rows, p: usize, room: &Room) {
-        for part in room.wanted.chunks(TILE) {
+    fn dense(&self, products: &Products, into: &mut Rows, p: usize, workspace: &Workspace) {
+        for part in workspace.wanted.chunks(TILE) {
             // The last tile repeats a column to be full.
             let columns: [u32; TILE] = std::array::from_fn(|i| part[i.min(part.len() - 1)]);
             let mut sums = [[0.0f32; ROW]; TILE];
-            if let [_] = room.groups[..] {
-                products.sum(&room.runs, &columns, &mut sums);
+            if let [_] = workspace.groups[..] {
+                products.sum(&workspace.runs, &columns, &mut sums);
             } else {
                 let mut wide = [[0.0f64; ROW]; TILE];
-                for group in room.groups() {
+                for group in workspace.groups() {
                     products.sum(group, &columns, &mut sums);
                     join(&mut wide, &sums);
                 }
@@ -260,12 +260,12 @@ impl Backwards {
         (weights, pairs, operand): (&Csr<f32>, &[Pair], &[f32]),
         into: &mut Rows,
         p: usize,
-        room: &mut Room,
+        workspace: &mut Workspace,
     ) {
         let size = self.channels[0];
-        let (mut sums, mut wide) = (std::mem::take(&mut room.sums), std::mem::take(&mut room.wide));
+        let (mut sums, mut wide) = (std::mem::take(&mut workspace.sums), std::mem::take(&mut workspace.wide));
         wide.clear();
-        for group in room.groups() {
+        for group in workspace.groups() {
             sums.clear();
             sums.resize(size, [0.0; ROW]);
             vectorised(
@@ -281,7 +281,7 @@ impl Backwards {
                     }
                 },
             );
-            if room.groups.len() > 1 {
+            if workspace.groups.len() > 1 {
                 wide.resize(size, [0.0; ROW]);
                 join(&mut wide, &sums);
             }
@@ -289,8 +289,8 @@ impl Backwards {
         if !wide.is_empty() {
             narrow(&mut sums, &wide);
         }
-        self.hand_on(&room.wanted, |_, c| &sums[c], into, p);
-        (room.sums, room.wide) = (sums, wide);
+        self.hand_on(&workspace.wanted, |_, c| &sums[c], into, p);
+        (workspace.sums, workspace.wide) = (sums, wide);
     }
 
     /// Adds the sums of some channels at a position of the source.
@@ -359,7 +359,7 @@ impl Weights {
 
 /// Memory that a call works in.
 #[derive(Default)]
-pub(super) struct Room {
+pub(super) struct Workspace {
     /// The rows that exist, by position of the result, with the places of their weights.
     pairs: Vec<Pair>,
     /// The first pair of every position.
@@ -375,7 +375,7 @@ pub(super) struct Room {
     wide: Vec<[f64; ROW]>,
 }
 
-impl Room {
+impl Workspace {
     /// Lists the rows that exist.
     fn list(&mut self, from: &Rows, positions: usize, width: usize) {
         let Self { pairs, starts, next, .. } = self;
@@ -501,10 +501,10 @@ mod tests {
                 }
             }
             let dead: Vec<bool> = (0..input.size()).map(|_| r.below(3) == 0).collect();
-            let mut room = Room::default();
-            map.add(&from, &mut into, &dead, &mut room);
-            map.add(&from, &mut into, &dead, &mut room);
-            grouped += usize::from(room.groups.len() > 1);
+            let mut workspace = Workspace::default();
+            map.add(&from, &mut into, &dead, &mut workspace);
+            map.add(&from, &mut into, &dead, &mut workspace);
+            grouped += usize::from(workspace.groups.len() > 1);
             let mut all = Vec::new();
             into.in_order(&mut all);
             for (unit, row) in all.as_chunks::<LANES>().0.iter().enumerate() {

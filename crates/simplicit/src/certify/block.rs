@@ -1,6 +1,6 @@
 //! Linear maps between values: of boxes, of many values side by side, and transposed.
 
-use super::backwards::{Backwards, Room, Rows};
+use super::backwards::{Backwards, Rows, Workspace};
 use super::boxes::Bounds;
 use super::sums::{Products, Sums};
 use crate::equilibrium::Packing;
@@ -113,9 +113,9 @@ impl Linear {
     }
 
     /// `out += map(x)`.
-    pub(super) fn forward(&self, x: &[f32], out: &mut [f32], lanes: usize, room: &mut Packed) {
+    pub(super) fn forward(&self, x: &[f32], out: &mut [f32], lanes: usize, workspace: &mut Packed) {
         match self {
-            Linear::Weights(w) => w.forward(x, out, lanes, room),
+            Linear::Weights(w) => w.forward(x, out, lanes, workspace),
             Linear::Select(s) => s.forward(x, out, lanes),
         }
     }
@@ -135,9 +135,9 @@ impl Linear {
     }
 
     /// `into += mapᵀ(from)`; units of the source that are `dead` are left out.
-    pub(super) fn transposed(&self, from: &Rows, into: &mut Rows, dead: &[bool], room: &mut Packed) {
+    pub(super) fn transposed(&self, from: &Rows, into: &mut Rows, dead: &[bool], workspace: &mut Packed) {
         match self {
-            Linear::Weights(w) => w.backwards.add(from, into, dead, &mut room.rows),
+            Linear::Weights(w) => w.backwards.add(from, into, dead, &mut workspace.rows),
             Linear::Select(s) => vectorised(
                 #[inline(always)]
                 || {
@@ -154,11 +154,11 @@ impl Linear {
 }
 
 impl Weights {
-    fn forward(&self, x: &[f32], out: &mut [f32], lanes: usize, room: &mut Packed) {
+    fn forward(&self, x: &[f32], out: &mut [f32], lanes: usize, workspace: &mut Packed) {
         match &self.packing {
             None => self.forward.accumulate(out, &x[..self.input * lanes], lanes),
             Some(packing) => {
-                let below = sized(&mut room.below, self.packed * lanes);
+                let below = sized(&mut workspace.below, self.packed * lanes);
                 packing.pack(x, below, lanes);
                 self.forward.accumulate(out, below, lanes);
             }
@@ -181,14 +181,14 @@ impl Select {
 #[derive(Default)]
 pub(super) struct Packed {
     below: Vec<f32>,
-    rows: Room,
+    rows: Workspace,
 }
 
-fn sized(room: &mut Vec<f32>, size: usize) -> &mut [f32] {
-    if room.len() < size {
-        room.resize(size, 0.0);
+fn sized(workspace: &mut Vec<f32>, size: usize) -> &mut [f32] {
+    if workspace.len() < size {
+        workspace.resize(size, 0.0);
     }
-    &mut room[..size]
+    &mut workspace[..size]
 }
 
 fn longest(m: &Csr<f32>) -> usize {

@@ -133,8 +133,8 @@ impl Bounds {
                     Rule::Interval => image(*activation, low, high),
                     Rule::Lipschitz => {
                         let (at, radius) = (activation.apply_f64(f64::midpoint(low, high)), 0.5 * (high - low));
-                        let room = 8.0 * f64::EPSILON * (1.0 + at.abs() + radius);
-                        (at - radius - room, at + radius + room)
+                        let allowance = 8.0 * f64::EPSILON * (1.0 + at.abs() + radius);
+                        (at - radius - allowance, at + radius + allowance)
                     }
                 };
                 if rounds {

@@ -27,9 +27,9 @@ impl InputSet {
         let (mut low, mut high) = (Vec::with_capacity(u.len()), Vec::with_capacity(u.len()));
         for (k, &v) in u.iter().enumerate() {
             let (from, to) = limits(v, per_feature.mean[k], per_feature.std[k], epsilon);
-            let room = 4.0 * f64::EPSILON * (from.abs() + to.abs());
-            low.push(from - room);
-            high.push(to + room);
+            let allowance = 4.0 * f64::EPSILON * (from.abs() + to.abs());
+            low.push(from - allowance);
+            high.push(to + allowance);
         }
         let ball = (norm == Norm::L2).then(|| Ball {
             centre: u.iter().map(|v| f64::from(*v)).collect(),

@@ -57,8 +57,8 @@ impl Lines {
         let slope = ((derivative(low).min(derivative(high)) - 1e-14).max(0.0) * (1.0 - 1e-7)) as f32;
         let steep = f64::from(slope);
         let (from, to) = image(activation, low, high);
-        let room = 4.0 * f64::EPSILON * (1.0 + low.abs() + high.abs());
-        Self { lower: slope, below: from - steep * low - room, upper: slope, above: to - steep * high + room }
+        let allowance = 4.0 * f64::EPSILON * (1.0 + low.abs() + high.abs());
+        Self { lower: slope, below: from - steep * low - allowance, upper: slope, above: to - steep * high + allowance }
     }
 
     /// Whether φ is one line over the interval.

@@ -99,10 +99,10 @@ impl Slopes {
         all: &[Bounds],
         at_input: (&InputSet, &[f32]),
         lanes: usize,
-        room: &mut Packed,
+        workspace: &mut Packed,
     ) {
         self.steps += 1;
-        self.sweep(graph, all, at_input, lanes, room, STEP * DECAY.powi(self.steps - 1));
+        self.sweep(graph, all, at_input, lanes, workspace, STEP * DECAY.powi(self.steps - 1));
     }
 
     /// Computes the values of all nodes by the chosen lines at the point where the bounds are smallest; free slopes
@@ -113,7 +113,7 @@ impl Slopes {
         all: &[Bounds],
         (input, at_input): (&InputSet, &[f32]),
         lanes: usize,
-        room: &mut Packed,
+        workspace: &mut Packed,
         size: f32,
     ) -> Vec<Vec<f32>> {
         let (first, second) = MEANS;
@@ -146,7 +146,7 @@ impl Slopes {
                 }
                 Kind::Sum => {
                     for term in &node.terms {
-                        term.map.forward(&values[term.source], &mut x, LANES, room);
+                        term.map.forward(&values[term.source], &mut x, LANES, workspace);
                     }
                     if !self.kept[k].is_empty() {
                         self.unit_steps(k, &mut x, &node.bias, &all[k], size, correct);

@@ -512,8 +512,8 @@ mod tests {
                 let numeric = (a.apply_f64(z + h) - a.apply_f64(z - h)) / (2.0 * h);
                 // Allows for h² times a third derivative of at most 200, rounding divided by h, and the rounding of
                 // the result to f32.
-                let room = 2e-8 + 2e-11 * numeric.abs() + 4.0 * f64::from(f32::EPSILON) * (1.0 + numeric.abs());
-                assert!((numeric - f64::from(a.derivative(u))).abs() < room, "{a} at {u}: {numeric}");
+                let tolerance = 2e-8 + 2e-11 * numeric.abs() + 4.0 * f64::from(f32::EPSILON) * (1.0 + numeric.abs());
+                assert!((numeric - f64::from(a.derivative(u))).abs() < tolerance, "{a} at {u}: {numeric}");
                 let (single, double) = (f64::from(a.apply(u)), a.apply_f64(z));
                 assert!((single - double).abs() <= 2.0 * f64::from(f32::EPSILON) * (1e-3 + double.abs()), "{a} at {u}");
             }

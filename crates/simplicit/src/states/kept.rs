@@ -11,7 +11,7 @@ use crate::linalg::Matrix;
 #[derive(Default)]
 pub(crate) struct Kept {
     /// Number of bytes that may still be taken.
-    room: u64,
+    budget: u64,
     held: Mutex<Held>,
 }
 
@@ -24,7 +24,7 @@ struct Held {
 impl Kept {
     /// Keeps at most this many bytes.
     pub(crate) fn new(bytes: u64) -> Self {
-        Self { room: bytes, ..Self::default() }
+        Self { budget: bytes, ..Self::default() }
     }
 
     /// The block as it was kept, or computed now. Two threads that ask for the same block at the same time may both
@@ -43,10 +43,10 @@ impl Kept {
         }
         let block = compute()?;
         let size = 8 * block.iter().map(|m| m.as_slice().len() as u64).sum::<u64>();
-        if lock().bytes + size <= self.room {
+        if lock().bytes + size <= self.budget {
             let copy = Arc::new(block.clone());
             let held = &mut *lock();
-            if held.bytes + size <= self.room && held.blocks.insert(key, copy).is_none() {
+            if held.bytes + size <= self.budget && held.blocks.insert(key, copy).is_none() {
                 held.bytes += size;
             }
         }
