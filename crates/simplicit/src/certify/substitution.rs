@@ -144,20 +144,29 @@ impl<'a> Substitution<'a> {
 
     /// Coefficients of distances from the anchors become coefficients of the values.
     fn leave_anchors(&mut self, own: &Rows, bounds: &Bounds) {
-        let (constant, upper) = (&mut self.constant, &mut self.upper);
+        self.add_to_constants(own, |i| (-bounds.middle[i], 0.0));
+    }
+
+    /// Adds every coefficient times a number to the constants, and takes off its magnitude times a slack; for the upper
+    /// constants the slack is added.
+    #[inline(always)]
+    fn add_to_constants(&mut self, own: &Rows, number_and_slack: impl Fn(usize) -> (f64, f64)) {
+        let (constant, mut upper) = (&mut self.constant, self.upper.as_mut());
         vectorised(
             #[inline(always)]
             || {
                 own.each(
                     #[inline(always)]
                     |i, row| {
-                        let anchor = bounds.middle[i];
+                        let (number, slack) = number_and_slack(i);
                         for l in 0..LANES {
-                            constant[l] -= f64::from(row[l]) * anchor;
+                            let v = f64::from(row[l]);
+                            constant[l] += v * number - v.abs() * slack;
                         }
-                        if let Some(upper) = upper.as_mut() {
+                        if let Some(upper) = upper.as_deref_mut() {
                             for l in 0..LANES {
-                                upper[l] -= f64::from(row[l]) * anchor;
+                                let v = f64::from(row[l]);
+                                upper[l] += v * number + v.abs() * slack;
                             }
                         }
                     },
@@ -209,29 +218,7 @@ impl<'a> Substitution<'a> {
     fn pass_on(&mut self, k: usize, own: &Rows, all: &[Bounds]) {
         let graph = self.graph;
         let node = &graph.nodes[k];
-        let (constant, at_anchors, slack) = (&mut self.constant, &all[k].at_anchors, &all[k].slack);
-        let mut upper = self.upper.as_mut();
-        vectorised(
-            #[inline(always)]
-            || {
-                own.each(
-                    #[inline(always)]
-                    |i, row| {
-                        let (centre, slack) = (at_anchors[i], slack[i]);
-                        for l in 0..LANES {
-                            let v = f64::from(row[l]);
-                            constant[l] += v * centre - v.abs() * slack;
-                        }
-                        if let Some(upper) = upper.as_deref_mut() {
-                            for l in 0..LANES {
-                                let v = f64::from(row[l]);
-                                upper[l] += v * centre + v.abs() * slack;
-                            }
-                        }
-                    },
-                );
-            },
-        );
+        self.add_to_constants(own, |i| (all[k].at_anchors[i], all[k].slack[i]));
         for term in &node.terms {
             self.reach(term.source);
             let into = &mut self.coefficients[term.source];

@@ -179,6 +179,7 @@ impl Activation {
     /// φ(z) of activations that are not made of straight lines.
     fn apply_curved(self, z: f64) -> f64 {
         match self {
+            // Never asked for: `apply_f64` computes these itself.
             Activation::Relu | Activation::LeakyRelu { .. } | Activation::Identity | Activation::Clip { .. } => {
                 self.apply_f64(z)
             }

@@ -233,7 +233,7 @@ pub(in crate::train) fn activated(mut z: Matrix<f32>, activation: Activation) ->
     z
 }
 
-/// The operand of a term: the source's values of one sample after its poolings. `memory_budget` is memory for these, if there
+/// The operand of a term: the source's values of one sample after its poolings. `scratch` is memory for these, if there
 /// are any.
 pub(in crate::train) fn operand<'a>(x: &'a [f32], maps: &[FixedMap], scratch: &'a mut Vec<f32>) -> &'a [f32] {
     if maps.is_empty() {
