@@ -402,6 +402,8 @@ def main():
     parser.add_argument("--cascade", default="layer")
     parser.add_argument("--epochs", type=int, default=0, help="of polish, which is fine-tuning without labels")
     parser.add_argument("--augment", action="store_true", help="polish on flips and shifts")
+    parser.add_argument("--mix", action="store_true", help="polish on images mixed in pairs")
+    parser.add_argument("--rate", type=float, default=4e-4, help="first rate of polish")
     parser.add_argument("--batch", type=int, default=100)
     parser.add_argument("--seed", type=int, help="of a draw of the images, and of polish; without it the first images")
     parser.add_argument("--rivals", default=",".join(METHODS))
@@ -472,7 +474,9 @@ def main():
         if given.epochs:
             begin = time.time()
             augment = flips_and_shifts if given.augment else None
-            polished = st.polish(compressed, loader, epochs=given.epochs, augment=augment, progress="none")
+            polished = st.polish(
+                compressed, loader, epochs=given.epochs, learning_rate=given.rate, augment=augment, mix=given.mix, progress="none"
+            )
             print(polished)
             lines.append(("simplicit, fine-tuned (polish)", sparsity(ours, module), accuracy(ours, x, y) - before, time.time() - begin, ""))
             print(*lines[-1], flush=True)

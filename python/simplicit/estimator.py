@@ -379,7 +379,7 @@ class SIM:
         return self._fitted().predict(U, threads=self.threads)
 
     def score(self, U: Any, y: Any = None) -> float:
-        """Accuracy for integer labels, R² for outputs.
+        """Accuracy for integer labels of two classes or more, R² for outputs.
 
         Parameters
         ----------
@@ -397,7 +397,7 @@ class SIM:
         outputs, y = self.predict(U), np.asarray(y)
         if len(y) != len(outputs):
             raise ShapeError(f"y: expected {len(outputs)} samples, got {len(y)}")
-        if y.ndim == 1 and y.dtype.kind in "iu":
+        if y.ndim == 1 and y.dtype.kind in "iu" and outputs.shape[1] > 1:
             return float(np.mean(outputs.argmax(axis=1) == y))
         y = y.reshape(outputs.shape).astype(np.float64)
         return float(1.0 - ((outputs - y) ** 2).sum() / ((y - y.mean(axis=0)) ** 2).sum())

@@ -36,6 +36,17 @@ def test_not_fitted(U):
     assert issubclass(simplicit.NotFittedError, AttributeError)
 
 
+def test_one_output_is_no_class(U):
+    rng = np.random.default_rng(5)
+    weights, biases = [rng.normal(size=(6, 9)), rng.normal(size=(1, 6))], [rng.normal(size=6), rng.normal(size=1)]
+    network = simplicit.Network.from_layers(weights, biases)
+    sim = SIM(target_sparsity=0.2, progress="none").fit(network, U)
+    # Whole numbers beside one output are values, not classes: all would be class 0.
+    counts = np.round(network.forward(U)[:, 0]).astype(int)
+    assert sim.score(U, counts) == pytest.approx(sim.score(U, counts.astype(float)))
+    assert sim.score(U, counts) > 0.8
+
+
 def test_fit_predict_score_pickle(network, U):
     sim = SIM(target_sparsity=0.3, progress="none")
     assert sim.fit(network, U) is sim

@@ -63,3 +63,50 @@ def test_the_best_state_is_kept_and_may_be_the_first():
         st.polish(sparse, loader[:1], epochs=1)
     with pytest.raises(simplicit.SettingError, match="held_out"):
         st.polish(sparse, loader, held_out=0.9)
+
+
+def test_mixtures_are_of_two_samples_and_the_same_with_the_same_generator():
+    from simplicit.torch._batches import mixed
+
+    one = mixed({"x": torch.eye(6), "labels": [1] * 6}, 6, torch.Generator().manual_seed(3))
+    again = mixed([torch.eye(6), "labels"], 6, torch.Generator().manual_seed(3))
+    assert torch.equal(one["x"], again[0]) and one["labels"] == [1] * 6 and again[1] == "labels"
+    assert torch.allclose(one["x"].sum(1), torch.ones(6)) and bool((one["x"] >= 0).all())
+    # Every sample is in its own mixture, and all are partners of one.
+    partners = (one["x"] - torch.diag(one["x"].diagonal())) > 0
+    assert bool((one["x"].count_nonzero(1) <= 2).all()) and bool((partners.sum(0) <= 1).all()) and int(partners.sum()) >= 4
+    with pytest.raises(simplicit.SettingError, match="inputs of floating point with 3 samples, got torch.int64"):
+        mixed(torch.arange(3), 3)
+
+
+def test_mixtures_teach_where_the_original_is_certain_of_its_samples():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2)).eval()
+    corners = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])
+    loader = [corners.repeat(20, 1) + 0.01 * torch.randn(40, 2) for _ in range(10)]
+    # A class for each corner, far from the border between them, which does not go through zero.
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(25 * module(loader[0]), torch.tensor([0, 1] * 20)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        module[2].weight.mul_(12)
+        module[2].bias += torch.tensor([4.0, 0.0])
+    mixtures = torch.lerp(corners[:1], corners[1:], torch.linspace(0, 1, 101)[:, None])
+
+    def divergence(sparse):
+        with torch.no_grad():
+            t, s = (m(mixtures).log_softmax(1) for m in (module, sparse))
+            return float((t.exp() * (t - s)).sum(1).mean())
+
+    found = {}
+    for mix in (False, True):
+        sparse = st.compress(module, loader, target_sparsity=0.3, **FAST)
+        with torch.no_grad():
+            sparse.module[2].bias += torch.tensor([-8.0, 0.0])
+        before = divergence(sparse.module)
+        polished = st.polish(sparse, loader, epochs=20, learning_rate=5e-2, mix=mix, progress="none")
+        found[mix] = divergence(sparse.module) / before
+        assert sparse.report.polished["mix"] == mix and polished.losses[polished.best] <= polished.losses[0]
+    assert found[True] < 0.2 < 0.5 < found[False]

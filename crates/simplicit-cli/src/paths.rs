@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use simplicit::files::OutputFile;
+use simplicit::onnx::OnnxFile;
 
 /// The parts of a folder of states.
 const STATES: [&str; 4] = ["U.npy", "Z.npy", "X.npy", "Y.npy"];
@@ -71,11 +72,16 @@ pub(crate) fn same_file(one: &Path, other: &Path) -> bool {
 }
 
 /// Whether a command that is given `input` reads the file at `place`: of `file.npz:key` it is the file, of a folder its states
-/// and its pictures, the latter also in folders in it.
+/// and its pictures, the latter also in folders in it, and of an ONNX file those that hold its weights, too.
 fn is_read(input: &Path, place: &Path) -> bool {
     if input.is_dir() {
         let within = |folder: PathBuf| place.ancestors().skip(1).take(2).any(|above| above == folder);
         return place.exists() && is_part(place) && input.canonicalize().is_ok_and(within);
+    }
+    let is_onnx = input.extension().is_some_and(|e| e.eq_ignore_ascii_case("onnx"));
+    // Only where something is about to be overwritten is the ONNX file opened for this.
+    if is_onnx && place.exists() && OnnxFile::weight_files(input).iter().any(|file| file == place) {
+        return true;
     }
     let file = input.to_str().filter(|_| !input.exists()).and_then(|text| text.rsplit_once(':'));
     self::place(file.map_or(input, |(file, _)| Path::new(file))).is_some_and(|read| read == place)
@@ -124,5 +130,24 @@ mod tests {
         check(&d.join("pictures"), &[&d.join("pictures/m"), &d.join("n")]).unwrap();
         assert!(check(&u, &[&d.join("no/such/m")]).unwrap_err().contains("does not exist"));
         assert_eq!(std::fs::read(&u).unwrap(), b"kept");
+    }
+
+    /// An ONNX file with nothing but a tensor whose values are in `w.bin`.
+    #[test]
+    fn weights_beside_an_onnx_file_are_inputs_too() {
+        let directory = tempfile::tempdir().unwrap();
+        let d = directory.path();
+        // A field of a protocol buffer: number and kind, length, content.
+        let field = |number: u8, content: &[u8]| [&[number << 3 | 2, content.len() as u8], content].concat();
+        let location = [field(1, b"location"), field(2, b"w.bin")].concat();
+        let onnx = field(7, &field(5, &field(13, &location)));
+        for (name, bytes) in [("net.onnx", &onnx[..]), ("w.bin", &b"kept"[..]), ("m.bin", &b"old"[..]), ("bad.onnx", &b"\xff"[..])] {
+            std::fs::write(d.join(name), bytes).unwrap();
+        }
+        let refused = check(&d.join("net.onnx"), &[&d.join("w.bin")]).unwrap_err();
+        assert!(refused.contains("another file than --inputs"), "{refused}");
+        check(&d.join("net.onnx"), &[&d.join("m.bin"), &d.join("new.bin")]).unwrap();
+        check(&d.join("bad.onnx"), &[&d.join("w.bin")]).unwrap();
+        assert_eq!(std::fs::read(d.join("w.bin")).unwrap(), b"kept");
     }
 }

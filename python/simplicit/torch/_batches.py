@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from simplicit.errors import ShapeError, UnsupportedError
+from simplicit.errors import SettingError, ShapeError, UnsupportedError
 
 #: Keys of a batch that are labels: never read.
 _LABELS = frozenset(("label", "labels", "label_ids"))
@@ -36,6 +36,30 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (tuple, list)):
         for v in value:
             yield from tensors(v)
+
+
+def mixed(batch: Any, samples: int, generator: torch.Generator | None = None) -> Any:
+    """A batch in which every sample is a random share of itself plus the rest of another sample of the batch.
+
+    The inputs must be of floating point; labels, and what follows the first item of a tuple, stay as they are.
+    """
+    shares, order = torch.rand(samples, generator=generator), torch.randperm(samples, generator=generator)
+
+    def pairs(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {k: v if k in _LABELS else pairs(v) for k, v in value.items()}
+        if not isinstance(value, torch.Tensor):
+            return value
+        if not value.is_floating_point() or value.dim() == 0 or value.shape[0] != samples:
+            raise SettingError(
+                f"mix: expected inputs of floating point with {samples} samples, got {value.dtype} of shape {list(value.shape)}; leave mix out"
+            )
+        share = shares.to(value).reshape(-1, *[1] * (value.dim() - 1))
+        return share * value + (1 - share) * value[order.to(value.device)]
+
+    if isinstance(batch, (tuple, list)):
+        return [pairs(batch[0]), *batch[1:]]
+    return pairs(batch)
 
 
 class Batches:

@@ -12,7 +12,7 @@ import torch
 
 from simplicit._progress import Progress, watcher
 from simplicit.errors import SettingError, ShapeError
-from simplicit.torch._batches import Batches, Outputs
+from simplicit.torch._batches import Batches, Outputs, mixed
 from simplicit.torch._collect import Evaluating
 from simplicit.torch._compressed import Compressed
 
@@ -41,6 +41,7 @@ def polish(
     temperature: float = 2.0,
     held_out: Iterable[Any] | float = 0.1,
     augment: Callable[[Any], Any] | None = None,
+    mix: bool = False,
     progress: str | Progress | None = None,
 ) -> Polished:
     """Fine-tune a compressed module towards the outputs of the original, with its zeros held.
@@ -48,6 +49,9 @@ def polish(
     This is fine-tuning, without labels: Adam on all parameters, its rate falling to zero along a cosine, on the divergence
     of the outputs from the original's: KL at a temperature for logits, the mean square otherwise. Batch norms stay in
     evaluation mode. The loss on held-out batches is watched and the best state is kept, which may be the first.
+
+    On samples that the original was trained on, its outputs may be nearly certain and hold little to learn. Its outputs
+    for mixtures of two samples are not: with ``mix=True`` both the batches learned from and those held out are mixed.
 
     Parameters
     ----------
@@ -65,6 +69,9 @@ def polish(
         Batches that are only watched, or the share of the loader's batches that are, at regular distances.
     augment : callable, optional
         Applied to every batch before it is learned from.
+    mix : bool, optional
+        Mix the samples of every batch in pairs: each becomes a random share of itself plus the rest of another one. A
+        held-out batch is mixed in the same way every time. Needs inputs of floating point.
     progress : str or callable, optional
         As for :class:`simplicit.SIM`.
 
@@ -112,6 +119,8 @@ def polish(
         with torch.no_grad():
             for number, (batch, size) in enumerate(watched if watched is not None else batches):
                 if watched is not None or number % every == 0:
+                    if mix:
+                        batch = mixed(batch, size, torch.Generator().manual_seed(number))
                     total, count = total + float(loss(batch)) * size, count + size
         return total / count
 
@@ -130,11 +139,13 @@ def polish(
                 p.requires_grad_(True)
             for epoch in range(1, epochs + 1):
                 done = 0
-                for number, (batch, _) in enumerate(batches):
+                for number, (batch, size) in enumerate(batches):
                     if every and number % every == 0:
                         continue
+                    batch = batch if augment is None else augment(batch)
+                    batch = mixed(batch, size) if mix else batch
                     optimizer.zero_grad(set_to_none=True)
-                    loss(batch if augment is None else augment(batch)).backward()  # type: ignore[no-untyped-call]
+                    loss(batch).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                     schedule.step()
                     done += 1
@@ -152,7 +163,7 @@ def polish(
             compressed._model = None
             shown.close()
     polished = Polished(losses, best, kinds.pop())
-    compressed.report.results["polished"] = {"epochs": epochs, "best_epoch": best, "loss": losses[best], "loss_before": losses[0]}
+    compressed.report.results["polished"] = {"epochs": epochs, "best_epoch": best, "loss": losses[best], "loss_before": losses[0], "mix": mix}
     return polished
 
 

@@ -1,11 +1,12 @@
 //! Weights that an ONNX file keeps in other files of its folder.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
 
 use super::constant::Constant;
-use super::proto::TensorProto;
+use super::proto::{GraphProto, TensorProto};
 use super::tensor;
 use crate::{Error, Result};
 
@@ -53,6 +54,13 @@ pub(crate) fn read(tensor: &TensorProto, folder: &Path) -> Result<Constant> {
     let mut bytes = vec![0; length as usize];
     file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(|e| Error::io(&path, e))?;
     tensor::read_from(tensor, Some(&bytes))
+}
+
+/// The files of a model's folder that hold its weights; those that cannot be read are left out.
+pub(crate) fn files(graph: &GraphProto, folder: &Path) -> Vec<PathBuf> {
+    let location = |t: &TensorProto| t.external_data.iter().find(|e| e.key == "location").map(|e| e.value.clone());
+    let named: BTreeSet<String> = graph.initializer.iter().filter_map(location).collect();
+    named.iter().filter_map(|name| inside(folder, name).ok()).collect()
 }
 
 /// The path of a data file, which must lie in the model's folder after links are resolved.

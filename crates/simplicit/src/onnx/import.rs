@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use prost::Message;
@@ -127,6 +127,13 @@ impl OnnxFile {
         let bytes = read_file(path)?;
         let (opset, network, refused) = import(&bytes, path, path.parent(), selection)?;
         Ok(Self { opset, network, unsupported: refused.into_iter().map(|r| r.about).collect() })
+    }
+
+    /// The other files that hold weights of an ONNX file, all of them in its folder; none if it is not an ONNX file.
+    pub fn weight_files(path: impl AsRef<Path>) -> Vec<PathBuf> {
+        let path = path.as_ref();
+        let graph = read_file(path).ok().and_then(|bytes| ModelProto::decode(&bytes[..]).ok()).and_then(|m| m.graph);
+        graph.map_or_else(Vec::new, |graph| external::files(&graph, path.parent().unwrap_or(Path::new(""))))
     }
 }
 
