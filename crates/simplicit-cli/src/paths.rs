@@ -141,7 +141,9 @@ mod tests {
         let field = |number: u8, content: &[u8]| [&[number << 3 | 2, content.len() as u8], content].concat();
         let location = [field(1, b"location"), field(2, b"w.bin")].concat();
         let onnx = field(7, &field(5, &field(13, &location)));
-        for (name, bytes) in [("net.onnx", &onnx[..]), ("w.bin", &b"kept"[..]), ("m.bin", &b"old"[..]), ("bad.onnx", &b"\xff"[..])] {
+        for (name, bytes) in
+            [("net.onnx", &onnx[..]), ("w.bin", &b"kept"[..]), ("m.bin", &b"old"[..]), ("bad.onnx", &b"\xff"[..])]
+        {
             std::fs::write(d.join(name), bytes).unwrap();
         }
         let refused = check(&d.join("net.onnx"), &[&d.join("w.bin")]).unwrap_err();
