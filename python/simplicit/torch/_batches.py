@@ -51,9 +51,8 @@ def mixed(batch: Any, samples: int, generator: torch.Generator | None = None) ->
         if not isinstance(value, torch.Tensor):
             return value
         if not value.is_floating_point() or value.dim() == 0 or value.shape[0] != samples:
-            raise SettingError(
-                f"mix: expected inputs of floating point with {samples} samples, got {value.dtype} of shape {list(value.shape)}; leave mix out"
-            )
+            got = f"{value.dtype} of shape {list(value.shape)}"
+            raise SettingError(f"mix: expected inputs of floating point with {samples} samples, got {got}; leave mix out")
         share = shares.to(value).reshape(-1, *[1] * (value.dim() - 1))
         return share * value + (1 - share) * value[order.to(value.device)]
 

@@ -163,7 +163,8 @@ def polish(
             compressed._model = None
             shown.close()
     polished = Polished(losses, best, kinds.pop())
-    compressed.report.results["polished"] = {"epochs": epochs, "best_epoch": best, "loss": losses[best], "loss_before": losses[0], "mix": mix}
+    said = {"epochs": epochs, "best_epoch": best, "loss": losses[best], "loss_before": losses[0], "mix": mix}
+    compressed.report.results["polished"] = said
     return polished
 
 
