@@ -4,7 +4,7 @@ use super::svg::{Axis, Plot, Point};
 use super::text::escape;
 
 /// Colours of the series in order; the first is ours.
-const COLOURS: [&str; 7] = ["#1668b8", "#c4432c", "#2b7f50", "#8a5fb5", "#b8860b", "#0b8a8f", "#5c6877"];
+const COLOURS: [&str; 8] = ["#1668b8", "#c4432c", "#2b7f50", "#8a5fb5", "#b8860b", "#0b8a8f", "#5c6877", "#c2417c"];
 
 /// One line of a chart.
 #[derive(Debug, Clone, PartialEq)]
