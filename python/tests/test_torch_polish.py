@@ -72,9 +72,10 @@ def test_mixtures_are_of_two_samples_and_the_same_with_the_same_generator():
     again = mixed([torch.eye(6), "labels"], 6, torch.Generator().manual_seed(3))
     assert torch.equal(one["x"], again[0]) and one["labels"] == [1] * 6 and again[1] == "labels"
     assert torch.allclose(one["x"].sum(1), torch.ones(6)) and bool((one["x"] >= 0).all())
-    # Every sample is in its own mixture, and all are partners of one.
-    partners = (one["x"] - torch.diag(one["x"].diagonal())) > 0
-    assert bool((one["x"].count_nonzero(1) <= 2).all()) and bool((partners.sum(0) <= 1).all()) and int(partners.sum()) >= 4
+    # Every sample is in its own mixture and in that of one other sample.
+    off_diagonal = one["x"] - torch.diag(one["x"].diagonal())
+    assert bool((one["x"].diagonal() > 0).all())
+    assert (off_diagonal > 0).sum(0).tolist() == [1] * 6 and (off_diagonal > 0).sum(1).tolist() == [1] * 6
     with pytest.raises(simplicit.SettingError, match="inputs of floating point with 3 samples, got torch.int64"):
         mixed(torch.arange(3), 3)
 
@@ -91,7 +92,7 @@ def test_mixtures_teach_where_the_original_is_certain_of_its_samples():
         nn.functional.cross_entropy(25 * module(loader[0]), torch.tensor([0, 1] * 20)).backward()
         optimizer.step()
     with torch.no_grad():
-        module[2].weight.mul_(12)
+        module[2].weight.mul_(100)
         module[2].bias += torch.tensor([4.0, 0.0])
     mixtures = torch.lerp(corners[:1], corners[1:], torch.linspace(0, 1, 101)[:, None])
 
@@ -104,9 +105,9 @@ def test_mixtures_teach_where_the_original_is_certain_of_its_samples():
     for mix in (False, True):
         sparse = st.compress(module, loader, target_sparsity=0.3, **FAST)
         with torch.no_grad():
-            sparse.module[2].bias += torch.tensor([-8.0, 0.0])
+            sparse.module[2].bias += torch.tensor([-60.0, 0.0])
         before = divergence(sparse.module)
         polished = st.polish(sparse, loader, epochs=20, learning_rate=5e-2, mix=mix, progress="none")
         found[mix] = divergence(sparse.module) / before
         assert sparse.report.polished["mix"] == mix and polished.losses[polished.best] <= polished.losses[0]
-    assert found[True] < 0.2 < 0.5 < found[False]
+    assert found[True] < 0.1 and found[False] > 0.9, found

@@ -43,7 +43,10 @@ def mixed(batch: Any, samples: int, generator: torch.Generator | None = None) ->
 
     The inputs must be of floating point; labels, and what follows the first item of a tuple, stay as they are.
     """
-    shares, order = torch.rand(samples, generator=generator), torch.randperm(samples, generator=generator)
+    shares, ring = torch.rand(samples, generator=generator), torch.randperm(samples, generator=generator)
+    # The partner of a sample is its neighbour in a random ring, so no sample is its own.
+    order = torch.empty_like(ring)
+    order[ring] = ring.roll(1)
 
     def pairs(value: Any) -> Any:
         if isinstance(value, Mapping):
