@@ -7,7 +7,6 @@
 mod adjoint;
 mod cycle;
 mod device;
-mod device_operator;
 mod gradient;
 mod operand;
 mod operator;
@@ -18,7 +17,7 @@ mod schedule;
 
 #[doc(hidden)] // for the command line
 pub use device::DeviceModel;
-pub(crate) use device::{DeviceLayer, geometry, operand as device_operand};
+pub(crate) use device::{DeviceChange, DeviceGiven, DeviceLayer, DevicePass, geometry, operand as device_operand};
 pub use gradient::{GradientSolution, InputGradient};
 pub(crate) use operand::Packing;
 pub(crate) use prepared::Sum;

@@ -1,5 +1,9 @@
 //! Networks with every kind of layer, for devices that run them.
 
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use simplicit::arrays::Preprocessing;
 use simplicit::backend::Device;
 use simplicit::backend::cuda::Cuda;
 use simplicit::equilibrium::{DeviceModel, Prepared};
@@ -10,8 +14,10 @@ use simplicit::model::ImplicitModel;
 use simplicit::network::{Network, Shape, Window};
 use simplicit::parallel::{Cancel, Threads};
 use simplicit::random::Random;
-use simplicit::states::StateMap;
-use simplicit::train::{Forget, Run, importance, importance_on};
+use simplicit::states::{Collected, StateMap};
+use simplicit::train::{
+    Forget, Keep, Key, ModelSettings, Run, TrainInput, TrainSettings, WorkSettings, importance, importance_on, train,
+};
 
 /// Networks with every kind of layer in odd shapes: strides, uneven padding, dilation, groups, poolings, residual sums,
 /// vectors read as maps, operators.
@@ -172,6 +178,67 @@ pub(crate) fn row_weights_are_those_of_the_cpu(on_gpu: bool) {
         let size = expected.iter().fold(0f64, |m, v| m.max(*v));
         for (got, expected) in got.iter().zip(&expected) {
             assert!((got - expected).abs() < 1e-4 * expected + 1e-7 * size, "{name}: {got} {expected}");
+        }
+    }
+}
+
+/// Keeps all results of training but those of the reconstruction, which it lists.
+#[derive(Default)]
+struct Rows {
+    kept: Mutex<HashMap<String, Vec<u8>>>,
+    reconstructed: Mutex<Vec<(String, Vec<f64>)>>,
+}
+
+impl Keep for Rows {
+    fn get(&self, key: &Key) -> simplicit::Result<Option<Vec<u8>>> {
+        Ok(self.kept.lock().unwrap().get(&format!("{key:?}")).cloned())
+    }
+
+    fn put(&self, key: &Key, value: &[u8]) -> simplicit::Result<()> {
+        let key = format!("{key:?}");
+        if key.contains("Reconstruction") {
+            let numbers = value.chunks_exact(8).map(|v| f64::from_le_bytes(v.try_into().unwrap()));
+            self.reconstructed.lock().unwrap().push((key, numbers.collect()));
+        } else {
+            self.kept.lock().unwrap().insert(key, value.to_vec());
+        }
+        Ok(())
+    }
+}
+
+/// From the same rows, every step of a reconstruction on a device is the CPU's: the same weights, values and ridge.
+pub(crate) fn reconstructions_are_those_of_the_cpu(on_gpu: bool) {
+    let device = if on_gpu { Device::Cuda(0) } else { Device::Auto };
+    for (name, network) in odd_networks() {
+        let mut random = Random::new(14);
+        let u = Matrix::from_fn(600, network.shape().inputs, |_, _| random.normal() as f32);
+        let (threads, cancel, rows) = (Threads::available(), Cancel::new(), Rows::default());
+        let weights = importance(&network, &u, 2, 5, threads, &cancel).unwrap();
+        let (source, baseline) =
+            (Collected::new(&network, &u).unwrap(), ImplicitModel::from_network(&network).unwrap());
+        for (importance, strength) in [(Some(&weights[..]), 1e-4), (None, 3e-3)] {
+            let preprocessing = Preprocessing::default();
+            let input = TrainInput { source: &source, baseline: Some(&baseline), importance, preprocessing };
+            let steps = |device| {
+                let mut run = Run { threads, cancel: &cancel, keep: &rows, progress: &mut |_| {} };
+                let settings = TrainSettings {
+                    strength,
+                    model: ModelSettings { reconstruct: 2, output_refit: Some(0), ..Default::default() },
+                    work: WorkSettings { device, ..Default::default() },
+                    ..Default::default()
+                };
+                train(&input, &settings, &mut run).unwrap();
+                std::mem::take(&mut *rows.reconstructed.lock().unwrap())
+            };
+            let (expected, got) = (steps(Device::Cpu), steps(device));
+            assert!(!expected.is_empty() && expected.len() == got.len(), "{name}: {} {}", expected.len(), got.len());
+            for ((key, expected), (same, got)) in expected.iter().zip(&got) {
+                assert_eq!((key, expected.len()), (same, got.len()), "{name}");
+                let size = expected.iter().fold(0f64, |m, v| m.max(v.abs()));
+                for (got, expected) in got.iter().zip(expected) {
+                    assert!((got - expected).abs() < 1e-4 * size, "{name}, {key}: {got} {expected}");
+                }
+            }
         }
     }
 }

@@ -128,6 +128,39 @@ extern "C" __global__ void grouped_back(float* dx, const float* dout, const floa
     }
 }
 
+// The derivative by the weights of `grouped`, from the cotangent of its result: `parts` gets blockDim.x sums for each of
+// the weights from `first` on, each in a fixed order.
+extern "C" __global__ void grouped_outer(double* parts, const float* x, const float* dout, struct Geometry g, int first, int count, int rows, int groups) {
+    int positions = g.out_height * g.out_width, area = g.kernel_height * g.kernel_width, own = g.channels / groups;
+    int w = first + blockIdx.x, o = w / (own * area), c = o / (rows / groups) * own + w / area % own;
+    int i = w % area / g.kernel_width, j = w % g.kernel_width;
+    double sum = 0.0;
+    for (size64 e = threadIdx.x; e < (size64)count * positions; e += blockDim.x) {
+        int p = (int)(e % positions);
+        int y = p / g.out_width * g.stride_y - g.top + i * g.down, at = p % g.out_width * g.stride_x - g.left + j * g.right;
+        if (y < 0 || y >= g.height || at < 0 || at >= g.width) continue;
+        float value = x[(((size64)c * count + e / positions) * g.height + y) * g.width + at];
+        sum += (double)(dout[(size64)o * count * positions + e] * value);
+    }
+    parts[(size64)blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+
+// blockDim.x sums of every channel, each in a fixed order.
+extern "C" __global__ void channel_sums(double* parts, const float* v, size64 m) {
+    double sum = 0.0;
+    for (size64 i = threadIdx.x; i < m; i += blockDim.x) sum += v[blockIdx.x * m + i];
+    parts[(size64)blockIdx.x * blockDim.x + threadIdx.x] = sum;
+}
+
+// Adds the `each` parts of every number to it.
+extern "C" __global__ void add_parts(float* out, const double* parts, size64 n, int each) {
+    size64 e = ELEMENT;
+    if (e >= n) return;
+    double sum = 0.0;
+    for (int k = 0; k < each; k++) sum += parts[e * each + k];
+    out[e] += (float)sum;
+}
+
 // Number of places of a window that lie inside the map along one axis.
 __device__ inline int inside_of(int out, int kernel, int stride, int before, int size) {
     int start = out * stride, low = start > before ? start : before;
@@ -155,15 +188,16 @@ __device__ inline int winner_of(const float* map, const struct Geometry& g, int 
 }
 
 // kind 0: maximum; 1: mean of the values inside; 2: mean with zeros of the padding. Every channel of every sample is
-// a map of its own.
-extern "C" __global__ void pool(float* out, const float* x, struct Geometry g, size64 n, int kind) {
+// a map of its own. `taken` is x itself or, for the change of the result, a change of x: x says which pixel is largest.
+extern "C" __global__ void pool(float* out, const float* x, const float* taken, struct Geometry g, size64 n, int kind) {
     size64 e = ELEMENT;
     if (e >= n) return;
     int positions = g.out_height * g.out_width, p = (int)(e % positions);
     int oy = p / g.out_width, ox = p % g.out_width;
-    const float* map = x + e / positions * g.height * g.width;
+    size64 first = e / positions * g.height * g.width;
+    const float* map = taken + first;
     if (kind == 0) {
-        int best = winner_of(map, g, oy, ox);
+        int best = winner_of(x + first, g, oy, ox);
         out[e] = best < 0 ? 0.0f : map[best];
         return;
     }
@@ -267,6 +301,14 @@ extern "C" __global__ void gate(float* w, const float* z, size64 n, int kind, fl
 extern "C" __global__ void add_scaled(float* out, const float* x, const float* factors, size64 n, size64 per_channel, float scale) {
     size64 e = ELEMENT;
     if (e < n) out[e] += scale * (factors ? factors[e / per_channel] * x[e] : x[e]);
+}
+
+// Multiplies values by a factor per unit and, where there are any, by one per sample.
+extern "C" __global__ void weigh(float* x, const float* units, const float* samples, size64 n, int count, int positions) {
+    size64 e = ELEMENT;
+    if (e >= n) return;
+    float factor = units[e / ((size64)count * positions) * positions + e % positions];
+    x[e] *= samples ? factor * samples[e / positions % count] : factor;
 }
 
 // ---- statistics: places are (sample, position out) as sample * positions + position; sample i of column j at j * m + i ----

@@ -6,16 +6,21 @@
 //! run of memory. Samples in rows, as the host stores them, are one channel with a position per unit.
 
 use std::ffi::c_int;
+use std::ops::Range;
 
 use super::dense::{Panel, Sizes};
+use super::library::Address;
 use super::memory::Buffer;
-use super::{Session, THREADS, arguments};
+use super::{Argument, Session, THREADS, arguments};
 use crate::{Error, Result};
 
 /// The most floats of windows that are laid out at once.
 const COLUMNS: usize = 1 << 27;
 /// The most blocks of a grid along its second axis.
 const MOST_BLOCKS: usize = 65_535;
+
+/// The most weights of groups of channels whose derivatives are added up at once.
+const SUMS: usize = 1 << 14;
 
 /// Parts in which the channels of a sample are added up.
 const PARTS: usize = 64;
@@ -133,6 +138,11 @@ impl Session {
         self.uploaded(numbers)
     }
 
+    /// The numbers of a buffer.
+    pub(crate) fn numbers(&self, there: &Buffer<f32>) -> Result<Vec<f32>> {
+        self.to_host(there)
+    }
+
     /// Values from samples in rows, with `positions` positions per channel.
     pub(crate) fn values_of_rows(&self, rows: &[f32], count: usize, positions: usize) -> Result<Values> {
         let units = rows.len() / count.max(1);
@@ -146,6 +156,12 @@ impl Session {
             return self.to_host(&values.data);
         }
         self.to_host(&self.relayout(values, values.units())?.data)
+    }
+
+    /// Some samples in rows.
+    pub(crate) fn some_rows(&self, values: &Values, samples: Range<usize>) -> Result<Vec<f32>> {
+        let rows = self.under(values, values.units())?;
+        self.to_host_part(&rows.data, samples.start * values.units()..samples.end * values.units())
     }
 
     /// The same units, grouped into channels of `positions` positions each.
@@ -255,22 +271,81 @@ impl Session {
         Ok(())
     }
 
+    /// gradient += the derivative by the weights of [`Session::add_taps`], from the cotangent of its result.
+    pub(crate) fn add_taps_outer(
+        &self,
+        gradient: &Buffer<f32>,
+        x: &Values,
+        dout: &Values,
+        geometry: Geometry,
+        groups: usize,
+    ) -> Result<()> {
+        let (count, rows, taps) = (x.count, dout.channels, geometry.taps());
+        let kernels = &self.cuda.kernels;
+        if groups > 1 {
+            let weights = rows * taps / groups;
+            for first in (0..weights).step_by(SUMS) {
+                let here = SUMS.min(weights - first);
+                let parts = self.allocate::<f64>(here * THREADS)?;
+                let arguments = arguments!(&parts, &x.data, &dout.data, geometry, first, count, rows, groups);
+                self.launch(kernels.grouped_outer, (here, 1), THREADS, arguments)?;
+                self.add_parts(gradient.at(first), &parts, here)?;
+            }
+            return Ok(());
+        }
+        let gradient = Panel::new(gradient.address(), taps);
+        let whole = count * geometry.positions();
+        if geometry.is_plain() {
+            let (x, dout) = (Panel::new(x.data.address(), whole), Panel::new(dout.data.address(), whole));
+            return self.product_single(gradient, 1.0, x.t(), dout, Sizes(taps, rows, whole));
+        }
+        let samples = Self::at_once(&geometry, count);
+        let columns = self.allocate::<f32>(samples * geometry.positions() * taps)?;
+        for first in (0..count).step_by(samples) {
+            let samples = samples.min(count - first);
+            let m = samples * geometry.positions();
+            let arguments = arguments!(&columns, &x.data, geometry, first, samples, count);
+            self.launch(kernels.windows, self.grid(m, taps), THREADS, arguments)?;
+            let part = Panel::new(dout.data.at(first * geometry.positions()), whole);
+            self.product_single(gradient, 1.0, Panel::new(columns.address(), m).t(), part, Sizes(taps, rows, m))?;
+        }
+        Ok(())
+    }
+
+    /// sums += Σ v of every channel.
+    pub(crate) fn add_channel_sums(&self, sums: &Buffer<f32>, v: &Values) -> Result<()> {
+        let parts = self.allocate::<f64>(v.channels * THREADS)?;
+        let arguments = arguments!(&parts, &v.data, v.per_channel());
+        self.launch(self.cuda.kernels.channel_sums, (v.channels, 1), THREADS, arguments)?;
+        self.add_parts(sums.address(), &parts, v.channels)
+    }
+
+    fn add_parts(&self, sums: Address, parts: &Buffer<f64>, count: usize) -> Result<()> {
+        let arguments = arguments!(Argument::Address(sums), parts, count as u64, THREADS);
+        self.each(self.cuda.kernels.add_parts, count, 1, arguments)
+    }
+
     /// out += scale · factor · x, with one factor per channel, or with none.
     pub(crate) fn add_scaled(&self, out: &Values, x: &Values, factors: Option<&Buffer<f32>>, scale: f32) -> Result<()> {
         if out.len() != x.len() {
             return Err(Error::shape("values that are added", out.len(), x.len()));
         }
         let n = out.len();
-        let address = super::Argument::Address(factors.map_or(0, Buffer::address));
+        let address = Argument::Address(factors.map_or(0, Buffer::address));
         let arguments = arguments!(&out.data, &x.data, address, n as u64, out.per_channel(), scale);
         self.each(self.cuda.kernels.add_scaled, n, 1, arguments)
     }
 
     /// The values after a pooling of every channel.
     pub(crate) fn pooled(&self, x: &Values, geometry: Geometry, kind: PoolKind) -> Result<Values> {
+        self.pooled_change(x, x, geometry, kind)
+    }
+
+    /// The change after a pooling of every channel, for a change `d` of x.
+    pub(crate) fn pooled_change(&self, x: &Values, d: &Values, geometry: Geometry, kind: PoolKind) -> Result<Values> {
         let out = self.values(x.channels, x.count, geometry.positions())?;
         let n = out.len();
-        let arguments = arguments!(&out.data, &x.data, geometry, n as u64, kind as usize);
+        let arguments = arguments!(&out.data, &x.data, &d.data, geometry, n as u64, kind as usize);
         self.each(self.cuda.kernels.pool, n, 1, arguments)?;
         Ok(out)
     }
@@ -300,6 +375,14 @@ impl Session {
         let n = w.len();
         let arguments = arguments!(&w.data, &z.data, n as u64, phi.kind, phi.a, phi.b);
         self.each(self.cuda.kernels.gate, n, 1, arguments)
+    }
+
+    /// x ← units · samples · x, with one factor per unit and, if there are any, one per sample.
+    pub(crate) fn weigh(&self, x: &Values, units: &Buffer<f32>, samples: Option<&Buffer<f32>>) -> Result<()> {
+        let n = x.len();
+        let samples = Argument::Address(samples.map_or(0, Buffer::address));
+        let arguments = arguments!(&x.data, units, samples, n as u64, x.count, x.positions);
+        self.each(self.cuda.kernels.weigh, n, 1, arguments)
     }
 
     /// The same values with `positions` positions per channel; copied only if that differs.

@@ -192,15 +192,23 @@ impl Session {
     }
 
     pub(super) fn to_host<T: Number>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
-        let mut out = vec![T::default(); buffer.len];
-        if buffer.len > 0 {
+        self.to_host_part(buffer, 0..buffer.len)
+    }
+
+    pub(super) fn to_host_part<T: Number>(&self, buffer: &Buffer<T>, part: Range<usize>) -> Result<Vec<T>> {
+        if part.start > part.end || part.end > buffer.len {
+            let problem = format!("numbers {} to {} of {}", part.start, part.end, buffer.len);
+            return Err(self.cuda.error(problem));
+        }
+        let mut out = vec![T::default(); part.len()];
+        if !out.is_empty() {
             // SAFETY: both sides hold that many bytes, and any bytes are valid numbers; the call waits for earlier
             // work.
             let status = unsafe {
                 (self.cuda.driver.download)(
                     out.as_mut_ptr().cast::<c_void>(),
-                    buffer.address,
-                    buffer.len * size_of::<T>(),
+                    buffer.at(part.start),
+                    size_of_val(&out[..]),
                 )
             };
             self.driver("copying from the device", status)?;

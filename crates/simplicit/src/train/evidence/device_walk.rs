@@ -137,9 +137,28 @@ pub(in crate::train) fn chunk_of<'a>(
         Source::Input => inputs_of(session, samples, range).map(Operand::Made),
         Source::Layer(k) => match &layers[k] {
             Some(chunks) => chunks.get(session, number),
-            None => Err(crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"))),
+            None => Err(not_there(k)),
         },
     }
+}
+
+/// The values of a layer for some samples of one chunk, one per row.
+pub(in crate::train) fn to_host(
+    gpu: &Gpu,
+    layers: &[Option<Chunks>],
+    layer: usize,
+    samples: Range<usize>,
+) -> Result<Matrix<f32>> {
+    let (number, session) = (samples.start / gpu.chunk, gpu.cuda.session()?);
+    let Some(chunks) = &layers[layer] else { return Err(not_there(layer)) };
+    let values = chunks.get(&session, number)?;
+    let first = number * gpu.chunk;
+    let rows = session.some_rows(&values, samples.start - first..samples.end - first)?;
+    Matrix::from_vec(samples.len(), values.units(), rows)
+}
+
+fn not_there(layer: usize) -> crate::Error {
+    crate::Error::shape("states of a layer", "those of a layer before", format!("layer {layer}"))
 }
 
 /// Pre-activations of a chunk.

@@ -98,7 +98,9 @@ impl<'a> Walk<'a> {
             Source::Layer(k) => {
                 let pile = match &self.values {
                     Layers::Host(layers) => layers[k].as_ref(),
-                    Layers::Device(..) => None,
+                    Layers::Device(gpu, layers) => {
+                        return Ok(device_walk::to_host(gpu, layers, k, samples)?.into());
+                    }
                 };
                 let missing =
                     || crate::Error::shape("states of a layer", "those of a layer before", format!("layer {k}"));

@@ -226,6 +226,38 @@ impl Linearised {
         out
     }
 
+    /// Numbers at the non-zeros as dense matrices in single precision, those of the sums whose weights change; the others
+    /// are empty. Missing numbers are zero.
+    pub(in crate::train) fn change(&self, values: &[f64]) -> Weights {
+        let mut out: Weights = vec![Matrix::default(); self.shapes.len()];
+        for sum in self.moved_sums() {
+            for number in sum.matrices() {
+                let (rows, cols) = self.shapes[number];
+                out[number] = Matrix::zeros(rows, cols);
+            }
+        }
+        for target in self.targets() {
+            let numbers = values.get(target.entries.clone()).unwrap_or_default();
+            for (entry, &v) in self.entries[target.entries].iter().zip(numbers) {
+                out[entry.matrix].as_mut_slice()[entry.at] = v as f32;
+            }
+        }
+        out
+    }
+
+    /// The numbers of a target's matrices in a list of weights: those of its blocks, and that of its constants; `None` if
+    /// its weights do not change.
+    pub(in crate::train) fn places(&self, target: Target) -> Option<(Vec<usize>, usize)> {
+        let sum = self.moved_sums().find(|sum| sum.target == target)?;
+        Some((sum.blocks.iter().map(|(number, _)| *number).collect(), sum.constants))
+    }
+
+    /// The numbers at the non-zeros whose weights change, one after the other.
+    pub(in crate::train) fn at_entries(&self, dense: &Weights) -> Vec<f64> {
+        let entries = self.targets().into_iter().flat_map(|target| &self.entries[target.entries]);
+        entries.map(|entry| f64::from(dense[entry.matrix].as_slice()[entry.at])).collect()
+    }
+
     fn source<'a>(&self, source: Source, states: &'a Matrix<f32>, inputs: &'a Matrix<f32>) -> Columns<'a> {
         match source {
             Source::Input => Columns::new(inputs, 0..self.shape.inputs),
@@ -403,12 +435,8 @@ impl Linearised {
     /// r·(x, u, 1)ᵀ and v·(x, u, 1)ᵀ at the non-zeros whose weights change, one after the other.
     pub(in crate::train) fn outer(&self, r: &Matrix<f32>, v: &Matrix<f32>, at: &Samples) -> Vec<f64> {
         // A segment is a small part of a large model, so matrices of other layers are neither made nor read.
-        let mut dense: Weights = vec![Matrix::default(); self.shapes.len()];
+        let mut dense = self.change(&[]);
         for sum in self.moved_sums() {
-            for number in sum.blocks.iter().map(|(number, _)| *number).chain([sum.constants]) {
-                let (rows, cols) = self.shapes[number];
-                dense[number] = Matrix::zeros(rows, cols);
-            }
             let cotangent = self.cotangent(sum, v, r);
             for (number, block) in &sum.blocks {
                 if !dense[*number].as_slice().is_empty() {
@@ -421,8 +449,7 @@ impl Linearised {
                 constants.zip(channels).for_each(|(total, units)| *total += units.iter().sum::<f32>());
             }
         }
-        let entries = self.targets().into_iter().flat_map(|target| &self.entries[target.entries]);
-        entries.map(|entry| f64::from(dense[entry.matrix].as_slice()[entry.at])).collect()
+        self.at_entries(&dense)
     }
 
     /// Puts numbers for the non-zeros whose weights change at their places among all non-zeros; the others are zero.
@@ -533,6 +560,11 @@ impl Features<'_> {
 }
 
 impl Sum {
+    /// The numbers of its matrices in a list of weights.
+    fn matrices(&self) -> impl Iterator<Item = usize> + '_ {
+        self.blocks.iter().map(|(number, _)| *number).chain([self.constants])
+    }
+
     fn operands(&self) -> impl Iterator<Item = Source> + '_ {
         self.operator.iter().flat_map(|o| o.operands()).map(|o| o.source)
     }

@@ -15,12 +15,14 @@
 //! support, which is the preconditioner. Neither labels nor step sizes are needed: a step is halved until the true
 //! objective falls, or is not taken.
 
+mod on_device;
 mod problem;
 mod runner;
 mod sketch;
 #[cfg(test)]
 mod tests;
 
+pub(in crate::train) use on_device::There;
 use problem::At;
 pub(in crate::train) use problem::{Chunk, Chunks, Given, Problem, Value, chunk_of};
 use sketch::Sketch;
@@ -197,18 +199,18 @@ fn output_refit(
 }
 
 /// Rounds that minimise one objective, over the weights that the scope of a linearised model lets change.
-pub(in crate::train) struct Refit<'a> {
-    pub(in crate::train) problem: &'a Problem<'a>,
-    pub(in crate::train) support: &'a Linearised,
+pub(in crate::train) struct Refit<'r, 'p> {
+    pub(in crate::train) problem: &'r Problem<'p>,
+    pub(in crate::train) support: &'r Linearised,
     /// The weights that the ridge pulls towards.
-    pub(in crate::train) start: &'a [f64],
-    pub(in crate::train) settings: &'a TrainSettings,
+    pub(in crate::train) start: &'r [f64],
+    pub(in crate::train) settings: &'r TrainSettings,
     pub(in crate::train) rounds: usize,
     /// Steps of conjugate gradients in a round.
     pub(in crate::train) steps: usize,
 }
 
-impl Refit<'_> {
+impl Refit<'_, '_> {
     /// The refitted model that starts from weights `w`, the values reached, and its weights. Every round is kept
     /// under its key.
     pub(in crate::train) fn refit(
@@ -290,7 +292,7 @@ impl State {
 }
 
 /// One Gauss–Newton step.
-impl Refit<'_> {
+impl Refit<'_, '_> {
     /// The state after the step from `now`; `now` itself if no step helps both fitted and held-out samples.
     fn step(&self, model: &ImplicitModel, now: &State, at: &At, sketch: &Sketch) -> Result<State> {
         let weights = self.support.dense(&now.w);

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use super::on_device::{DeviceAt, OnDevice, There};
 use super::rows_of_units;
 use super::runner::{Ran, Runner};
 use crate::Result;
@@ -48,13 +49,17 @@ pub(in crate::train) struct Value {
 }
 
 /// A source of samples with the baseline's values for them, from which an objective reads.
-pub(in crate::train) trait Chunks: Sync {
+pub(in crate::train) trait Chunks<'a>: Sync {
     /// Number of samples.
     fn samples(&self) -> usize;
     /// A chunk of consecutive samples.
     fn chunk(&self, samples: Range<usize>) -> Result<Chunk>;
     /// The inputs of consecutive samples and the values given to the layers that are run.
     fn given(&self, samples: Range<usize>) -> Result<Given>;
+    /// The same values on a GPU, if they are there.
+    fn there(&self) -> Option<There<'a>> {
+        None
+    }
 }
 
 /// The values that a run of some layers starts from.
@@ -78,7 +83,7 @@ pub(in crate::train) struct Chunk {
 /// All layers of a model, on the samples of a source.
 struct AllLayers<'a>(&'a dyn StateSource);
 
-impl Chunks for AllLayers<'_> {
+impl<'a> Chunks<'a> for AllLayers<'a> {
     fn samples(&self) -> usize {
         self.0.samples()
     }
@@ -113,16 +118,20 @@ impl Point {
 }
 
 /// The model's values on all samples.
-pub(super) struct At {
+pub(super) struct At<'a> {
     runner: Runner,
     layout: Layout,
     /// The values on the first chunks, as many as memory allows.
     points: Vec<Point>,
+    /// The values on a GPU, if the samples are there.
+    on_device: Option<DeviceAt<'a>>,
 }
 
 /// The objective on the samples: a divergence of outputs, if these are computed, and weighted squares of states.
 pub(in crate::train) struct Problem<'a> {
-    chunks: Box<dyn Chunks + 'a>,
+    chunks: Box<dyn Chunks<'a> + 'a>,
+    /// The same on a GPU, if the samples are there.
+    on_device: Option<OnDevice<'a>>,
     pub(super) size: usize,
     /// The first chunks, as many as memory allows.
     held: Vec<Chunk>,
@@ -162,7 +171,7 @@ impl<'a> Problem<'a> {
     pub(in crate::train) fn of(
         model: &ImplicitModel,
         input: &TrainInput<'a>,
-        chunks: Box<dyn Chunks + 'a>,
+        chunks: Box<dyn Chunks<'a> + 'a>,
         part: Option<Scope>,
         layers: &[usize],
         (size, bytes): (usize, usize),
@@ -172,7 +181,11 @@ impl<'a> Problem<'a> {
     ) -> Result<Self> {
         let samples = chunks.samples();
         let held_bytes = settings.work.memory.map_or(HELD, |budget| HELD.min(budget / 2));
-        let count = (held_bytes / ((bytes * size) as u64).max(1)).min(samples.div_ceil(size) as u64) as usize;
+        let there = chunks.there();
+        let count = match &there {
+            Some(_) => 0,
+            None => (held_bytes / ((bytes * size) as u64).max(1)).min(samples.div_ceil(size) as u64) as usize,
+        };
         let mut compared = Vec::with_capacity(layers.len());
         let mut width = 0;
         for &k in layers {
@@ -183,6 +196,7 @@ impl<'a> Problem<'a> {
         }
         let mut problem = Self {
             chunks,
+            on_device: None,
             size,
             held: Vec::new(),
             metric: None,
@@ -198,6 +212,11 @@ impl<'a> Problem<'a> {
             problem.chunks.chunk(problem.range(k))
         })?;
         problem.weigh(model, input, layers)?;
+        if let (Some(there), Some(scope)) = (there, &problem.part) {
+            let of_units = problem.compared.iter().map(|(_, columns)| problem.states[columns.clone()].to_vec());
+            let compared = layers.iter().copied().zip(of_units);
+            problem.on_device = OnDevice::new(there, scope, problem.metric, compared, (threads, cancel))?;
+        }
         Ok(problem)
     }
 
@@ -361,9 +380,12 @@ impl<'a> Problem<'a> {
 
     /// The objective; infinite if a sample has no equilibrium.
     pub(in crate::train) fn value(&self, model: &ImplicitModel) -> Result<Value> {
-        let runner = Runner::new(model, self.part.as_ref())?;
         // Objective and divergence, of the fitted samples and then of the held-out ones.
         let mut total = [[0.0; 2]; 2];
+        if let Some(on_device) = &self.on_device {
+            return Ok(self.mean(on_device.value(model)?));
+        }
+        let runner = Runner::new(model, self.part.as_ref())?;
         let work = |k: usize| {
             let chunk = self.chunk(k)?;
             let Some(ran) = runner.run(&chunk.given)? else { return Ok([[f64::INFINITY; 2]; 2]) };
@@ -380,19 +402,25 @@ impl<'a> Problem<'a> {
         self.sum(work, |sums| {
             total.iter_mut().flatten().zip(sums.iter().flatten()).for_each(|(t, s)| *t += s);
         })?;
+        Ok(self.mean(total))
+    }
+
+    /// The values of the objective from sums of objective and divergence over fitted and held-out samples.
+    fn mean(&self, total: [[f64; 2]; 2]) -> Value {
         let (fitted, held_out) = self.counts();
         let part = |sum: f64, count: usize| sum / count.max(1) as f64;
-        Ok(Value {
+        Value {
             all: part(total[0][0] + total[1][0], fitted + held_out),
             fitted: part(total[0][0], fitted),
             held_out: if held_out > 0 { part(total[1][1], held_out) } else { part(total[0][1], fitted) },
-        })
+        }
     }
 
     /// The model's values on the samples.
-    pub(super) fn at(&self, model: &ImplicitModel) -> Result<At> {
+    pub(super) fn at(&self, model: &ImplicitModel) -> Result<At<'a>> {
         let runner = Runner::new(model, self.part.as_ref())?;
-        let mut at = At { runner, layout: model.layout().clone(), points: Vec::new() };
+        let on_device = self.on_device.as_ref().map(|on_device| on_device.at(model)).transpose()?;
+        let mut at = At { runner, layout: model.layout().clone(), points: Vec::new(), on_device };
         let points = parallel::map(self.threads, self.held.len(), |k| {
             self.cancel.check()?;
             self.solved(&at, k)
@@ -425,6 +453,10 @@ impl<'a> Problem<'a> {
     /// Minus the gradient of the objective over fitted samples.
     pub(super) fn descent(&self, at: &At, support: &Linearised, weights: &Weights) -> Result<Vec<f64>> {
         let (fitted, _) = self.counts();
+        if let (Some(on_device), Some(at)) = (&self.on_device, &at.on_device) {
+            let gradient = on_device.gradient(at, support)?;
+            return Ok(support.spread(&gradient.iter().map(|g| -g / fitted as f64).collect::<Vec<_>>()));
+        }
         let mut out = vec![0.0; support.changing()];
         let work = |k: usize| {
             let (point, chunk) = (self.point(at, k)?, self.chunk(k)?);
@@ -457,7 +489,11 @@ impl<'a> Problem<'a> {
         direction: &[f64],
     ) -> Result<Vec<f64>> {
         let (fitted, _) = self.counts();
-        let change = support.dense(direction);
+        let change = support.change(direction);
+        if let (Some(on_device), Some(at)) = (&self.on_device, &at.on_device) {
+            let product = on_device.curvature(at, support, &change)?;
+            return Ok(support.spread(&product.iter().map(|p| p / fitted as f64).collect::<Vec<_>>()));
+        }
         let mut out = vec![0.0; support.changing()];
         let work = |k: usize| {
             let point = self.point(at, k)?;

@@ -32,7 +32,7 @@ pub(super) struct Sketch<'a> {
 }
 
 impl<'a> Sketch<'a> {
-    pub(super) fn new(problem: &'a Problem, at: &At, support: &'a Linearised) -> Result<Self> {
+    pub(super) fn new(problem: &'a Problem<'_>, at: &At, support: &'a Linearised) -> Result<Self> {
         let (entries, row_weights) = (support.entries(), &problem.row_weights[..]);
         // Weights that do not change have no curvature.
         let mut diagonal = vec![0.0; entries.len()];

@@ -18,17 +18,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::Result;
-use crate::equilibrium::{LayerSum, Sum};
+use crate::backend::cuda::Cuda;
+use crate::backend::{self, Device};
+use crate::equilibrium::{DeviceModel, LayerSum, Sum};
 use crate::linalg::Matrix;
 use crate::memory::MemoryBudget;
-use crate::model::{ImplicitModel, Target};
+use crate::model::{ImplicitModel, TapBlock, Target};
 use crate::network::Source;
 use crate::parallel;
 use crate::states::StateSlice;
+use crate::train::evidence::device_walk::Gpu;
 use crate::train::evidence::walk::{self, Walk};
 use crate::train::refit::linearised::Linearised;
 use crate::train::refit::output_metric::Metric;
-use crate::train::refit::output_refit::{Chunk, Chunks, Given, Problem, Refit, equilibrium};
+use crate::train::refit::output_refit::{Chunk, Chunks, Given, Problem, Refit, There, equilibrium};
 use crate::train::{Key, Progress, Run, TrainInput, TrainSettings};
 
 #[cfg(test)]
@@ -105,6 +108,8 @@ struct Window<'a> {
     given: Vec<usize>,
     compared: Vec<usize>,
     outputs: Option<LayerSum>,
+    /// The baseline, if its output is compared.
+    baseline: Option<&'a ImplicitModel>,
 }
 
 impl Window<'_> {
@@ -117,9 +122,14 @@ impl Window<'_> {
     }
 }
 
-impl Chunks for Window<'_> {
+impl<'a> Chunks<'a> for Window<'a> {
     fn samples(&self) -> usize {
         self.samples
+    }
+
+    fn there(&self) -> Option<There<'a>> {
+        let (theirs, ours) = (self.theirs, self.ours);
+        theirs.on_gpu().map(|_| There { theirs, ours, samples: self.samples, outputs: self.baseline })
     }
 
     fn chunk(&self, samples: Range<usize>) -> Result<Chunk> {
@@ -174,15 +184,50 @@ fn reconstruct_with(
     run: &mut Run,
 ) -> Result<(ImplicitModel, Option<Reconstruction>)> {
     let ahead = settings.model.reconstruct;
+    let Some(baseline) = input.baseline.filter(|_| ahead > 0) else { return Ok((model, None)) };
+    let device = settings.work.device;
+    if let Some(cuda) = backend::gpu(device, work(&model))? {
+        let found = swept(effort, model.clone(), (input, baseline), settings, strength, Some(cuda), run);
+        if let Some(found) = backend::or_cpu(device, found)? {
+            return Ok(found);
+        }
+    }
+    swept(effort, model, (input, baseline), settings, strength, None, run)
+}
+
+/// Multiply-adds of the largest layer for a block of samples.
+fn work(model: &ImplicitModel) -> f64 {
+    let targets = (0..model.layout().layers().len()).map(Target::Layer).chain([Target::Output]);
+    let blocks = targets.flat_map(|target| model.summands(target));
+    let of = |block: &TapBlock| (block.output.size() * block.columns() / block.groups.max(1)) as f64;
+    walk::SAMPLES as f64 * blocks.map(|block| of(&block)).fold(0.0, f64::max)
+}
+
+/// The reconstruction of all segments, on a GPU or on the CPU.
+fn swept(
+    effort: Effort,
+    model: ImplicitModel,
+    (input, baseline): (&TrainInput, &ImplicitModel),
+    settings: &TrainSettings,
+    strength: f64,
+    cuda: Option<&'static Cuda>,
+    run: &mut Run,
+) -> Result<(ImplicitModel, Option<Reconstruction>)> {
+    let ahead = settings.model.reconstruct;
     let (support, start) = Linearised::of(&model);
-    let Some(baseline) = input.baseline.filter(|_| ahead > 0 && !start.is_empty()) else { return Ok((model, None)) };
+    if start.is_empty() {
+        return Ok((model, None));
+    }
     let segments = segments(&support.scope().order, &support.reads());
     let counts = samples_of(&segments, &support, &model, input.source.samples());
     let most = counts.iter().flatten().copied().max().unwrap_or(LEAST).min(input.source.samples());
     let few = StateSlice::new(input.source, 0..most)?;
     let folder = run.keep.folder().map_or_else(std::env::temp_dir, std::path::Path::to_path_buf);
     let layers = model.layout().layers().len();
-    let judge = Judge::new(input, most, run)?;
+    let memory_budget = MemoryBudget::new(settings.work.memory.map_or(u64::MAX, |budget| budget / 4), &folder);
+    let widest = model.layout().layers().iter().map(|layer| layer.size).max().unwrap_or(0);
+    let gpu = cuda.map(|cuda| Gpu::new(cuda, widest, walk::SAMPLES, &memory_budget)).transpose()?;
+    let judge = Judge::new(input, most, settings, run)?;
     let divergence = judge.divergence(&model, run)?;
     let mut sweep = Sweep {
         baseline,
@@ -196,10 +241,10 @@ fn reconstruct_with(
         start: &start,
         w: start.clone(),
         model,
-        theirs: Walk::new(&few, layers, None),
-        ours: Walk::new(&few, layers, None),
+        theirs: Walk::new(&few, layers, gpu.as_ref()),
+        ours: Walk::new(&few, layers, gpu.as_ref()),
         entered: 0,
-        memory_budget: MemoryBudget::new(settings.work.memory.map_or(u64::MAX, |budget| budget / 4), &folder),
+        memory_budget,
         judge,
         divergence,
     };
@@ -298,6 +343,7 @@ impl Sweep<'_> {
             given: scope.given.clone(),
             compared: compared.clone(),
             outputs: outputs.then(|| LayerSum::new(self.baseline, Target::Output)),
+            baseline: outputs.then_some(self.baseline),
         };
         let problem = Problem::of(
             &self.model,
@@ -365,11 +411,12 @@ struct Judge {
     u: Matrix<f32>,
     y: Matrix<f32>,
     metric: Metric,
+    device: Device,
 }
 
 impl Judge {
     /// Every tenth of the first `few` samples, and all samples after them.
-    fn new(input: &TrainInput, few: usize, run: &Run) -> Result<Self> {
+    fn new(input: &TrainInput, few: usize, settings: &TrainSettings, run: &Run) -> Result<Self> {
         let held_out = (0..few).filter(|s| Problem::holds_out(*s));
         let chosen: Vec<usize> = held_out.chain(few..input.source.samples()).take(JUDGED).collect();
         let mut rows = (Vec::new(), Vec::new());
@@ -388,13 +435,20 @@ impl Judge {
             None => Metric::Squares { weight: 1.0 },
         };
         let u = Matrix::from_vec(chosen.len(), shape.inputs, rows.0)?;
-        Ok(Self { u, y: Matrix::from_vec(chosen.len(), shape.outputs, rows.1)?, metric })
+        let y = Matrix::from_vec(chosen.len(), shape.outputs, rows.1)?;
+        Ok(Self { u, y, metric, device: settings.work.device })
     }
 
     /// The mean divergence of a model's outputs.
     fn divergence(&self, model: &ImplicitModel, run: &Run) -> Result<f64> {
-        let equilibrium = equilibrium(model)?;
-        let (count, size) = (self.u.rows(), walk::SAMPLES);
+        let count = self.u.rows();
+        if let Some(model) = DeviceModel::on(self.device, model, run.threads)?
+            && let Some(y) = backend::or_cpu(self.device, model.outputs(&self.u, run.cancel))?
+        {
+            let divergences = (0..count).map(|s| self.metric.value(y.row(s), self.y.row(s)));
+            return Ok(divergences.sum::<f64>() / count.max(1) as f64);
+        }
+        let (equilibrium, size) = (equilibrium(model)?, walk::SAMPLES);
         let mut sum = 0.0;
         parallel::fold(
             run.threads,

@@ -128,6 +128,14 @@ impl DeviceOperator {
         })
     }
 
+    /// Whether the change of its value is its value for the change of its operands.
+    pub(super) fn is_linear(&self) -> bool {
+        match self {
+            Self::Pick(_) | Self::Sum(..) | Self::Pairwise(Pairwise::Add | Pairwise::Subtract, _) => true,
+            Self::Pairwise(..) | Self::Products(_) | Self::Softmax(..) | Self::Normalise(..) => false,
+        }
+    }
+
     /// The value, from operands with a channel per unit; it has `units` units.
     pub(super) fn forward(&self, session: &Session, x: &[&Values], units: usize) -> Result<Values> {
         match (self, x) {

@@ -1,35 +1,28 @@
-//! Layers and whole models on a GPU: the same blocks as [`LayerSum`](super::LayerSum) runs on the CPU, forwards and
-//! backwards, for samples that stay on the device. Sums are in single precision, as on the CPU, but in another order.
+//! One layer on a GPU: its sum, forwards and backwards.
 
-use std::collections::BTreeSet;
 use std::ffi::c_int;
 
-use super::device_operator::DeviceOperator;
-use super::prepared::Sum;
-use crate::backend::cuda::{Buffer, Cuda, Geometry, Operand, Phi, PoolKind, Session, Values};
-use crate::backend::{self, Device};
+use super::operator::DeviceOperator;
+use crate::Result;
+use crate::backend::cuda::{Buffer, Geometry, Operand, Phi, PoolKind, Session, Values};
+use crate::equilibrium::prepared::Sum;
 use crate::layout::{Activation, MapShape, Operator};
-use crate::linalg::Matrix;
-use crate::model::{ImplicitModel, TapBlock, TapWeights, Target};
+use crate::model::{TapBlock, TapWeights, Target};
 use crate::network::{FixedMap, Source, Window};
-use crate::parallel::{self, Cancel, Threads};
-use crate::{Error, Result};
-
-/// The most samples that are on the device at once.
-const SAMPLES: usize = 512;
+use crate::parallel::{self, Threads};
 
 /// A layer, or the output, with its weights on the device.
 pub(crate) struct DeviceLayer {
-    sum: Sum,
-    blocks: Vec<Weights>,
+    pub(super) sum: Sum,
+    pub(super) blocks: Vec<Weights>,
     bias: Buffer<f32>,
     /// The operator, if it has a kernel on the device.
-    operator: Option<DeviceOperator>,
-    threads: Threads,
+    pub(super) operator: Option<DeviceOperator>,
+    pub(super) threads: Threads,
 }
 
 /// The weights of a block.
-enum Weights {
+pub(super) enum Weights {
     /// One row a channel out, over the taps of its own group of channels; `None` where all of them are zero.
     Taps(Option<Buffer<f32>>),
     /// A residual sum, with one factor per channel, or without.
@@ -52,7 +45,7 @@ pub(crate) fn geometry(input: MapShape, output: MapShape, window: Window) -> Geo
     }
 }
 
-fn pooling(map: FixedMap) -> Result<(Geometry, PoolKind)> {
+pub(super) fn pooling(map: FixedMap) -> Result<(Geometry, PoolKind)> {
     let (input, output) = (map.input(), map.output()?);
     Ok(match map {
         FixedMap::AveragePool { window, count_padding, .. } => {
@@ -69,7 +62,7 @@ fn pooling(map: FixedMap) -> Result<(Geometry, PoolKind)> {
 }
 
 /// φ by its number among the kernels.
-fn phi(activation: Activation) -> Phi {
+pub(super) fn phi(activation: Activation) -> Phi {
     let (kind, a, b) = match activation {
         Activation::Relu => (0, 0.0, 0.0),
         Activation::LeakyRelu { slope } => (1, slope, 0.0),
@@ -93,7 +86,7 @@ fn phi(activation: Activation) -> Phi {
 }
 
 /// The shape in which a block reads its source.
-fn read_as(block: &TapBlock) -> MapShape {
+pub(super) fn read_as(block: &TapBlock) -> MapShape {
     block.maps.first().map_or(block.input, |m| m.input())
 }
 
@@ -168,32 +161,42 @@ impl DeviceLayer {
         }
         let z = session.biased(&self.bias, map.channels, count, map.positions())?;
         for (block, weights) in self.sum.blocks.iter().zip(&self.blocks) {
-            let x = match weights {
-                Weights::Taps(None) => continue,
-                _ => operand(session, block, source(block.source)?)?,
-            };
-            let same = block.output.positions() == map.positions();
-            match weights {
-                Weights::Taps(Some(weights)) => {
-                    let window = geometry(block.input, block.output, block.window);
-                    if same {
-                        session.add_taps(&z, &x, weights, window, block.groups)?;
-                    } else {
-                        let own = session.no_values(block.output.channels, count, block.output.positions())?;
-                        session.add_taps(&own, &x, weights, window, block.groups)?;
-                        session.add_scaled(&z, &session.relayout(&own, map.positions())?, None, 1.0)?;
-                    }
-                }
-                Weights::Residual(factors) if same => session.add_scaled(&z, &x, factors.as_ref(), 1.0)?,
-                Weights::Residual(factors) => {
-                    let own = session.no_values(block.output.channels, count, block.output.positions())?;
-                    session.add_scaled(&own, &x, factors.as_ref(), 1.0)?;
-                    session.add_scaled(&z, &session.relayout(&own, map.positions())?, None, 1.0)?;
-                }
-                Weights::Taps(None) => {}
+            if !matches!(weights, Weights::Taps(None)) {
+                let x = operand(session, block, source(block.source)?)?;
+                self.add(session, &z, block, weights, &x)?;
             }
         }
         Ok(z)
+    }
+
+    /// z += weights · x for one block, where x is the operand of its weights.
+    pub(super) fn add(
+        &self,
+        session: &Session,
+        z: &Values,
+        block: &TapBlock,
+        weights: &Weights,
+        x: &Values,
+    ) -> Result<()> {
+        let (same, count) = (block.output.positions() == z.positions, z.count);
+        let own = if same {
+            None
+        } else {
+            Some(session.no_values(block.output.channels, count, block.output.positions())?)
+        };
+        let out = own.as_ref().unwrap_or(z);
+        match weights {
+            Weights::Taps(Some(weights)) => {
+                let window = geometry(block.input, block.output, block.window);
+                session.add_taps(out, x, weights, window, block.groups)?;
+            }
+            Weights::Residual(factors) => session.add_scaled(out, x, factors.as_ref(), 1.0)?,
+            Weights::Taps(None) => {}
+        }
+        match &own {
+            Some(own) => session.add_scaled(z, &session.relayout(own, z.positions)?, None, 1.0),
+            None => Ok(()),
+        }
     }
 
     /// φ(z), in place.
@@ -333,202 +336,7 @@ impl DeviceLayer {
     }
 }
 
-fn row(values: &[f32], sample: usize, count: usize) -> &[f32] {
+pub(super) fn row(values: &[f32], sample: usize, count: usize) -> &[f32] {
     let width = values.len() / count.max(1);
     &values[sample * width..(sample + 1) * width]
-}
-
-/// A model without cycles, on a GPU.
-pub struct DeviceModel {
-    cuda: &'static Cuda,
-    inputs: usize,
-    outputs: usize,
-    /// Number of values of a sample, all layers together.
-    units: usize,
-    /// The layers in an order in which they can be computed, the output last.
-    layers: Vec<DeviceLayer>,
-    states: usize,
-}
-
-impl std::fmt::Debug for DeviceModel {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("DeviceModel").field("cuda", &self.cuda).field("layers", &self.layers.len()).finish()
-    }
-}
-
-/// Values of some samples in all layers: pre-activations, and states where those differ from them.
-pub(crate) struct DevicePass {
-    u: Values,
-    /// Pre-activations by layer, last first.
-    z: Vec<Option<Values>>,
-    x: Vec<Option<Values>>,
-    pub(crate) y: Values,
-}
-
-impl DevicePass {
-    /// The values of a layer or of the inputs.
-    pub(crate) fn of(&self, source: Source) -> Result<&Values> {
-        match source {
-            Source::Input => Ok(&self.u),
-            Source::Layer(k) => self.x[k].as_ref().or(self.z[k].as_ref()).ok_or_else(|| not_there(k)),
-        }
-    }
-
-    /// Pre-activations of a layer, or the output.
-    pub(crate) fn z(&self, target: Target) -> Result<&Values> {
-        match target {
-            Target::Layer(k) => self.z[k].as_ref().ok_or_else(|| not_there(k)),
-            Target::Output => Ok(&self.y),
-        }
-    }
-}
-
-fn not_there(layer: usize) -> Error {
-    Error::shape("states of a layer", "those of a layer before", format!("layer {layer}"))
-}
-
-impl DeviceModel {
-    /// Puts the weights on the device. Models with cycles are refused: [`Equilibrium`](super::Equilibrium) iterates those.
-    pub fn new(cuda: &'static Cuda, model: &ImplicitModel, threads: Threads) -> Result<Self> {
-        if !model.layers_are_acyclic() {
-            return Err(Error::unsupported("a model with cycles on a GPU", "run it through Equilibrium"));
-        }
-        let session = cuda.session()?;
-        let targets = model.layer_order().into_iter().map(Target::Layer).chain([Target::Output]);
-        let layers = targets.map(|target| DeviceLayer::new(&session, Sum::new(model, target), threads));
-        Ok(Self {
-            cuda,
-            inputs: model.shape().inputs,
-            outputs: model.shape().outputs,
-            units: model.shape().inputs + model.shape().states + model.shape().outputs,
-            layers: layers.collect::<Result<_>>()?,
-            states: model.layout().layers().len(),
-        })
-    }
-
-    /// The model on the GPU that a device names; `None` where the CPU is used: without a GPU, with cycles, or with
-    /// too little work.
-    pub fn on(device: Device, model: &ImplicitModel, threads: Threads) -> Result<Option<Self>> {
-        let work = SAMPLES as f64 * model.shape().states as f64;
-        match backend::gpu(device, work)?.filter(|_| model.layers_are_acyclic()) {
-            Some(cuda) => backend::or_cpu(device, Self::new(cuda, model, threads)),
-            None => Ok(None),
-        }
-    }
-
-    /// Operators that run on the CPU because they have no kernel, each listed once.
-    pub fn on_cpu(&self) -> Vec<&'static str> {
-        let on_cpu = self.layers.iter().filter(|l| l.operator.is_none()).filter_map(|l| l.sum.operator.as_ref());
-        let on_cpu = on_cpu.filter(|o| !matches!(o, Operator::Constant { .. }));
-        let names: BTreeSet<&'static str> = on_cpu.map(Operator::name).collect();
-        names.into_iter().collect()
-    }
-
-    /// Number of samples that can run at once if the values of all layers are kept.
-    pub(crate) fn at_once(&self, copies: usize) -> Result<usize> {
-        let (free, _) = self.cuda.memory()?;
-        Ok((free / 2 / (4 * copies * self.units).max(1)).clamp(1, SAMPLES))
-    }
-
-    /// The GPU that holds the weights.
-    pub(crate) fn cuda(&self) -> &'static Cuda {
-        self.cuda
-    }
-
-    /// All layers, with the output last.
-    pub(crate) fn layers(&self) -> &[DeviceLayer] {
-        &self.layers
-    }
-
-    /// The outputs of a batch, one sample a row.
-    pub fn outputs(&self, u: &Matrix<f32>, cancel: &Cancel) -> Result<Matrix<f32>> {
-        if u.cols() != self.inputs {
-            let expected = format!("{} values per sample", self.inputs);
-            return Err(Error::shape("inputs", expected, format!("{} values per sample", u.cols())));
-        }
-        u.require_finite("U", 0)?;
-        let mut y = Vec::with_capacity(u.rows() * self.outputs);
-        let size = self.at_once(1)?;
-        for first in (0..u.rows()).step_by(size) {
-            cancel.check()?;
-            let count = size.min(u.rows() - first);
-            let session = self.cuda.session()?;
-            let rows = &u.as_slice()[first * self.inputs..(first + count) * self.inputs];
-            let rows = session.values_of_rows(rows, count, self.inputs)?;
-            y.extend(session.to_rows(&self.pass(&session, rows, false)?.y)?);
-        }
-        Matrix::from_vec(u.rows(), self.outputs, y)
-    }
-
-    /// Runs samples (one per row) through all layers. With `keep` the values of every layer are kept, otherwise only
-    /// until they have been read.
-    pub(crate) fn pass(&self, session: &Session, u: Values, keep: bool) -> Result<DevicePass> {
-        let (count, positions) = (u.count, self.input_positions());
-        let mut pass = DevicePass {
-            u: if positions == u.positions { u } else { session.relayout(&u, positions)? },
-            z: (0..self.states).map(|_| None).collect(),
-            x: (0..self.states).map(|_| None).collect(),
-            y: session.no_values(0, 0, 0)?,
-        };
-        for (at, layer) in self.layers.iter().enumerate() {
-            let z = layer.forward(session, count, |source| pass.of(source))?;
-            match layer.target() {
-                Target::Output => pass.y = z,
-                Target::Layer(k) => {
-                    if keep && layer.sum.activation != Activation::Identity {
-                        let x = session.copy(&z)?;
-                        layer.activate(session, &x)?;
-                        pass.x[k] = Some(x);
-                    } else {
-                        layer.activate(session, &z)?;
-                    }
-                    pass.z[k] = Some(z);
-                }
-            }
-            if !keep {
-                for k in 0..self.states {
-                    let read = |l: &DeviceLayer| l.sum.sources().any(|s| s == Source::Layer(k));
-                    if !self.layers[at + 1..].iter().any(read) {
-                        pass.z[k] = None;
-                    }
-                }
-            }
-        }
-        Ok(pass)
-    }
-
-    /// Positions per channel of the inputs, as their first reader takes them.
-    fn input_positions(&self) -> usize {
-        let blocks = self.layers.iter().flat_map(|l| &l.sum.blocks);
-        blocks.filter(|b| b.source == Source::Input).map(|b| read_as(b).positions()).next().unwrap_or(1)
-    }
-
-    /// The derivative of Σ v·y by the pre-activations of every layer (last first), at a pass that kept its layers.
-    pub(crate) fn pull_back(&self, session: &Session, pass: &DevicePass, v: &[f32]) -> Result<Vec<Values>> {
-        let count = pass.y.count;
-        let mut cotangents = Vec::with_capacity(self.states);
-        for k in 0..self.states {
-            let z = pass.z(Target::Layer(k))?;
-            cotangents.push(session.no_values(z.channels, count, z.positions)?);
-        }
-        let dy = session.values_of_rows(v, count, 1)?;
-        for layer in self.layers.iter().rev() {
-            let (z, dz) = match layer.target() {
-                Target::Output => (&pass.y, &dy),
-                Target::Layer(k) => {
-                    let z = pass.z(Target::Layer(k))?;
-                    if layer.sum.activation != Activation::Identity {
-                        session.gate(&cotangents[k], z, phi(layer.sum.activation))?;
-                    }
-                    (z, &cotangents[k])
-                }
-            };
-            let into = |source: Source| match source {
-                Source::Input => None,
-                Source::Layer(k) => Some(&cotangents[k]),
-            };
-            layer.pull_back(session, z, dz, |source| pass.of(source), into)?;
-        }
-        Ok(cotangents)
-    }
 }
