@@ -93,8 +93,9 @@ class SIM:
     samples : int, optional
         Use this many samples, chosen without replacement.
     augment : str, optional
-        Train on every image and a changed copy of it: ``flip`` (mirrored), ``shift:N`` (moved by up to N pixels) or
-        ``flip,shift:N``, drawn by the seed.
+        Train on every image and copies of it: ``flip`` (mirrored), ``shift:N`` (moved by up to N pixels), ``mix:N`` (N
+        copies, each mixed with another image in random shares), or several as in ``flip,shift:2,mix:3``, drawn by the
+        seed.
     seed : int, optional
         Seed of everything random.
     scale, mean, std : float or sequence, optional

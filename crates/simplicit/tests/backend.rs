@@ -82,7 +82,7 @@ on_every_device!(
     a_convolutional_network_is_trained_as_well_as_on_the_cpu,
     outputs_are_the_networks_own,
     row_weights_are_those_of_the_cpu,
-    reconstructions_are_those_of_the_cpu,
+    refits_are_those_of_the_cpu,
 );
 
 /// Neighbouring features are alike, as taps are; rows have many small weights and few large ones.
@@ -302,8 +302,8 @@ fn row_weights_are_those_of_the_cpu(on: On) {
     layers::row_weights_are_those_of_the_cpu(on == On::Cuda);
 }
 
-fn reconstructions_are_those_of_the_cpu(on: On) {
-    layers::reconstructions_are_those_of_the_cpu(on == On::Cuda);
+fn refits_are_those_of_the_cpu(on: On) {
+    layers::refits_are_those_of_the_cpu(on == On::Cuda);
 }
 
 /// A GPU solves cardinality rows; what it would not do is refused, not ignored.

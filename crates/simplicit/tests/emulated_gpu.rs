@@ -83,7 +83,7 @@ fn layers_and_rows_run_on_an_emulated_device() {
 fn on_the_device() {
     layers::outputs_are_the_networks_own(true);
     layers::row_weights_are_those_of_the_cpu(true);
-    layers::reconstructions_are_those_of_the_cpu(true);
+    layers::refits_are_those_of_the_cpu(true);
     let device = Cuda::open(0).unwrap();
     device_rows::more_features_than_samples(&device, 32, 130, 3);
     device_rows::any_size(&device);

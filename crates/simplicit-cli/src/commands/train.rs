@@ -77,7 +77,7 @@ pub(crate) struct TrainArgs {
     /// no labels needed
     #[arg(long, value_name = "FILE", conflicts_with = "states")]
     pub(crate) inputs: Option<PathBuf>,
-    /// Train on every image and a changed copy of it: flip (mirrored), shift:N (moved by up to N pixels) or flip,shift:N, drawn by --seed [default: none]
+    /// Train on every image and copies of it: flip (mirrored), shift:N (moved by up to N pixels), mix:N (N copies, each mixed with another image in random shares), or several as in flip,shift:2,mix:3; drawn by --seed [default: none]
     #[arg(long, value_name = "HOW", conflicts_with = "states")]
     pub(crate) augment: Option<Augment>,
     /// States instead of a network: a file with U, Z, X, Y (see collect), or a folder with U.npy, Z.npy, X.npy, Y.npy

@@ -1,5 +1,5 @@
-//! Images with a changed copy of each: mirrored and moved by some pixels, as a seed decides. Copies are made when
-//! they are read.
+//! Samples with changed copies of each: mirrored and moved by some pixels, or mixed with another sample, as a seed decides.
+//! Copies are made when they are read.
 
 use std::ops::Range;
 
@@ -10,9 +10,11 @@ use crate::linalg::Matrix;
 use crate::random::Random;
 use crate::{Error, Result};
 
-/// Images of a group, whose copies follow it. The number of a sample and that of its copy then have the same last
-/// digit, which decides who is held out. So an image and its copy are always on the same side.
+/// Samples of a group, whose copies follow it. The number of a sample and those of its copies then have the same last
+/// digit, which decides who is held out. So a sample and its copies are always on the same side.
 const GROUP: usize = 10;
+/// The most mixed copies of a sample.
+const MOST_MIXED: usize = 1000;
 
 /// How copies differ from their originals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,20 +24,39 @@ pub struct Augment {
     pub flip: bool,
     /// The most pixels that a copy is moved by along each axis; the pixels that this uncovers are raw zeros.
     pub shift: usize,
+    /// Number of further copies, each mixed with another sample in random shares. Only `mix` works for samples that are no
+    /// images.
+    pub mix: usize,
+}
+
+impl Augment {
+    /// Number of copies of every sample.
+    fn copies(self) -> usize {
+        usize::from(self.changes()) + self.mix
+    }
+
+    /// Whether one copy is mirrored or moved.
+    fn changes(self) -> bool {
+        self.flip || self.shift > 0
+    }
 }
 
 impl std::str::FromStr for Augment {
     type Err = Error;
 
-    /// `flip`, `shift:N` or both, separated by a comma.
+    /// `flip`, `shift:N`, `mix:N` or several of them, separated by commas.
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = || Error::setting("augment", "flip, shift:N (pixels, at least 1) or flip,shift:N", text);
-        let mut out = Self { flip: false, shift: 0 };
+        let expected =
+            "flip, shift:N (pixels), mix:N (copies) or several of them as in flip,shift:2,mix:3; N is at least 1";
+        let wrong = || Error::setting("augment", expected, text);
+        let mut out = Self { flip: false, shift: 0, mix: 0 };
         for part in text.split(',') {
+            let number = |text: &str| text.parse().ok().filter(|n| *n > 0).ok_or_else(wrong);
             match part.trim().split_once(':') {
                 None if part.trim() == "flip" && !out.flip => out.flip = true,
-                Some(("shift", pixels)) if out.shift == 0 => {
-                    out.shift = pixels.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
+                Some(("shift", pixels)) if out.shift == 0 => out.shift = number(pixels)?,
+                Some(("mix", copies)) if out.mix == 0 => {
+                    out.mix = number(copies).ok().filter(|n| *n <= MOST_MIXED).ok_or_else(wrong)?;
                 }
                 _ => return Err(wrong()),
             }
@@ -60,15 +81,14 @@ impl From<Augment> for String {
 
 impl std::fmt::Display for Augment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match (self.flip, self.shift) {
-            (true, 0) => write!(f, "flip"),
-            (true, shift) => write!(f, "flip,shift:{shift}"),
-            (false, shift) => write!(f, "shift:{shift}"),
-        }
+        let flip = self.flip.then(|| "flip".to_string());
+        let shift = (self.shift > 0).then(|| format!("shift:{}", self.shift));
+        let mix = (self.mix > 0).then(|| format!("mix:{}", self.mix));
+        f.write_str(&[flip, shift, mix].into_iter().flatten().collect::<Vec<_>>().join(","))
     }
 }
 
-/// Every image of a source and a changed copy of it: twice as many samples, without more memory.
+/// Every sample of a source and changed copies of it: more samples, without more memory.
 #[derive(Debug, Clone)]
 pub struct Augmented<S> {
     source: S,
@@ -89,9 +109,13 @@ impl<S: InputSource> Augmented<S> {
         augment: Augment,
         seed: u64,
     ) -> Result<Self> {
+        if augment.mix > 0 && source.samples() < 2 {
+            return Err(Error::setting("augment", "at least two samples to mix", source.samples()));
+        }
         let map = match *sample_shape {
             [channels, height, width] => [channels, height, width],
             [height, width] => [1, height, width],
+            _ if !augment.changes() => [source.features(), 1, 1],
             _ => {
                 let expected = "inputs that are images, channels × height × width or height × width";
                 return Err(Error::setting("augment", expected, format!("{} axes", sample_shape.len())));
@@ -113,22 +137,40 @@ impl<S: InputSource> Augmented<S> {
         Ok(Self { source, map, fill, augment, seed })
     }
 
-    /// The image of a sample, and whether it is the copy.
-    fn image(&self, sample: usize) -> (usize, bool) {
-        let whole = self.source.samples() / GROUP * GROUP;
-        let (first, size) = if sample < 2 * whole {
-            (sample / (2 * GROUP) * GROUP, GROUP)
+    /// The original of a sample, and the number of the copy that it is; `None` for the original itself.
+    fn image(&self, sample: usize) -> (usize, Option<usize>) {
+        let (whole, versions) = (self.source.samples() / GROUP * GROUP, 1 + self.augment.copies());
+        let (first, size) = if sample < versions * whole {
+            (sample / (versions * GROUP) * GROUP, GROUP)
         } else {
             (whole, self.source.samples() - whole)
         };
-        let within = sample - 2 * first;
-        (first + within % size.max(1), within >= size)
+        let within = sample - versions * first;
+        (first + within % size.max(1), (within / size.max(1)).checked_sub(1))
     }
 
-    fn copy(&self, number: usize, image: &[f32], out: &mut [f32]) {
-        // The random stream of an image depends on its number alone.
-        let mut random = Random::new(self.seed ^ (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let Augment { flip, shift } = self.augment;
+    /// The random stream of a copy depends on its own number and that of its original alone.
+    fn stream(&self, number: usize, copy: usize) -> Random {
+        let own = (number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        Random::new(self.seed ^ own ^ (copy as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
+    }
+
+    /// The sample that a copy is mixed with, and its share. Its number has the same last digit, wherever there is such a
+    /// sample, so that mixing does not carry samples over to those that are held out.
+    fn partner(&self, number: usize, copy: usize) -> (usize, f32) {
+        let mut random = self.stream(number, copy);
+        let (samples, groups) = (self.source.samples(), self.source.samples() / GROUP);
+        let partner = match groups {
+            0 | 1 => (number + 1 + random.below(samples - 1)) % samples,
+            _ if number >= groups * GROUP => number % GROUP + GROUP * random.below(groups),
+            _ => (number + GROUP * (1 + random.below(groups - 1))) % (groups * GROUP),
+        };
+        (partner, random.uniform() as f32)
+    }
+
+    fn changed(&self, number: usize, image: &[f32], out: &mut [f32]) {
+        let mut random = self.stream(number, 0);
+        let Augment { flip, shift, .. } = self.augment;
         let mut step = || random.below(2 * shift + 1) as isize - shift as isize;
         let (down, right) = (step(), step());
         let mirrored = flip && (shift == 0 || random.below(2) == 1);
@@ -150,7 +192,7 @@ impl<S: InputSource> Augmented<S> {
 
 impl<S: InputSource> InputSource for Augmented<S> {
     fn samples(&self) -> usize {
-        2 * self.source.samples()
+        (1 + self.augment.copies()) * self.source.samples()
     }
 
     fn features(&self) -> usize {
@@ -162,17 +204,22 @@ impl<S: InputSource> InputSource for Augmented<S> {
             let expected = format!("a range within 0..{}", self.samples());
             return Err(Error::shape("rows of the inputs", expected, format!("{samples:?}")));
         }
-        let images: Vec<(usize, bool)> = samples.map(|sample| self.image(sample)).collect();
+        let images: Vec<(usize, Option<usize>)> = samples.map(|sample| self.image(sample)).collect();
         let first = images.iter().map(|i| i.0).min().unwrap_or(0);
         let end = images.iter().map(|i| i.0 + 1).max().unwrap_or(0);
         let source = self.source.rows(first..end)?;
         let mut out = Matrix::zeros(images.len(), self.features());
-        for (row, &(number, is_copy)) in images.iter().enumerate() {
-            let image = source.row(number - first);
-            if is_copy {
-                self.copy(number, image, out.row_mut(row));
-            } else {
-                out.row_mut(row).copy_from_slice(image);
+        for (row, &(number, copy)) in images.iter().enumerate() {
+            let (image, out) = (source.row(number - first), out.row_mut(row));
+            match copy {
+                None => out.copy_from_slice(image),
+                Some(0) if self.augment.changes() => self.changed(number, image, out),
+                Some(copy) => {
+                    let (partner, share) = self.partner(number, copy);
+                    let other = self.source.rows(partner..partner + 1)?;
+                    let values = image.iter().zip(other.row(0));
+                    out.iter_mut().zip(values).for_each(|(out, (a, b))| *out = a + share * (b - a));
+                }
             }
         }
         Ok(out)
@@ -203,9 +250,9 @@ mod tests {
         let mut seen = [[0; 2]; 23];
         let mut moved = std::collections::BTreeSet::new();
         for s in 0..46 {
-            let (number, is_copy) = all.image(s);
-            seen[number][usize::from(is_copy)] += 1;
-            if !is_copy {
+            let (number, copy) = all.image(s);
+            seen[number][usize::from(copy.is_some())] += 1;
+            if copy.is_none() {
                 assert_eq!(rows.row(s), images.row(number));
                 continue;
             }
@@ -240,12 +287,70 @@ mod tests {
     }
 
     #[test]
+    fn mixtures_lie_between_two_samples_of_one_side() {
+        for (samples, changed) in [(43, false), (43, true), (20, false), (7, false), (2, true)] {
+            let all = augmented(samples, if changed { "flip,mix:3" } else { "mix:3" }, 5);
+            let versions = if changed { 5 } else { 4 };
+            assert_eq!(all.samples(), versions * samples);
+            let (rows, images) = (all.rows(0..all.samples()).unwrap(), source(samples));
+            let mut seen = vec![vec![0; versions]; samples];
+            let (mut partners, mut shares) = (std::collections::BTreeSet::new(), Vec::new());
+            for s in 0..all.samples() {
+                let (number, copy) = all.image(s);
+                seen[number][copy.map_or(0, |copy| 1 + copy)] += 1;
+                if copy.is_none_or(|copy| changed && copy == 0) {
+                    continue;
+                }
+                // A pixel says which sample is how much of it: values are 1000·sample + place.
+                let at = |partner: usize| f64::from(images[(partner, 0)]) - f64::from(images[(number, 0)]);
+                let moved = f64::from(rows[(s, 0)]) - f64::from(images[(number, 0)]);
+                let found = (0..samples).filter(|&p| p != number).find(|&p| {
+                    let share = moved / at(p);
+                    (0.0..=1.0).contains(&share) && all.partner(number, copy.unwrap_or(0)).0 == p
+                });
+                let partner = found.unwrap_or_else(|| panic!("sample {s} is no mixture of {number}"));
+                assert!(samples < 20 || partner % 10 == number % 10, "{number} with {partner}");
+                let share = moved / at(partner);
+                for j in 0..24 {
+                    let (a, b) = (f64::from(images[(number, j)]), f64::from(images[(partner, j)]));
+                    assert!((f64::from(rows[(s, j)]) - (a + share * (b - a))).abs() < 1e-2);
+                }
+                partners.insert((number, partner));
+                shares.push(share);
+            }
+            assert!(seen.iter().flatten().all(|n| *n == 1), "every sample once, and every copy of it once");
+            if samples == 43 {
+                let mean = shares.iter().sum::<f64>() / shares.len() as f64;
+                assert!(partners.len() > 80 && (0.4..0.6).contains(&mean), "{} {mean}", partners.len());
+            }
+        }
+        // Samples that are no images can be mixed.
+        let plain = Preprocessing::identity().per_feature(&[24]).unwrap();
+        let mixed = Augmented::new(source(30), &[24], &plain, "mix:1".parse().unwrap(), 0).unwrap();
+        assert_eq!(mixed.rows(55..60).unwrap().rows(), 5);
+        let alone = Augmented::new(source(1), &[24], &plain, "mix:1".parse().unwrap(), 0).unwrap_err().to_string();
+        assert!(alone.contains("at least two samples"), "{alone}");
+    }
+
+    #[test]
     fn what_is_no_augmentation_is_said_in_one_line() {
-        for text in ["", "flop", "shift", "shift:0", "shift:-1", "flip,flip", "shift:1,shift:2", "flip:1"] {
+        for text in [
+            "",
+            "flop",
+            "shift",
+            "shift:0",
+            "shift:-1",
+            "flip,flip",
+            "shift:1,shift:2",
+            "flip:1",
+            "mix",
+            "mix:0",
+            "mix:1,mix:2",
+        ] {
             let message = text.parse::<Augment>().unwrap_err().to_string();
             assert!(message.starts_with("augment: expected flip, shift:N"), "{message}");
         }
-        for text in ["flip", "shift:3", "flip,shift:4"] {
+        for text in ["flip", "shift:3", "flip,shift:4", "mix:2", "flip,mix:1", "flip,shift:4,mix:10"] {
             assert_eq!(text.parse::<Augment>().unwrap().to_string(), text);
         }
         let plain = Preprocessing::identity();

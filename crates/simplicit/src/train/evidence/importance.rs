@@ -202,7 +202,7 @@ fn sums_on_gpu(
 }
 
 /// Adds Σ v² of every row, times a factor. A row has one channel or several.
-pub(super) fn add_squares(rows: &mut [f64], session: &Session, values: &Values, factor: f64) -> Result<()> {
+pub(in crate::train) fn add_squares(rows: &mut [f64], session: &Session, values: &Values, factor: f64) -> Result<()> {
     if rows.is_empty() {
         return Ok(());
     }

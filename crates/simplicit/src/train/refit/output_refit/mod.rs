@@ -21,23 +21,25 @@ mod runner;
 mod sketch;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 pub(in crate::train) use on_device::There;
 use problem::At;
 pub(in crate::train) use problem::{Chunk, Chunks, Given, Problem, Value, chunk_of};
 use sketch::Sketch;
+#[cfg(test)]
+use whole::output_refit;
+pub(in crate::train) use whole::refitted;
 
 use crate::Result;
 use crate::equilibrium::{Equilibrium, EquilibriumSettings};
 use crate::model::ImplicitModel;
-use crate::parallel::{self, Threads};
+use crate::parallel::Threads;
 use crate::problem::Matching;
-use crate::train::fit::Fitted;
 use crate::train::keep;
 use crate::train::refit::linearised::Linearised;
-use crate::train::refit::reconstruct::reconstruct;
 use crate::train::refit::row_blocks::{conjugate_gradients, into_ball};
-use crate::train::{Key, Progress, Run, TrainInput, TrainSettings, shares_weights};
+use crate::train::{Key, Run, TrainSettings, shares_weights};
 
 /// Rounds for models without shared weights or operators, if the settings give no number.
 const ROUNDS: usize = 4;
@@ -80,76 +82,6 @@ pub(in crate::train) fn rounds(model: Option<&ImplicitModel>, settings: &TrainSe
     settings.model.output_refit.unwrap_or(if shares || exact { 0 } else { ROUNDS })
 }
 
-/// A fitted model with refitted non-zeros, and with its rows and its error reported as they are after the refit.
-pub(in crate::train) fn refitted(
-    fitted: Fitted,
-    input: &TrainInput,
-    settings: &TrainSettings,
-    strength: f64,
-    run: &mut Run,
-) -> Result<Fitted> {
-    let weighed = input.weighed(fitted.importance.as_deref());
-    let (model, reconstruction) = reconstruct(fitted.model, &weighed, settings, strength, run)?;
-    let (model, output_refit) = output_refit(model, input, settings, strength, run)?;
-    let changed = output_refit.is_some_and(|r| r.rounds > 0) || reconstruction.as_ref().is_some_and(|r| r.changed > 0);
-    let mut fitted = Fitted { model, reconstruction, output_refit, ..fitted };
-    if changed {
-        report_errors(&mut fitted, input, run)?;
-    }
-    Ok(fitted)
-}
-
-/// Writes the present non-zeros and errors of the rows, and the error of the outputs, into the report.
-fn report_errors(fitted: &mut Fitted, input: &TrainInput, run: &Run) -> Result<()> {
-    let model = &fitted.model;
-    let mismatch = mismatch(model, input, run)?;
-    let mut nonzeros = vec![0; fitted.rows.len()];
-    Linearised::of(model).0.entries().iter().for_each(|entry| nonzeros[entry.row] += 1);
-    let relative = |(residual, energy): (f64, f64)| if energy > 0.0 { (residual / energy).sqrt() } else { 0.0 };
-    for (i, row) in fitted.rows.iter_mut().enumerate() {
-        row.nonzeros = nonzeros[i];
-        row.relative_residual = relative(mismatch[i]);
-    }
-    let of_outputs = &mismatch[model.layout().rows()..];
-    fitted.training_error = relative(of_outputs.iter().fold((0.0, 0.0), |(r, e), m| (r + m.0, e + m.1)));
-    Ok(())
-}
-
-/// Squared mismatch and energy of every row's target, at the model's own states.
-fn mismatch(model: &ImplicitModel, input: &TrainInput, run: &Run) -> Result<Vec<(f64, f64)>> {
-    let equilibrium = equilibrium(model)?;
-    let (samples, shape) = (input.source.samples(), model.shape());
-    let size = chunk_of(shape);
-    let row_of = rows_of_units(model);
-    let rows = model.layout().rows() + shape.outputs;
-    let mut total = vec![(0.0, 0.0); rows];
-    parallel::fold(
-        run.threads,
-        samples.div_ceil(size),
-        |block| {
-            run.cancel.check()?;
-            let theirs = input.source.block(block * size..((block + 1) * size).min(samples))?;
-            let ours = equilibrium.run(&theirs.u.cast())?;
-            let mut sums = vec![(0.0, 0.0); rows];
-            for s in 0..theirs.samples() {
-                let targets = theirs.z.row(s).iter().chain(theirs.y.row(s));
-                let reached = ours.z.row(s).iter().chain(ours.y.row(s));
-                for ((row, t), r) in row_of.iter().zip(targets).zip(reached) {
-                    let Some(row) = row else { continue };
-                    sums[*row].0 += (t - f64::from(*r)).powi(2);
-                    sums[*row].1 += t * t;
-                }
-            }
-            Ok(sums)
-        },
-        |_, sums| {
-            total.iter_mut().zip(sums).for_each(|(t, s)| *t = (t.0 + s.0, t.1 + s.1));
-            Ok(())
-        },
-    )?;
-    Ok(total)
-}
-
 /// The row of every unit, then of every output; none for what an operator computes.
 pub(in crate::train) fn rows_of_units(model: &ImplicitModel) -> Vec<Option<usize>> {
     let layout = model.layout();
@@ -166,36 +98,6 @@ pub(in crate::train) fn rows_of_units(model: &ImplicitModel) -> Vec<Option<usize
 pub(in crate::train) fn equilibrium(model: &ImplicitModel) -> Result<Equilibrium> {
     // Only whether a sample has an equilibrium is needed, so its error is not bounded.
     Equilibrium::new(model, EquilibriumSettings { threads: Threads::one(), certified: false, ..Default::default() })
-}
-
-/// Refits the non-zeros of `model`, which was found at a strength.
-fn output_refit(
-    model: ImplicitModel,
-    input: &TrainInput,
-    settings: &TrainSettings,
-    strength: f64,
-    run: &mut Run,
-) -> Result<(ImplicitModel, Option<OutputRefit>)> {
-    let most = rounds(Some(&model), settings);
-    if most == 0 {
-        return Ok((model, None));
-    }
-    let (support, start) = Linearised::of(&model);
-    if start.is_empty() {
-        return Ok((model, None));
-    }
-    let problem = Problem::new(&model, input, settings, run.threads, run.cancel)?;
-    let how = Refit { problem: &problem, support: &support, start: &start, settings, rounds: most, steps: STEPS };
-    let (model, report, _) = how.refit(
-        model,
-        start.clone(),
-        |round| Key::output_refit(strength, round),
-        |round, value, run| {
-            (run.progress)(Progress::OutputRefit { round, rounds: most, objective: value.all });
-        },
-        run,
-    )?;
-    Ok((model, Some(report)))
 }
 
 /// Rounds that minimise one objective, over the weights that the scope of a linearised model lets change.

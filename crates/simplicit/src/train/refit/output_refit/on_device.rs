@@ -16,6 +16,7 @@ use crate::train::refit::linearised::{Linearised, Scope, Weights};
 use crate::train::refit::output_metric::Metric;
 
 /// The values on a GPU that an objective reads.
+#[derive(Clone)]
 pub(in crate::train) struct There<'a> {
     /// The walks of the baseline and of the model.
     pub(in crate::train) theirs: &'a Walk<'a>,
@@ -24,12 +25,13 @@ pub(in crate::train) struct There<'a> {
     pub(in crate::train) samples: usize,
     /// The baseline, if its output is compared.
     pub(in crate::train) outputs: Option<&'a ImplicitModel>,
+    /// What is run.
+    pub(in crate::train) scope: Scope,
 }
 
 /// The objective over samples on a GPU.
 pub(super) struct OnDevice<'a> {
     there: There<'a>,
-    scope: Scope,
     metric: Option<Metric>,
     /// The layers that are compared, each with the weights of its units.
     compared: Vec<(usize, Buffer<f32>)>,
@@ -59,6 +61,12 @@ pub(super) struct DeviceAt<'a> {
 }
 
 impl<'a> There<'a> {
+    /// Whether a sample is fitted. Samples after the last one are run with the others of their chunk, and have no part in
+    /// anything.
+    fn fits(&self, sample: usize) -> bool {
+        sample < self.samples && !Problem::holds_out(sample)
+    }
+
     /// A chunk of a source in one of the walks.
     fn get(
         &self,
@@ -78,13 +86,14 @@ impl<'a> OnDevice<'a> {
     /// not on a GPU.
     pub(super) fn new(
         there: There<'a>,
-        scope: &Scope,
         metric: Option<Metric>,
         layers: impl Iterator<Item = (usize, Vec<f32>)>,
         (threads, cancel): (Threads, &'a Cancel),
     ) -> Result<Option<Self>> {
         let Some((gpu, _)) = there.theirs.on_gpu() else { return Ok(None) };
         let session = gpu.cuda.session()?;
+        // Layers without weights have no part in the objective.
+        let layers = layers.filter(|(_, weights)| weights.iter().any(|w| *w != 0.0));
         let compared = layers.map(|(k, weights)| Ok((k, session.hold(&weights)?))).collect::<Result<_>>()?;
         let mut chunks = Vec::new();
         let output = there.outputs.map(|baseline| Sum::new(baseline, Target::Output));
@@ -109,13 +118,11 @@ impl<'a> OnDevice<'a> {
                     Matrix::from_vec(samples.len(), y.units(), session.to_rows(&y)?)?
                 }
             };
-            // Samples after the last one are run with the others of their chunk, and have no part in anything.
-            let counts = |s: usize| s < there.samples && !Problem::holds_out(s);
-            let fitted: Vec<f32> = samples.clone().map(|s| f32::from(u8::from(counts(s)))).collect();
+            let fitted: Vec<f32> = samples.clone().map(|s| f32::from(u8::from(there.fits(s)))).collect();
             chunks.push(Chunk { number, samples, fitted: session.hold(&fitted)?, y });
         }
         drop(session);
-        Ok(Some(Self { there, scope: scope.clone(), metric, compared, chunks, threads, cancel }))
+        Ok(Some(Self { there, metric, compared, chunks, threads, cancel }))
     }
 
     fn session(&self) -> Result<Session> {
@@ -132,19 +139,19 @@ impl<'a> OnDevice<'a> {
 
     /// What is computed, in order.
     fn targets(&self) -> Vec<Target> {
-        let layers = self.scope.order.iter().map(|&k| Target::Layer(k));
-        layers.chain(self.scope.outputs.then_some(Target::Output)).collect()
+        let layers = self.there.scope.order.iter().map(|&k| Target::Layer(k));
+        layers.chain(self.there.scope.outputs.then_some(Target::Output)).collect()
     }
 
     /// Runs a chunk.
     fn pass(&self, session: &Session, model: &DeviceModel, chunk: &Chunk) -> Result<DevicePass<'a>> {
         let there = &self.there;
         let at = (chunk.number, chunk.samples.clone());
-        let mut given = DeviceGiven::new(chunk.samples.len(), self.scope.columns.len());
+        let mut given = DeviceGiven::new(chunk.samples.len(), self.there.scope.columns.len());
         if model.layers().iter().any(|layer| layer.sources().contains(&Source::Input)) {
             given.put(Source::Input, there.get(session, there.theirs, Source::Input, at.clone())?);
         }
-        for source in self.scope.given.iter().map(|&k| Source::Layer(k)) {
+        for source in self.there.scope.given.iter().map(|&k| Source::Layer(k)) {
             given.put(source, there.get(session, there.ours, source, at.clone())?);
         }
         model.run(session, given, true)
@@ -205,11 +212,50 @@ impl<'a> OnDevice<'a> {
         Ok(at)
     }
 
-    /// Minus the gradient of the sum over fitted samples, one number per non-zero whose weight changes.
+    /// The inputs (without values if no layer reads them) and the states, in the columns of the scope, of some samples of
+    /// one chunk.
+    pub(super) fn values(&self, at: &DeviceAt, samples: Range<usize>) -> Result<(Matrix<f32>, Matrix<f32>)> {
+        let session = self.session()?;
+        let number = self.chunks.iter().position(|chunk| chunk.samples.contains(&samples.start));
+        let number = number.ok_or_else(|| missing(Source::Input))?;
+        let first = self.chunks[number].samples.start;
+        let part = samples.start - first..samples.end - first;
+        let mut x = Matrix::zeros(samples.len(), self.there.scope.width);
+        let u = self.with_pass(&session, at, number, |pass| {
+            for &k in self.there.scope.given.iter().chain(&self.there.scope.order) {
+                let values = pass.of(Source::Layer(k))?;
+                let rows = session.some_rows(values, part.clone())?;
+                for (s, row) in rows.chunks_exact(values.units().max(1)).enumerate() {
+                    x.row_mut(s)[self.there.scope.columns[k].clone()].copy_from_slice(row);
+                }
+            }
+            match pass.of(Source::Input) {
+                Ok(u) => Matrix::from_vec(samples.len(), u.units(), session.some_rows(u, part)?),
+                Err(_) => Ok(Matrix::zeros(samples.len(), 0)),
+            }
+        })?;
+        Ok((u, x))
+    }
+
+    /// Calls `work` with the values on a chunk, which are computed again if memory did not allow to keep them.
+    fn with_pass<T>(
+        &self,
+        session: &Session,
+        at: &DeviceAt,
+        number: usize,
+        work: impl FnOnce(&DevicePass) -> Result<T>,
+    ) -> Result<T> {
+        match &at.passes[number] {
+            Some(pass) => work(pass),
+            None => work(&self.pass(session, &at.model, &self.chunks[number])?),
+        }
+    }
+
+    /// The gradient of the sum over fitted samples, one number per non-zero whose weight changes.
     pub(super) fn gradient(&self, at: &DeviceAt, support: &Linearised) -> Result<Vec<f64>> {
         self.outer(at, support, |session, number, pass| {
             let v = self.metric.map(|metric| metric.gradient(&at.y[number], &self.chunks[number].y).1);
-            let mut c: Vec<Option<Values>> = (0..self.scope.columns.len()).map(|_| None).collect();
+            let mut c: Vec<Option<Values>> = (0..self.there.scope.columns.len()).map(|_| None).collect();
             for (k, _) in &self.compared {
                 let e = self.difference(session, pass, &self.chunks[number], *k)?;
                 at.model.gate_layer(session, pass, *k, &e)?;
@@ -267,28 +313,21 @@ impl<'a> OnDevice<'a> {
         let session = self.session()?;
         for (number, chunk) in self.chunks.iter().enumerate() {
             self.cancel.check()?;
-            let made;
-            let pass = match &at.passes[number] {
-                Some(pass) => pass,
-                None => {
-                    made = self.pass(&session, &at.model, chunk)?;
-                    &made
+            self.with_pass(&session, at, number, |pass| {
+                let (mut v, c) = seeds(&session, number, pass)?;
+                for (k, weights) in &self.compared {
+                    if let Some(c) = &c[*k] {
+                        session.weigh(c, weights, Some(&chunk.fitted))?;
+                    }
                 }
-            };
-            let (mut v, c) = seeds(&session, number, pass)?;
-            for (k, weights) in &self.compared {
-                if let Some(c) = &c[*k] {
-                    session.weigh(c, weights, Some(&chunk.fitted))?;
+                if let Some(v) = &mut v {
+                    let others = chunk.samples.clone().filter(|s| !self.there.fits(*s));
+                    others.for_each(|s| v.row_mut(s - chunk.samples.start).fill(0.0));
                 }
-            }
-            if let Some(v) = &mut v {
-                let counts = |s: usize| s < self.there.samples && !Problem::holds_out(s);
-                let others = chunk.samples.clone().filter(|s| !counts(*s));
-                others.for_each(|s| v.row_mut(s - chunk.samples.start).fill(0.0));
-            }
-            let v = v.as_ref().map(Matrix::as_slice);
-            let cotangents = at.model.adjoint(&session, pass, v, c)?;
-            at.model.add_outer(&session, pass, &cotangents, v, &sums)?;
+                let v = v.as_ref().map(Matrix::as_slice);
+                let cotangents = at.model.adjoint(&session, pass, v, c)?;
+                at.model.add_outer(&session, pass, &cotangents, v, &sums)
+            })?;
         }
         let mut dense = support.change(&[]);
         for (layer, sums) in at.model.layers().iter().zip(&sums) {

@@ -80,8 +80,8 @@ pub(in crate::train) struct Chunk {
     pub(in crate::train) y: Matrix<f32>,
 }
 
-/// All layers of a model, on the samples of a source.
-struct AllLayers<'a>(&'a dyn StateSource);
+/// All layers of a model, on the samples of a source, whose values may be on a GPU as well.
+struct AllLayers<'a>(&'a dyn StateSource, Option<There<'a>>);
 
 impl<'a> Chunks<'a> for AllLayers<'a> {
     fn samples(&self) -> usize {
@@ -96,6 +96,10 @@ impl<'a> Chunks<'a> for AllLayers<'a> {
 
     fn given(&self, samples: Range<usize>) -> Result<Given> {
         Ok(Given { u: self.0.inputs(samples)?, layers: Vec::new() })
+    }
+
+    fn there(&self) -> Option<There<'a>> {
+        self.1.clone()
     }
 }
 
@@ -154,6 +158,7 @@ impl<'a> Problem<'a> {
     pub(super) fn new(
         model: &ImplicitModel,
         input: &TrainInput<'a>,
+        there: Option<There<'a>>,
         settings: &TrainSettings,
         threads: Threads,
         cancel: &'a Cancel,
@@ -161,7 +166,7 @@ impl<'a> Problem<'a> {
         let shape = input.source.shape();
         let all: Vec<usize> = (0..model.layout().layers().len()).collect();
         let bytes = 4 * (2 * shape.inputs + 3 * shape.states + 3 * shape.outputs);
-        let chunks = Box::new(AllLayers(input.source));
+        let chunks = Box::new(AllLayers(input.source, there));
         Self::of(model, input, chunks, None, &all, (chunk_of(shape), bytes), settings, threads, cancel)
     }
 
@@ -212,10 +217,10 @@ impl<'a> Problem<'a> {
             problem.chunks.chunk(problem.range(k))
         })?;
         problem.weigh(model, input, layers)?;
-        if let (Some(there), Some(scope)) = (there, &problem.part) {
+        if let Some(there) = there {
             let of_units = problem.compared.iter().map(|(_, columns)| problem.states[columns.clone()].to_vec());
             let compared = layers.iter().copied().zip(of_units);
-            problem.on_device = OnDevice::new(there, scope, problem.metric, compared, (threads, cancel))?;
+            problem.on_device = OnDevice::new(there, problem.metric, compared, (threads, cancel))?;
         }
         Ok(problem)
     }
@@ -443,7 +448,13 @@ impl<'a> Problem<'a> {
         Ok(Point { u: given.u, x, gates, y, p })
     }
 
+    /// The inputs and states of the fitted samples of a chunk, with whatever else is known of them.
     pub(super) fn point<'p>(&self, at: &'p At, k: usize) -> Result<Cow<'p, Point>> {
+        if let (Some(on_device), Some(there)) = (&self.on_device, &at.on_device) {
+            let (u, x) = on_device.values(there, self.range(k))?;
+            let (u, x, none) = (self.fitted_rows(k, &u), self.fitted_rows(k, &x), Matrix::default);
+            return Ok(Cow::Owned(Point { u, x, gates: none(), y: none(), p: none() }));
+        }
         match at.points.get(k) {
             Some(point) => Ok(Cow::Borrowed(point)),
             None => Ok(Cow::Owned(self.solved(at, k)?)),

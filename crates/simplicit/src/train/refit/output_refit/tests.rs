@@ -10,7 +10,9 @@ use crate::parallel::Cancel;
 use crate::problem::Connectivity;
 use crate::random::Random;
 use crate::states::Collected;
-use crate::train::{AllowedWeights, Forget, ModelSettings, Objective, Trained, WorkSettings, importance, train};
+use crate::train::{
+    AllowedWeights, Forget, ModelSettings, Objective, TrainInput, Trained, WorkSettings, importance, train,
+};
 
 fn network() -> Network {
     let mut random = Random::new(3);

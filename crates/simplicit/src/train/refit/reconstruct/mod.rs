@@ -29,7 +29,7 @@ use crate::parallel;
 use crate::states::StateSlice;
 use crate::train::evidence::device_walk::Gpu;
 use crate::train::evidence::walk::{self, Walk};
-use crate::train::refit::linearised::Linearised;
+use crate::train::refit::linearised::{Linearised, Scope};
 use crate::train::refit::output_metric::Metric;
 use crate::train::refit::output_refit::{Chunk, Chunks, Given, Problem, Refit, There, equilibrium};
 use crate::train::{Key, Progress, Run, TrainInput, TrainSettings};
@@ -110,6 +110,7 @@ struct Window<'a> {
     outputs: Option<LayerSum>,
     /// The baseline, if its output is compared.
     baseline: Option<&'a ImplicitModel>,
+    scope: Scope,
 }
 
 impl Window<'_> {
@@ -129,7 +130,8 @@ impl<'a> Chunks<'a> for Window<'a> {
 
     fn there(&self) -> Option<There<'a>> {
         let (theirs, ours) = (self.theirs, self.ours);
-        theirs.on_gpu().map(|_| There { theirs, ours, samples: self.samples, outputs: self.baseline })
+        let scope = || self.scope.clone();
+        theirs.on_gpu().map(|_| There { theirs, ours, samples: self.samples, outputs: self.baseline, scope: scope() })
     }
 
     fn chunk(&self, samples: Range<usize>) -> Result<Chunk> {
@@ -186,7 +188,7 @@ fn reconstruct_with(
     let ahead = settings.model.reconstruct;
     let Some(baseline) = input.baseline.filter(|_| ahead > 0) else { return Ok((model, None)) };
     let device = settings.work.device;
-    if let Some(cuda) = backend::gpu(device, work(&model))? {
+    if let Some(cuda) = backend::gpu(device, largest_work(&model))? {
         let found = swept(effort, model.clone(), (input, baseline), settings, strength, Some(cuda), run);
         if let Some(found) = backend::or_cpu(device, found)? {
             return Ok(found);
@@ -196,7 +198,7 @@ fn reconstruct_with(
 }
 
 /// Multiply-adds of the largest layer for a block of samples.
-fn work(model: &ImplicitModel) -> f64 {
+pub(in crate::train) fn largest_work(model: &ImplicitModel) -> f64 {
     let targets = (0..model.layout().layers().len()).map(Target::Layer).chain([Target::Output]);
     let blocks = targets.flat_map(|target| model.summands(target));
     let of = |block: &TapBlock| (block.output.size() * block.columns() / block.groups.max(1)) as f64;
@@ -344,6 +346,7 @@ impl Sweep<'_> {
             compared: compared.clone(),
             outputs: outputs.then(|| LayerSum::new(self.baseline, Target::Output)),
             baseline: outputs.then_some(self.baseline),
+            scope: scope.clone(),
         };
         let problem = Problem::of(
             &self.model,
