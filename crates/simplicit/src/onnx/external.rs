@@ -58,9 +58,17 @@ pub(crate) fn read(tensor: &TensorProto, folder: &Path) -> Result<Constant> {
 
 /// The files of a model's folder that hold its weights; those that cannot be read are left out.
 pub(crate) fn files(graph: &GraphProto, folder: &Path) -> Vec<PathBuf> {
-    let location = |t: &TensorProto| t.external_data.iter().find(|e| e.key == "location").map(|e| e.value.clone());
-    let named: BTreeSet<String> = graph.initializer.iter().filter_map(location).collect();
+    let mut named = BTreeSet::new();
+    add_locations(graph, &mut named);
     named.iter().filter_map(|name| inside(folder, name).ok()).collect()
+}
+
+/// The data files that a graph names: for its own weights, for constants of its nodes, and in graphs inside of it.
+fn add_locations(graph: &GraphProto, named: &mut BTreeSet<String>) {
+    let attributes = || graph.node.iter().flat_map(|node| &node.attribute);
+    let location = |t: &TensorProto| t.external_data.iter().find(|e| e.key == "location").map(|e| e.value.clone());
+    named.extend(graph.initializer.iter().chain(attributes().filter_map(|a| a.t.as_ref())).filter_map(location));
+    attributes().filter_map(|a| a.g.as_ref()).for_each(|inner| add_locations(inner, named));
 }
 
 /// The path of a data file, which must lie in the model's folder after links are resolved.
@@ -81,7 +89,7 @@ fn inside(folder: &Path, location: &str) -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::proto::StringStringEntryProto;
+    use super::super::proto::{AttributeProto, NodeProto, StringStringEntryProto};
     use super::*;
 
     fn stored(location: &str, more: &[(&str, &str)]) -> TensorProto {
@@ -94,6 +102,21 @@ mod tests {
             external_data: [("location", location)].into_iter().chain(more.iter().copied()).map(entry).collect(),
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn every_tensor_names_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["a.bin", "b.bin", "c.bin"];
+        names.iter().for_each(|name| std::fs::write(folder.path().join(name), [0; 8]).unwrap());
+        let node = |attribute: AttributeProto| NodeProto { attribute: vec![attribute], ..Default::default() };
+        let constant = node(AttributeProto { t: Some(stored("b.bin", &[])), ..Default::default() });
+        let inner = GraphProto { initializer: vec![stored("c.bin", &[])], ..Default::default() };
+        let branch = node(AttributeProto { g: Some(inner), ..Default::default() });
+        let initializer = vec![stored("a.bin", &[]), stored("missing.bin", &[])];
+        let graph = GraphProto { node: vec![constant, branch], initializer, ..Default::default() };
+        let root = folder.path().canonicalize().unwrap();
+        assert_eq!(files(&graph, folder.path()), names.map(|name| root.join(name)));
     }
 
     #[test]
