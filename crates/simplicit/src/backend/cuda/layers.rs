@@ -216,11 +216,25 @@ impl Session {
             let arguments = arguments!(&out.data, &x.data, weights, geometry, count, rows, groups);
             return self.launch(kernels.grouped, grid, THREADS, arguments);
         }
-        let weights = Panel::new(weights.address(), taps);
-        let whole = count * geometry.positions();
+        let (weights, whole) = (Panel::new(weights.address(), taps), count * geometry.positions());
+        self.each_window(x, geometry, |columns, first, m| {
+            let out = Panel::new(out.data.at(first), whole);
+            self.product_single(out, 1.0, columns, weights, Sizes(m, rows, taps))
+        })
+    }
+
+    /// Lays out the windows of some samples at a time, a column per tap: `work` gets the columns, the first place (a sample's
+    /// position out) and the number of places. Windows that are the values themselves are not copied.
+    fn each_window(
+        &self,
+        x: &Values,
+        geometry: Geometry,
+        work: impl Fn(Panel, usize, usize) -> Result<()>,
+    ) -> Result<()> {
+        let (count, taps) = (x.count, geometry.taps());
         if geometry.is_plain() {
-            let (out, x) = (Panel::new(out.data.address(), whole), Panel::new(x.data.address(), whole));
-            return self.product_single(out, 1.0, x, weights, Sizes(whole, rows, taps));
+            let whole = count * geometry.positions();
+            return work(Panel::new(x.data.address(), whole), 0, whole);
         }
         let samples = Self::at_once(&geometry, count);
         let columns = self.allocate::<f32>(samples * geometry.positions() * taps)?;
@@ -228,9 +242,8 @@ impl Session {
             let samples = samples.min(count - first);
             let m = samples * geometry.positions();
             let arguments = arguments!(&columns, &x.data, geometry, first, samples, count);
-            self.launch(kernels.windows, self.grid(m, taps), THREADS, arguments)?;
-            let part = Panel::new(out.data.at(first * geometry.positions()), whole);
-            self.product_single(part, 1.0, Panel::new(columns.address(), m), weights, Sizes(m, rows, taps))?;
+            self.launch(self.cuda.kernels.windows, self.grid(m, taps), THREADS, arguments)?;
+            work(Panel::new(columns.address(), m), first * geometry.positions(), m)?;
         }
         Ok(())
     }
@@ -293,23 +306,11 @@ impl Session {
             }
             return Ok(());
         }
-        let gradient = Panel::new(gradient.address(), taps);
-        let whole = count * geometry.positions();
-        if geometry.is_plain() {
-            let (x, dout) = (Panel::new(x.data.address(), whole), Panel::new(dout.data.address(), whole));
-            return self.product_single(gradient, 1.0, x.t(), dout, Sizes(taps, rows, whole));
-        }
-        let samples = Self::at_once(&geometry, count);
-        let columns = self.allocate::<f32>(samples * geometry.positions() * taps)?;
-        for first in (0..count).step_by(samples) {
-            let samples = samples.min(count - first);
-            let m = samples * geometry.positions();
-            let arguments = arguments!(&columns, &x.data, geometry, first, samples, count);
-            self.launch(kernels.windows, self.grid(m, taps), THREADS, arguments)?;
-            let part = Panel::new(dout.data.at(first * geometry.positions()), whole);
-            self.product_single(gradient, 1.0, Panel::new(columns.address(), m).t(), part, Sizes(taps, rows, m))?;
-        }
-        Ok(())
+        let (gradient, whole) = (Panel::new(gradient.address(), taps), count * geometry.positions());
+        self.each_window(x, geometry, |columns, first, m| {
+            let dout = Panel::new(dout.data.at(first), whole);
+            self.product_single(gradient, 1.0, columns.t(), dout, Sizes(taps, rows, m))
+        })
     }
 
     /// sums += Σ v of every channel.

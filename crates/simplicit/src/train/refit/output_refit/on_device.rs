@@ -10,7 +10,7 @@ use crate::linalg::Matrix;
 use crate::model::{ImplicitModel, Target};
 use crate::network::Source;
 use crate::parallel::{Cancel, Threads};
-use crate::train::evidence::device_walk::{Chunks, chunk_of};
+use crate::train::evidence::device_walk::{Chunks, chunk_of, forward};
 use crate::train::evidence::walk::Walk;
 use crate::train::refit::linearised::{Linearised, Scope, Weights};
 use crate::train::refit::output_metric::Metric;
@@ -90,7 +90,7 @@ impl<'a> OnDevice<'a> {
         layers: impl Iterator<Item = (usize, Vec<f32>)>,
         (threads, cancel): (Threads, &'a Cancel),
     ) -> Result<Option<Self>> {
-        let Some((gpu, _)) = there.theirs.on_gpu() else { return Ok(None) };
+        let Some((gpu, their_layers)) = there.theirs.on_gpu() else { return Ok(None) };
         let session = gpu.cuda.session()?;
         // Layers without weights have no part in the objective.
         let layers = layers.filter(|(_, weights)| weights.iter().any(|w| *w != 0.0));
@@ -106,15 +106,8 @@ impl<'a> OnDevice<'a> {
             let y = match &output {
                 None => Matrix::zeros(samples.len(), 0),
                 Some(output) => {
-                    let mut given = Vec::new();
-                    for source in output.sources() {
-                        given.push((source, there.get(&session, there.theirs, source, (number, samples.clone()))?));
-                    }
-                    let of = |source: Source| {
-                        let found = given.iter().find(|(s, _)| *s == source);
-                        found.map(|(_, values)| &**values).ok_or_else(|| missing(source))
-                    };
-                    let y = output.forward(&session, samples.len(), of)?;
+                    let chunk = (number, samples.clone());
+                    let y = forward(&session, output, there.theirs.source(), their_layers, chunk)?;
                     Matrix::from_vec(samples.len(), y.units(), session.to_rows(&y)?)?
                 }
             };
