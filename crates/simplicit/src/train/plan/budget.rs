@@ -34,6 +34,10 @@ const PREPARING: u64 = 40;
 /// copy.
 const WEIGHED_STATE: u64 = 16;
 
+/// What a process holds before it starts differs by about a megabyte from run to run. A refusal asks for this much more, so
+/// that the next run is not refused.
+const MARGIN: u64 = 4 << 20;
+
 /// The memory that a plan needs, in bytes, in addition to what the process holds already.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::train) struct Needs {
@@ -55,7 +59,7 @@ pub(in crate::train) fn check(input: &TrainInput, settings: &TrainSettings, thre
         return Ok(());
     }
     let for_what = "for what is in memory and the largest group of rows";
-    let expected = format!("at least {} {for_what}", memory::words_up(least));
+    let expected = format!("at least {} {for_what}", memory::words_up(least + MARGIN));
     Err(Error::setting("memory", expected, memory::words(budget)))
 }
 
