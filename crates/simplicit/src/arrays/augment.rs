@@ -47,7 +47,7 @@ impl std::str::FromStr for Augment {
     /// `flip`, `shift:N`, `mix:N` or several of them, separated by commas.
     fn from_str(text: &str) -> Result<Self> {
         let expected =
-            "flip, shift:N (pixels), mix:N (copies) or several of them as in flip,shift:2,mix:3; N is at least 1";
+            "flip, shift:N (pixels, at least 1), mix:N (1 to 1000 copies) or several of them as in flip,shift:2,mix:3";
         let wrong = || Error::setting("augment", expected, text);
         let mut out = Self { flip: false, shift: 0, mix: 0 };
         for part in text.split(',') {
@@ -345,6 +345,7 @@ mod tests {
             "flip:1",
             "mix",
             "mix:0",
+            "mix:1001",
             "mix:1,mix:2",
         ] {
             let message = text.parse::<Augment>().unwrap_err().to_string();
