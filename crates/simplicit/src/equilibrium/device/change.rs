@@ -11,8 +11,8 @@ use crate::parallel;
 
 /// Numbers in the places of a layer's weights and constants: a change of them, or the derivative by them.
 pub(crate) struct DeviceChange {
-    /// By block; `None` for blocks without weights that may change.
-    blocks: Vec<Option<Weights>>,
+    /// By block; without numbers for residual sums, which do not change.
+    blocks: Vec<Weights>,
     constants: Buffer<f32>,
 }
 
@@ -21,8 +21,8 @@ impl DeviceLayer {
     /// one constant a row.
     pub(crate) fn change(&self, session: &Session, blocks: &[&[f32]], constants: &[f32]) -> Result<DeviceChange> {
         let on_device = |(block, numbers): (&TapBlock, &&[f32])| match &block.weights {
-            TapWeights::Taps(_) => session.hold(numbers).map(|there| Some(Weights::Taps(Some(there)))),
-            TapWeights::Identity | TapWeights::Diagonal(_) => Ok(None),
+            TapWeights::Taps(_) => session.hold(numbers).map(|there| Weights::Taps(Some(there))),
+            TapWeights::Identity | TapWeights::Diagonal(_) => Ok(Weights::Taps(None)),
         };
         let blocks = self.sum.blocks.iter().zip(blocks).map(on_device).collect::<Result<_>>()?;
         Ok(DeviceChange { blocks, constants: session.hold(constants)? })
@@ -30,8 +30,8 @@ impl DeviceLayer {
 
     /// The numbers of a change: those of its blocks, then the constants.
     pub(crate) fn numbers_of(&self, session: &Session, change: &DeviceChange) -> Result<(Vec<Vec<f32>>, Vec<f32>)> {
-        let numbers = |weights: &Option<Weights>| match weights {
-            Some(Weights::Taps(Some(weights))) => session.numbers(weights),
+        let numbers = |weights: &Weights| match weights {
+            Weights::Taps(Some(weights)) => session.numbers(weights),
             _ => Ok(Vec::new()),
         };
         Ok((change.blocks.iter().map(numbers).collect::<Result<_>>()?, session.numbers(&change.constants)?))
@@ -60,7 +60,7 @@ impl DeviceLayer {
         };
         for (at, (block, weights)) in self.sum.blocks.iter().zip(&self.blocks).enumerate() {
             let x = source(block.source)?;
-            if let Some(Some(own)) = change.map(|c| &c.blocks[at]) {
+            if let Some(own @ Weights::Taps(Some(_))) = change.map(|c| &c.blocks[at]) {
                 self.add(session, &dz, block, own, &*operand(session, block, x)?)?;
             }
             if let Some(d) = changed(block.source).filter(|_| !matches!(weights, Weights::Taps(None))) {
@@ -115,7 +115,7 @@ impl DeviceLayer {
         into: &DeviceChange,
     ) -> Result<()> {
         for (block, into) in self.sum.blocks.iter().zip(&into.blocks) {
-            let Some(Weights::Taps(Some(into))) = into else { continue };
+            let Weights::Taps(Some(into)) = into else { continue };
             let x = operand(session, block, source(block.source)?)?;
             let dout = session.under(dz, block.output.positions())?;
             let window = geometry(block.input, block.output, block.window);

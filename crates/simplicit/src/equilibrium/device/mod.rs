@@ -279,9 +279,7 @@ impl DeviceModel {
                 }
                 Target::Layer(k) => {
                     let (z, Some(own)) = (pass.z(Target::Layer(k))?, &cotangents[k]) else { continue };
-                    if layer.sum.activation != Activation::Identity {
-                        session.gate(own, z, phi(layer.sum.activation))?;
-                    }
+                    self.gate(session, pass, layer, own)?;
                     if let Some(c) = c.get_mut(k).and_then(Option::take) {
                         session.add_scaled(own, &c, None, 1.0)?;
                     }
